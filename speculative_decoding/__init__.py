@@ -1,0 +1,25 @@
+"""Lossless speculative decoding for encoder-decoder models on MLX."""
+
+from . import blas
+
+blas.load_fast_blas()  # before anything imports mlx
+
+from .errors import CheckpointError, InputError  # noqa: E402
+from .generate import GenerationResponse, GenerationResult, generate, stream_generate  # noqa: E402
+from .load import load  # noqa: E402
+from .sampling import SamplingParams  # noqa: E402
+from .stats import GenerationStats  # noqa: E402
+from .version import __version__  # noqa: E402
+
+__all__ = [
+    "CheckpointError",
+    "GenerationResponse",
+    "GenerationResult",
+    "GenerationStats",
+    "InputError",
+    "SamplingParams",
+    "__version__",
+    "generate",
+    "load",
+    "stream_generate",
+]

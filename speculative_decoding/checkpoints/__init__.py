@@ -1,0 +1,71 @@
+"""Checkpoints on disk: `read(folder)` finds the weights, whatever their format, and gives them lazily by name.
+
+One reader per format, all returning Hugging Face tensor names. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+
+from ..errors import CheckpointError
+from .base import Checkpoint, TensorInfo
+from .npz import read_npz
+from .safetensors import read_safetensors
+
+# In order of preference. A format is one line here and one reader beside this file.
+FORMATS: dict[str, Callable[[Path], Checkpoint]] = {
+    "weights.npz": read_npz,
+    "model.safetensors": read_safetensors,
+}
+
+
+class ShardedCheckpoint(Checkpoint):
+    """Several files and the index that says which tensor is in which."""
+
+    def __init__(self, index: Path, read_shard: Callable[[Path], Checkpoint]) -> None:
+        self.path = index
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            shards = {str(shard): index.parent / Path(shard).name for shard in weight_map.values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index}: not a readable index of shards ({error!r})") from error
+        for path in shards.values():
+            if not path.is_file():
+                raise CheckpointError(f"{index}: shard {path.name!r} is missing")
+        opened = {shard: read_shard(path) for shard, path in shards.items()}
+        self._shard_of = {name: opened[str(shard)] for name, shard in weight_map.items()}
+        for name, shard in self._shard_of.items():
+            if name not in shard:
+                raise CheckpointError(f"{shard}: tensor {name!r} is missing, though {index.name} names it")
+
+    def info(self, name: str) -> TensorInfo:
+        return self._shard_of[name].info(name)
+
+    def __getitem__(self, name: str) -> mx.array:
+        return self._shard_of[name][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shard_of)
+
+    def __len__(self) -> int:
+        return len(self._shard_of)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def read(folder: Path) -> Checkpoint:
+    """The weights in a folder. Raises `CheckpointError` if there are none or they cannot be read."""
+    for file_name, read_file in FORMATS.items():
+        if (path := folder / file_name).is_file():
+            return read_file(path)
+        if (index := folder / f"{file_name}.index.json").is_file():
+            return ShardedCheckpoint(index, read_file)
+    raise CheckpointError(f"{folder}: no weights found; looked for {', '.join(FORMATS)}")
+
+
+__all__ = ["Checkpoint", "CheckpointError", "TensorInfo", "read"]

@@ -1,0 +1,57 @@
+"""Reader for one safetensors file. The `safetensors` package checks it; the data is read through a map of the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import CheckpointError
+from .base import Checkpoint, TensorInfo, array_from_bytes
+
+DTYPES = {"F64": mx.float64, "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.path = path
+        try:
+            with safe_open(path, framework="numpy"):
+                pass  # opening checks the header: its size, every shape against its bytes, overlaps and holes
+            with path.open("rb") as file:
+                header_bytes = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(header_bytes))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+        self._header = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        self._data = (
+            np.memmap(path, np.uint8, mode="r", offset=8 + header_bytes) if self._header else np.empty(0, np.uint8)
+        )
+
+    def info(self, name: str) -> TensorInfo:
+        entry = self._header[name]
+        if entry["dtype"] not in DTYPES:
+            raise CheckpointError(f"{self.path}: tensor {name!r} has type {entry['dtype']}, which is not supported")
+        return TensorInfo(tuple(entry["shape"]), DTYPES[entry["dtype"]])
+
+    def __getitem__(self, name: str) -> mx.array:
+        start, stop = self._header[name]["data_offsets"]
+        return array_from_bytes(self._data[start:stop], self.info(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._header)
+
+    def __len__(self) -> int:
+        return len(self._header)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def read_safetensors(path: Path) -> Checkpoint:
+    return SafetensorsCheckpoint(path)

@@ -1,0 +1,146 @@
+"""Every flag of every command, declared once. Importing this loads no model code, so `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+DEFAULT_PROMPT = "translate English to German: The method returns the value of the property."
+
+
+class Parser(argparse.ArgumentParser):
+    """An error is one line that names the option and its value; the exit status is 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
+def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    limits = f"a whole number from {minimum} to {maximum}" if maximum is not None else f"a whole number >= {minimum}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum or (maximum is not None and value > maximum):
+            raise argparse.ArgumentTypeError(f"must be {limits}, not {text!r}")
+        return value
+
+    return parse
+
+
+def real(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:
+    limits = f"a number from {minimum:g} to {maximum:g}" if maximum < math.inf else f"a number >= {minimum:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not minimum <= value <= maximum or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"must be {limits}, not {text!r}")
+        return value
+
+    return parse
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--model",
+        "--model-name",
+        metavar="NAME",
+        help="the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, "
+        "else the bundled pair)",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--draft-model",
+        "--draft-model-name",
+        metavar="NAME",
+        help="the draft, likewise; without it a --model decodes regularly",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="compute in this type (default: as stored on a GPU, float32 on a CPU)",
+        default=argparse.SUPPRESS,
+    )
+
+
+def add_decoding(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("decoding")
+    group.add_argument(
+        "--num-draft", type=whole(0, 64), default=5, metavar="N", help="tokens drafted per round; 0 to 64"
+    )
+    group.add_argument(
+        "--delta",
+        type=real(0, 1),
+        default=0.0,
+        metavar="X",
+        help="accept more than the target would write, 0 to 1; above 0 the output is lossy",
+    )
+    group.add_argument(
+        "--max-tokens", "-m", type=whole(1), default=100, metavar="N", help="the most tokens to generate"
+    )
+    group.add_argument(
+        "--temperature", type=real(0), default=0.0, metavar="T", help="0 takes the most likely token, above 0 samples"
+    )
+    group.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="for sampling")
+    group.add_argument(
+        "--allow-long-prompt", action="store_true", help="accept a prompt longer than the model was trained on"
+    )
+
+
+def main_parser() -> Parser:
+    parser = Parser(
+        prog="main.py",
+        description="Speculative decoding for T5-like models: a draft proposes, the target verifies, the text is the "
+        "target's own. Text goes to standard output, everything else to standard error.",
+    )
+    parser.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="what to decode; without it each line of standard input, and at a terminal an example",
+        default=argparse.SUPPRESS,
+    )
+    add_models(parser)
+    add_decoding(parser)
+    parser.add_argument("--regular-decode", action="store_true", help="the target alone, without a draft")
+    parser.add_argument(
+        "--stats-json", type=Path, metavar="FILE", help="write settings and statistics there", default=argparse.SUPPRESS
+    )
+    return parser
+
+
+def convert_parser() -> Parser:
+    parser = Parser(prog="convert.py", description="Convert a Hugging Face T5 checkpoint to MLX .npz weights.")
+    parser.add_argument("--model", required=True, metavar="NAME", help="a local folder, or a model on the Hub")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)", default=argparse.SUPPRESS
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16", help="the type to store weights in"
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub", default=argparse.SUPPRESS)
+    parser.add_argument("--force", action="store_true", help="replace an existing output folder")
+    return parser
+
+
+def verify_parser() -> Parser:
+    parser = Parser(
+        prog="python -m speculative_decoding.verify",
+        description="Decode prompts with and without a draft and compare the outputs token by token.",
+    )
+    parser.add_argument("prompts", nargs="*", type=Path, help="files with a prompt a line (default: the bundled ones)")
+    add_models(parser)
+    add_decoding(parser)
+    return parser

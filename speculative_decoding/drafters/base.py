@@ -1,0 +1,68 @@
+"""What a drafter is, and what it hands over. Knows nothing of acceptance."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True)
+class Draft:
+    """K proposed tokens for each row, still lazy.
+
+    tokens: (B, K) ids.
+    probs: (B, K, V) float32, the distributions the tokens were really sampled from; None means a point mass
+        (the drafter was certain). Anything else here would bias the output.
+    lengths: (B,) how many of the K count in each row; None means all.
+    """
+
+    tokens: mx.array
+    probs: mx.array | None = None
+    lengths: mx.array | None = None
+
+    @classmethod
+    def empty(cls, batch: int = 1) -> Draft:
+        return cls(mx.zeros((batch, 0), mx.uint32))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens.shape[1]
+
+    def after(self, token: int) -> mx.array:
+        """(1, K + 1): the last committed token and the draft behind it, as the target reads them."""
+        last = mx.array([[token]], self.tokens.dtype)
+        return mx.concatenate([last, self.tokens], axis=1) if self.num_tokens else last
+
+
+class Drafter(ABC):
+    """Proposes tokens. It sees every committed token and keeps its own state in step with them; there is no call to
+    rewind it. It may stop after any token, but never withdraw one that it sampled (that would bias the output).
+    """
+
+    @abstractmethod
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        """A new request: the ids that the encoder reads."""
+
+    @abstractmethod
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first)."""
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing: regular decoding, through the same loop."""
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        return Draft.empty()
+
+
+def token_ids(tokens: mx.array) -> list[int]:
+    """(1, K) -> Python integers. Waits for the device unless the array has been evaluated."""
+    (row,) = cast(list[list[int]], tokens.tolist())
+    return row

@@ -1,0 +1,78 @@
+"""A folder that appears whole or not at all, whatever happens while it is being written."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Write into the folder this yields; when the block ends without an error, it becomes `target`.
+
+    An older `target` stays until then. Everything is on disk before it takes its name. After an error, also
+    Ctrl-C, nothing is left; what a killed process left is removed by the next call.
+    """
+    parent, name = target.parent, target.name
+    parent.mkdir(parents=True, exist_ok=True)
+    clean_up(target)
+    folder = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=parent))
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held as long as this process lives: the folder is no leftover
+        yield folder
+        folder.chmod(0o755)
+        for path in folder.iterdir():
+            sync(path)
+        sync(folder)
+        replace_folder(folder, target)
+        sync(parent)
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_folder(folder: Path, target: Path) -> None:
+    """A folder that holds files cannot be replaced in one step, so the old one steps aside first."""
+    aside = old_name(target)
+    if target.exists():
+        target.rename(aside)
+    folder.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def clean_up(target: Path) -> None:
+    """Finish what a killed process left: bring back an old folder that had stepped aside, remove partial ones."""
+    aside = old_name(target)
+    if aside.exists() and not target.exists():
+        aside.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
+    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+        try:
+            lock = os.open(leftover, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(leftover, ignore_errors=True)
+        except BlockingIOError:
+            pass  # another process is writing it
+        finally:
+            os.close(lock)
+
+
+def old_name(target: Path) -> Path:
+    return target.parent / f".{target.name}.old"
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

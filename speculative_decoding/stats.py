@@ -1,0 +1,110 @@
+"""What a generation cost and what it gained. Filled from the rounds; knows nothing of how they came about."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Round:
+    """One propose-verify-accept cycle: the event that streams, consoles and statistics read.
+
+    tokens: the new ids, drafted ones first. accepted: how many of them were drafted. drafted: how many were proposed.
+    seconds: the whole cycle. draft_seconds: proposing, where this round measured it (that takes a second wait for
+    the device, so most rounds do not), else None.
+    finish_reason: "stop" at an end-of-sequence token, "length" at max_tokens, None while there is more to come.
+    """
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+    seconds: float
+    draft_seconds: float | None = None
+    finish_reason: str | None = None
+
+
+@dataclass
+class GenerationStats:
+    """Counts and times of one generation, or of several added up. Times are wall-clock seconds."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0  # the end-of-sequence token counts
+    target_calls: int = 0  # passes of the target's decoder = rounds
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_histogram: dict[int, int] = field(default_factory=dict)  # rounds by how many they accepted
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    split_seconds: float = 0.0  # of decode_seconds, spent in rounds that measured their draft
+    split_draft_seconds: float = 0.0  # of split_seconds, spent in the draft
+    time_to_first_token: float = 0.0
+    peak_memory_bytes: int = 0
+    lossless: bool = True
+
+    def add_round(self, event: Round) -> None:
+        self.generated_tokens += len(event.tokens)
+        self.target_calls += 1
+        self.drafted_tokens += event.drafted
+        self.accepted_tokens += event.accepted
+        self.accepted_histogram[event.accepted] = self.accepted_histogram.get(event.accepted, 0) + 1
+        self.decode_seconds += event.seconds
+        if self.target_calls == 1:
+            self.time_to_first_token = self.encode_seconds + event.seconds
+        if event.draft_seconds is not None:
+            self.split_seconds += event.seconds
+            self.split_draft_seconds += event.draft_seconds
+
+    def add(self, other: GenerationStats) -> None:
+        """Add another generation. Times and counts sum; the time to the first token is the first one's."""
+        first, histogram = self.target_calls == 0, self.accepted_histogram
+        for name in SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for accepted, rounds in other.accepted_histogram.items():
+            histogram[accepted] = histogram.get(accepted, 0) + rounds
+        if first:
+            self.time_to_first_token = other.time_to_first_token
+        self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
+        self.lossless = self.lossless and other.lossless
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
+
+    @property
+    def tokens_per_target_call(self) -> float:
+        return self.generated_tokens / self.target_calls if self.target_calls else 0.0
+
+    @property
+    def generation_tps(self) -> float:
+        """Generated tokens per second of decoding; encoding is not in it."""
+        return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def draft_seconds(self) -> float:
+        """Time in the draft: its measured share of some rounds, taken for all."""
+        return self.decode_seconds * self.split_draft_seconds / self.split_seconds if self.split_seconds else 0.0
+
+    @property
+    def verify_seconds(self) -> float:
+        return self.decode_seconds - self.draft_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        derived = ("acceptance_rate", "tokens_per_target_call", "generation_tps", "draft_seconds", "verify_seconds")
+        values = asdict(self) | {name: getattr(self, name) for name in derived}
+        return {name: value for name, value in values.items() if not name.startswith("split_")}
+
+
+SUMMED = (
+    "prompt_tokens",
+    "generated_tokens",
+    "target_calls",
+    "drafted_tokens",
+    "accepted_tokens",
+    "encode_seconds",
+    "decode_seconds",
+    "split_seconds",
+    "split_draft_seconds",
+)

@@ -1,0 +1,196 @@
+"""The commands as a person calls them: text on standard output, one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from speculative_decoding.cli import convert as convert_command
+from speculative_decoding.cli import main as main_command
+from speculative_decoding.load import BUNDLED
+
+ROOT = BUNDLED.parent
+PROMPT = "translate English to German: The method returns the value."
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, ROOT / "main.py", *arguments], cwd=ROOT, **(pipes | options))  # type: ignore[call-overload, no-any-return]
+
+
+def main_py(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    process = start(*arguments)
+    out, err = process.communicate(stdin, timeout=60)
+    return process.returncode, out.decode(), err.decode()
+
+
+def test_a_german_sentence_and_its_statistics(tmp_path: Path) -> None:
+    stats_file = tmp_path / "stats.json"
+    status, out, err = main_py("--prompt", PROMPT, "--stats-json", str(stats_file))
+    assert status == 0 and out == "Die Methode gibt den Wert zurück.\n"
+    for words in ("t5-web-docs, draft", "accepted", "target calls", "encode", "tokens/s", "peak memory"):
+        assert words in err
+    assert "LOSSY" not in err
+    stats = json.loads(stats_file.read_text())
+    assert stats["lossless"] and 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
+    # a token per call besides the accepted ones, but for the last call if its end was drafted
+    assert stats["accepted_tokens"] + stats["target_calls"] - stats["generated_tokens"] in (0, 1)
+    assert stats["generated_tokens"] / stats["target_calls"] == stats["tokens_per_target_call"]
+    assert stats["draft_seconds"] + stats["verify_seconds"] == pytest.approx(stats["decode_seconds"])
+
+
+def test_each_line_of_standard_input_gives_a_line() -> None:
+    lines = [PROMPT, "", "grammar: It were a cod business."]
+    status, out, _ = main_py(stdin="\n".join(lines).encode())
+    assert status == 0 and [bool(line) for line in out.split("\n")] == [True, False, True, False]
+
+
+def test_delta_is_labelled_lossy() -> None:
+    _, _, err = main_py("--prompt", PROMPT, "--delta", "0.5")
+    assert "LOSSY: --delta 0.5" in err
+
+
+def test_seeds_decide_samples() -> None:
+    sample = [main_py("--prompt", PROMPT, "--temperature", "1.5", "--seed", seed)[1] for seed in ("1", "1", "2")]
+    assert sample[0] == sample[1] != sample[2]
+
+
+def test_the_old_names_of_the_flags_work() -> None:
+    arguments = (
+        "--model-name",
+        "t5-web-docs",
+        "--draft-model-name",
+        "t5-web-docs-draft",
+        "-m",
+        "3",
+        "--num-draft",
+        "2",
+    )
+    status, out, err = main_py("--prompt", PROMPT, *arguments)
+    assert status == 0 and out.strip() and "3 tokens" in err
+
+
+def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    try:
+        status = main_command.main(list(arguments))
+    except SystemExit as exit:  # argparse
+        status = int(exit.code or 0)
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--num-draft", "-1"], "--num-draft: must be a whole number from 0 to 64, not '-1'"),
+        (["--num-draft", "many"], "--num-draft"),
+        (["--delta", "1.5"], "--delta: must be a number from 0 to 1, not '1.5'"),
+        (["--delta", "nan"], "--delta"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["-m", "0"], "--max-tokens"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--temperature", "inf"], "--temperature"),
+        (["--seed", "-3"], "--seed"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--gamma", "5"], "--gamma"),
+        (["--prompt", "  "], "--prompt '  ': is empty"),
+        (["--prompt", "word " * 600], "trained on at most 512"),
+        (["--model", "no-such-model"], "--model: model 'no-such-model' is neither a folder"),
+        (["--model", "t5-web-docs", "--draft-model", "nowhere"], "--draft-model: model 'nowhere'"),
+        (["--stats-json", "/nonexistent/folder/s.json"], "--stats-json /nonexistent/folder/s.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculative_decoding.cli.common.load_weights", lambda *_: pytest.fail("loaded weights first"))
+    if "--prompt" not in arguments:
+        arguments = ["--prompt", PROMPT, *arguments]
+    status, err = in_process(capsys, *arguments)
+    lines = [line for line in err.splitlines() if not line.startswith("target ")]  # which pair was chosen
+    assert status == 2 and len(lines) == 1 and named in lines[0] and lines[0].startswith("main.py: error: ")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return shutil.copytree(BUNDLED / "t5-web-docs-draft", tmp_path / "copy")
+
+
+def test_damaged_folders_are_one_line_and_status_2(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = copy / "weights.npz"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    for damage, named in (
+        (lambda: None, "bytes, but the manifest says"),
+        ((copy / "manifest.json").unlink, "weights.npz: not a readable .npz file"),
+        (weights.unlink, "no weights found"),
+        ((copy / "config.json").unlink, "no config.json"),
+    ):
+        damage()
+        status, err = in_process(capsys, "--prompt", PROMPT, "--model", str(copy))
+        assert status == 2 and named in err.splitlines()[-1] and "Traceback" not in err
+
+
+def test_weights_of_other_shapes_are_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "manifest.json").unlink()
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"d_ff": 256}))
+    status, err = in_process(capsys, "--prompt", PROMPT, "--model", str(copy))
+    assert status == 2 and "DenseReluDense.wi.weight' has shape (512, 128)" in err
+
+
+def test_a_draft_with_other_tokens_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "manifest.json").unlink()
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab[500], vocab[501] = vocab[501], vocab[500]
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    status, err = in_process(capsys, "--prompt", PROMPT, "--draft-model", str(copy))
+    assert status == 2 and "token 500 is" in err
+
+
+@pytest.mark.parametrize(
+    ("stdin", "named"), [(b"\xff\xfe bad\n", "standard input, line 1: not UTF-8"), (b"", "standard input is empty")]
+)
+def test_bad_standard_input_is_one_line_and_status_2(stdin: bytes, named: str) -> None:
+    status, out, err = main_py(stdin=stdin)
+    assert status == 2 and named in err and "Traceback" not in err and not out.strip()
+
+
+def test_ctrl_c_is_status_130_without_a_traceback() -> None:
+    process = start("--temperature", "5", "--max-tokens", "100000", "--prompt", PROMPT)
+    assert process.stdout is not None and process.stdout.read(5)  # it is generating
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and b"interrupted" in err and b"Traceback" not in err
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    process = start("--temperature", "5", "--max-tokens", "100000", "--prompt", PROMPT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(5)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.wait(timeout=30)
+    assert process.returncode == 1 and b"Traceback" not in err and b"Exception" not in err
+
+
+def test_help_lists_every_flag() -> None:
+    _, out, _ = main_py("--help")
+    for flag in ("--model", "--draft-model", "--prompt", "--num-draft", "--delta", "--regular-decode", "--stats-json"):
+        assert flag in out
+
+
+def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = BUNDLED / "t5-web-docs-draft"
+    assert convert_command.main(["--model", str(source), "--output", str(tmp_path / "x"), "--dtype", "float32"]) == 0
+    assert sorted(os.listdir(tmp_path / "x")) == sorted(os.listdir(source))
+    assert convert_command.main(["--model", str(source), "--output", str(tmp_path / "x")]) == 2
+    assert "--force" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""A folder is there whole, or as it was before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speculative_decoding import safe_folder
+from speculative_decoding.safe_folder import whole_folder
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from speculative_decoding.safe_folder import whole_folder
+with whole_folder(Path(sys.argv[1])) as folder:
+    (folder / "a").write_text("new")
+    print("written", flush=True)
+    time.sleep(60)
+"""
+
+
+def write(target: Path, text: str) -> None:
+    with whole_folder(target) as folder:
+        (folder / "a").write_text(text)
+
+
+def test_a_folder_appears_and_is_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    for text in ("one", "two"):
+        write(target, text)
+        assert (target / "a").read_text() == text
+        assert os.listdir(tmp_path) == ["model"]
+
+
+def test_an_error_leaves_the_old_folder(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    write(target, "old")
+    with pytest.raises(KeyboardInterrupt), whole_folder(target) as folder:
+        (folder / "a").write_text("new")
+        raise KeyboardInterrupt
+    assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_killed_writer_leaves_the_old_folder_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    write(target, "old")
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"written\n"
+
+    safe_folder.clean_up(target)
+    assert len(os.listdir(tmp_path)) == 2  # the writer lives, so its folder stays
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert (target / "a").read_text() == "old" and len(os.listdir(tmp_path)) == 2
+    write(target, "new")
+    assert (target / "a").read_text() == "new" and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_folder_that_had_stepped_aside_comes_back(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    write(target, "old")
+    target.rename(safe_folder.old_name(target))  # killed between the two renames
+    safe_folder.clean_up(target)
+    assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]

@@ -1,0 +1,124 @@
+"""Tiny random models and drafters with known behaviour, shared by the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map, tree_map_with_path
+
+from speculative_decoding.acceptance import choose_rule
+from speculative_decoding.drafters import Draft, Drafter, ModelDrafter, NoDrafter
+from speculative_decoding.generate import speculate
+from speculative_decoding.models import build
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.sampling import SamplingParams
+from speculative_decoding.stats import Round
+
+VOCAB = 24
+EOS = 1
+CONFIG: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": VOCAB,
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "tie_word_embeddings": False,
+    "eos_token_id": EOS,
+}
+SOURCES = [[5, 9, 3, 7, 1], [2, 2, 8, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1], [17, 21, 9, 9, 14, 5, 1]]
+
+
+def tiny_model(seed: int = 7, scale: float = 0.3, position_scale: float = 4.0, **changes: Any) -> EncoderDecoder:
+    """Random weights; position biases so strong that outputs do not settle into one repeated token."""
+    model = build(CONFIG | changes)
+    keys = iter(mx.random.split(mx.random.key(seed), 200))
+
+    def fill(path: str, parameter: mx.array) -> mx.array:
+        noise = mx.random.normal(parameter.shape, key=next(keys))
+        if parameter.ndim == 1:
+            return 1 + 0.2 * noise
+        return noise * (position_scale if "position_biases" in path else scale)
+
+    model.update(tree_map_with_path(fill, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def noisy_copy(model: EncoderDecoder, noise: float = 0.1, seed: int = 9) -> EncoderDecoder:
+    """A draft that often, but not always, agrees with the model."""
+    copy = tiny_model_like(model)
+    keys = iter(mx.random.split(mx.random.key(seed), 200))
+    copy.update(
+        tree_map(lambda p: p + noise * mx.random.normal(p.shape, key=next(keys)) * (p.ndim > 1), model.parameters())
+    )
+    mx.eval(copy.parameters())
+    return copy
+
+
+def tiny_model_like(model: EncoderDecoder) -> EncoderDecoder:
+    return type(model)(model.config)
+
+
+def run(
+    model: EncoderDecoder,
+    source: Sequence[int],
+    drafter: Drafter | None = None,
+    *,
+    sampling: SamplingParams | None = None,
+    delta: float = 0.0,
+    num_draft: int = 4,
+    max_tokens: int = 30,
+) -> list[Round]:
+    sampling = sampling or SamplingParams()
+    drafter = drafter or NoDrafter()
+    drafter.begin(source)
+    cache = model.make_cache(model.encode(mx.array([list(source)])))
+    rule = choose_rule(sampling, delta)
+    return list(speculate(model, cache, drafter, rule, sampling, num_draft=num_draft, max_tokens=max_tokens))
+
+
+def tokens_of(rounds: Sequence[Round]) -> list[int]:
+    return [token for event in rounds for token in event.tokens]
+
+
+class Scripted(Drafter):
+    """Proposes what a function says, given the tokens so far and the regular output."""
+
+    def __init__(self, regular: Sequence[int], choose: Callable[[int, int], int], most: int = 99) -> None:
+        self.regular, self.choose, self.most = regular, choose, most
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        start = len(tokens) - 1
+        count = min(num_draft_tokens, self.most)
+        right = [self.regular[i] if i < len(self.regular) else EOS for i in range(start, start + count)]
+        return Draft(
+            mx.array([[self.choose(start + i, token) for i, token in enumerate(right)]], mx.uint32).reshape(1, -1)
+        )
+
+
+# Every drafter that exists, by name: made from (target, draft model, sampling, regular output). They all inherit the
+# laws of tests/test_generate.py.
+DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Sequence[int]], Drafter]] = {
+    "none": lambda target, draft, sampling, regular: NoDrafter(),
+    "model": lambda target, draft, sampling, regular: ModelDrafter(draft, target, sampling),
+    "target itself": lambda target, draft, sampling, regular: ModelDrafter(target, target, sampling),
+    "always right": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token),
+    "always wrong": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: (token + 1) % VOCAB),
+    "every third wrong": lambda target, draft, sampling, regular: Scripted(
+        regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token
+    ),
+    "end inside": lambda target, draft, sampling, regular: Scripted(
+        regular, lambda i, token: EOS if i % 4 == 3 else token
+    ),
+    "stops after two": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token, most=2),
+    "proposes nothing": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token, most=0),
+}
