@@ -14,14 +14,10 @@ from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, conversion, hub, load, manifest
 from speculative_decoding.conversion import convert
+from tests.tiny import TOKENIZER
 
 GOLDENS = Path(__file__).parent / "goldens"
 FAMILIES = sorted(path.parent.name for path in GOLDENS.glob("*/model.safetensors"))
-TOKENIZER = {
-    "version": "1.0",
-    "added_tokens": [],
-    "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}, "unk_token": "<unk>"},
-}
 
 
 @pytest.fixture

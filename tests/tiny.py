@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map, tree_map_with_path
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from speculative_decoding.acceptance import choose_rule
 from speculative_decoding.drafters import Draft, Drafter, ModelDrafter, NoDrafter
@@ -122,3 +124,24 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Se
     "stops after two": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token, most=2),
     "proposes nothing": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token, most=0),
 }
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}, "unk_token": "<unk>"},
+}
+
+
+def save_hugging_face(model: EncoderDecoder, folder: Path, config: Mapping[str, Any]) -> Path:
+    """Write the model as a Hugging Face folder, under Hugging Face's tensor names."""
+    folder.mkdir(parents=True)
+    tensors = {}
+    for path, names in model.parameter_sources(model.config, set()).items():
+        value = dict(tree_flatten(model.parameters()))[path]
+        for name, share in zip(names, mx.split(value, len(names)), strict=True):
+            tensors[name] = mx.contiguous(share)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return folder
