@@ -6,10 +6,11 @@ Tensors keep their Hugging Face names; only those that the model needs are writt
 
 from __future__ import annotations
 
-import math
+import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,14 +18,14 @@ from . import checkpoints, hub, manifest, models
 from .checkpoints import Checkpoint
 from .checkpoints.npz import write_npz
 from .errors import InputError
-from .load import DTYPES, MODELS, WEIGHTS, read_config
+from .load import DEFAULT_KEEP, MODELS, WEIGHTS, transformed
 from .models.base import checked_sources
 from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 SPARE_BYTES = 1 << 26  # room asked for beside the weights: tokenizer files, zip headers
 
-Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, bytes in all
+Progress = Callable[[str, int, int], None]  # tensor name, bytes written so far, bytes in all
 
 
 def convert(
@@ -34,17 +35,20 @@ def convert(
     dtype: str = "bfloat16",
     revision: str | None = None,
     force: bool = False,
+    quantize: int | None = None,
+    group_size: int = 64,
+    keep: Sequence[str] = DEFAULT_KEEP,
     progress: Progress = lambda name, done, total: None,
 ) -> Path:
     """Convert a local folder or a model on the Hub; return the folder written, by default models/<its name>.
 
     dtype: float32, bfloat16 or float16, the type the weights are stored in.
+    quantize: 4 or 8 bits, in groups of `group_size` columns; keep: "wo", "head" stay in `dtype`.
+    progress: called after each tensor with its name, the bytes written so far and the bytes in all.
 
     Raises `InputError` or `CheckpointError` before anything is written if an argument, a file or a tensor is wrong.
     A local folder never touches the network.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     local = Path(source)
     name = local.resolve().name if local.is_dir() else source.rsplit("/", 1)[-1]
     output = output if output is not None else MODELS / name
@@ -52,31 +56,34 @@ def convert(
         raise InputError(f"--output {output} exists already; give --force to replace it")
     folder = local if local.is_dir() else hub.fetch(source, revision)
 
-    checkpoint = checkpoints.read(folder)
-    model = models.build(read_config(folder), checkpoint)  # lazy: no parameter is ever computed
+    original = checkpoints.read(folder)
+    raw: Mapping[str, Any] = checkpoints.read_config(folder)
+    checked_sources(models.build(raw, original), original)  # what is wrong is named before anything is computed
+    load_tokenizer(folder)
+    raw, checkpoint = transformed(raw, original, dtype, quantize, group_size, keep)
+    model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
     sources = checked_sources(model, checkpoint)
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
-    load_tokenizer(folder)  # an unusable tokenizer is found now, not after the weights
-    check_space(output, sum(math.prod(checkpoint.info(name).shape) for name in names) * DTYPES[dtype].size)
+    check_space(output, sum(checkpoint.info(name).nbytes for name in names))
 
     with whole_folder(output) as partial:
-        write_npz(partial / WEIGHTS, tensors(checkpoint, names, DTYPES[dtype], progress))
-        for file_name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
+        write_npz(partial / WEIGHTS, tensors(checkpoint, names, progress))
+        (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+        for file_name in ("generation_config.json", *TOKENIZER_FILES):
             if (folder / file_name).is_file():
                 shutil.copyfile(folder / file_name, partial / file_name)
-        manifest.write(partial, source=name, revision=revision, dtype=dtype)
+        quantization = None if quantize is None else {"bits": quantize, "group_size": group_size, "keep": list(keep)}
+        manifest.write(partial, source=name, revision=revision, dtype=dtype, quantization=quantization)
         manifest.verify(partial)
     return output
 
 
-def tensors(
-    checkpoint: Checkpoint, names: Sequence[str], dtype: mx.Dtype, progress: Progress
-) -> Iterator[tuple[str, mx.array]]:
-    """Each tensor in the type it is to be stored in, read only when its turn comes."""
+def tensors(checkpoint: Checkpoint, names: Sequence[str], progress: Progress) -> Iterator[tuple[str, mx.array]]:
+    """Each tensor as it is to be stored, read only when its turn comes."""
     total = sum(checkpoint.info(name).nbytes for name in names)
     done = 0
     for name in names:
-        yield name, checkpoint[name].astype(dtype)
+        yield name, checkpoint[name]
         done += checkpoint.info(name).nbytes
         progress(name, done, total)
 

@@ -2,54 +2,125 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from . import blas, checkpoints, manifest, models
-from .errors import CheckpointError, InputError
-from .models.base import EncoderDecoder
+from .checkpoints import Checkpoint
+from .checkpoints.cast import CastCheckpoint
+from .checkpoints.quantized import QuantizedCheckpoint
+from .errors import InputError
+from .models.base import EncoderDecoder, checked_sources, quantizable
 from .tokenizer import Tokenizer, load_tokenizer
 
 MODELS = Path("models")  # where convert.py puts what it makes
 BUNDLED = Path(__file__).resolve().parent.parent / MODELS  # the pair that comes with the repository
 WEIGHTS = "weights.npz"
+BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
+KEEP = {"wo": ("ff.wo",), "head": ("head", "embedding")}  # a tied head is the embedding
+DEFAULT_KEEP: Sequence[str] = ("head",)  # measured: docs/LOG.md, "What to quantise"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
-def load(path_or_name: str | os.PathLike[str], *, dtype: str | None = None) -> tuple[EncoderDecoder, Tokenizer]:
+@dataclass(frozen=True)
+class Opened:
+    """A model without its weights: enough to check a prompt, or a pair of vocabularies, in no time."""
+
+    folder: Path
+    model: EncoderDecoder
+    tokenizer: Tokenizer
+    checkpoint: Checkpoint
+
+    def load_weights(self) -> None:
+        blas.warn_if_slow()
+        self.model.load_checkpoint(self.checkpoint)
+
+
+def load(
+    path_or_name: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+) -> tuple[EncoderDecoder, Tokenizer]:
     """Load a converted folder, or a Hugging Face one as it is.
 
     path_or_name: a folder, or the name of one under models/.
     dtype: float32, bfloat16 or float16 to compute in; by default as stored on a GPU, and float32 on a CPU, for which
         MLX has no fast 16-bit matrix product.
+    quantize: 4 or 8 bits, in groups of `group_size` columns, for the layers that `convert.py --quantize` takes.
 
     Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
     """
+    opened = open_model(path_or_name, dtype=dtype, quantize=quantize, group_size=group_size)
+    opened.load_weights()
+    return opened.model, opened.tokenizer
+
+
+def open_model(
+    path_or_name: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+) -> Opened:
+    """Everything of `load` but reading the weights."""
     folder = find_folder(path_or_name)
-    model, tokenizer = prepare(folder)
-    load_weights(model, folder, dtype)
-    return model, tokenizer
-
-
-def prepare(folder: Path) -> tuple[EncoderDecoder, Tokenizer]:
-    """Everything of `load` but the weights: quick, and enough to check a prompt or a pair of vocabularies."""
     manifest.check_sizes(folder)
-    model = models.build(read_config(folder), checkpoints.read(folder))
-    model.tokenizer = tokenizer = load_tokenizer(folder)
-    return model, tokenizer
-
-
-def load_weights(model: EncoderDecoder, folder: Path, dtype: str | None = None) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    blas.warn_if_slow()
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
-    model.load_checkpoint(checkpoints.read(folder), None if dtype is None else DTYPES[dtype])
+    raw: Mapping[str, Any] = checkpoints.read_config(folder)
+    checkpoint = checkpoints.read(folder)
+    if (record := manifest.read(folder)) is not None and record.get("dtype") == dtype:
+        dtype = None  # conversion saw to it already
+    raw, checkpoint = transformed(raw, checkpoint, dtype, quantize, group_size)
+    model = models.build(raw, checkpoint)
+    model.tokenizer = tokenizer = load_tokenizer(folder)
+    return Opened(folder, model, tokenizer, checkpoint)
+
+
+def transformed(
+    raw: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    dtype: str | None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    keep: Sequence[str] = DEFAULT_KEEP,
+) -> tuple[Mapping[str, Any], Checkpoint]:
+    """config.json and weights as they are to be stored or computed with; each tensor is made when it is asked for.
+
+    Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
+    keep: layers that stay in `dtype` when the others are quantised; `KEEP` names them.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if quantize is not None and quantize not in BITS:
+        raise InputError(f"quantize must be one of {', '.join(map(str, BITS))} bits, not {quantize}")
+    if group_size not in GROUP_SIZES:
+        raise InputError(f"group size must be one of {', '.join(map(str, GROUP_SIZES))}, not {group_size}")
+    if any(checkpoint.info(name).dtype == mx.uint32 for name in checkpoint) and (quantize or dtype == "float16"):
+        raise InputError(
+            f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
+        )
+    if dtype == "float16":
+        raw, checkpoint = models.for_float16(raw, checkpoint)
+    if dtype is not None:
+        checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
+    if quantize is not None:
+        model = models.build(raw, checkpoint)
+        sources = checked_sources(model, checkpoint)
+        endings = tuple(ending for name in keep for ending in KEEP[name])
+        layers = quantizable(model, sources, group_size)
+        names = {name for layer, names in layers.items() if not layer.endswith(endings) for name in names}
+        if not names:
+            raise InputError(f"quantize: no layer of this model has rows that divide into groups of {group_size}")
+        checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, group_size)
+    return raw, checkpoint
 
 
 def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
@@ -61,16 +132,3 @@ def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
     raise InputError(
         f"model {str(path)!r} is neither a folder nor one under {MODELS}/; make one with convert.py --model"
     )
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: holds no JSON object")
-    return config

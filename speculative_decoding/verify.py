@@ -66,7 +66,8 @@ def verify(chosen: argparse.Namespace) -> int:
         raise InputError(
             "--draft-model and a --num-draft above 0 are needed: there is nothing to compare without a draft"
         )
-    pair.load_weights(getattr(chosen, "dtype", None))
+    pair.load_weights()
+    target, tokenizer = pair.target.model, pair.target.tokenizer
     sampling = SamplingParams(temperature=chosen.temperature, seed=chosen.seed)
     if not sampling.is_greedy:
         raise InputError("--temperature must be 0: two samples of the same law need not be the same text")
@@ -74,18 +75,18 @@ def verify(chosen: argparse.Namespace) -> int:
     identical = 0
     for number, prompt in enumerate(prompts, start=1):
         limits = {"max_tokens": chosen.max_tokens, "allow_long_prompt": chosen.allow_long_prompt}
-        regular = generate(pair.target, pair.tokenizer, prompt, **limits)
+        regular = generate(target, tokenizer, prompt, **limits)
         speculative = generate(
-            pair.target,
-            pair.tokenizer,
+            target,
+            tokenizer,
             prompt,
-            draft_model=pair.draft,
+            draft_model=pair.draft_model,
             num_draft=chosen.num_draft,
             delta=chosen.delta,
             **limits,
         )
-        source = encode_prompt(pair.target, pair.tokenizer, prompt, chosen.allow_long_prompt)
-        difference = first_divergence(pair.target, source, regular.tokens, speculative.tokens)
+        source = encode_prompt(target, tokenizer, prompt, chosen.allow_long_prompt)
+        difference = first_divergence(target, source, regular.tokens, speculative.tokens)
         identical += difference is None
         if difference is not None:
             print(f"prompt {number}: {difference}")

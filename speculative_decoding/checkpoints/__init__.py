@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo
+from .gguf import gguf_config, read_gguf
 from .npz import read_npz
 from .safetensors import read_safetensors
+from .torch_bin import read_torch
 
 # In order of preference. A format is one line here and one reader beside this file.
 FORMATS: dict[str, Callable[[Path], Checkpoint]] = {
     "weights.npz": read_npz,
     "model.safetensors": read_safetensors,
+    "pytorch_model.bin": read_torch,
 }
 
 
@@ -65,7 +69,33 @@ def read(folder: Path) -> Checkpoint:
             return read_file(path)
         if (index := folder / f"{file_name}.index.json").is_file():
             return ShardedCheckpoint(index, read_file)
-    raise CheckpointError(f"{folder}: no weights found; looked for {', '.join(FORMATS)}")
+    if (gguf := gguf_file(folder)) is not None:
+        return read_gguf(gguf)
+    raise CheckpointError(f"{folder}: no weights found; looked for {', '.join(FORMATS)}, *.gguf")
 
 
-__all__ = ["Checkpoint", "CheckpointError", "TensorInfo", "read"]
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed config.json; for a GGUF file without one, the same facts from its metadata."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if (gguf := gguf_file(folder)) is not None:
+            return gguf_config(gguf)
+        raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: holds no JSON object")
+    return config
+
+
+def gguf_file(folder: Path) -> Path | None:
+    """The folder's GGUF file, which may have any name."""
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise CheckpointError(f"{folder}: holds {len(files)} .gguf files; leave one of them")
+    return files[0] if files else None
+
+
+__all__ = ["Checkpoint", "CheckpointError", "TensorInfo", "read", "read_config"]

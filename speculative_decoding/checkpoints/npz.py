@@ -5,69 +5,66 @@ numpy cannot name bfloat16; MLX writes it as two-byte void (`|V2`) and reads tha
 
 from __future__ import annotations
 
-import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from tokenize import TokenError
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo, array_from_bytes
+from .mapped import Extent, map_file, release
+from .stored_zip import verify, zip_entries
 
 DESCRIPTIONS = {"<f4": mx.float32, "<f2": mx.float16, "|V2": mx.bfloat16, "<f8": mx.float64, "<u4": mx.uint32}
-LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 MAX_HEADER_BYTES = 4096
 
 
 class NpzCheckpoint(Checkpoint):
-    """Every array is a view of the mapped file until it is asked for."""
+    """Every array is a view of the mapped file until it is asked for; its CRC-32 is checked when it is first read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._entries: dict[str, tuple[int, TensorInfo]] = {}
-        try:
-            with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-                self._size = path.stat().st_size
-                for member in archive.infolist():
-                    name = member.filename.removesuffix(".npy")
-                    if name in self._entries:
-                        raise ValueError(f"{member.filename!r} stands in it twice")
-                    self._entries[name] = self._read_entry(file, member)
-        except (zipfile.BadZipFile, OSError, ValueError, KeyError, NotImplementedError, struct.error) as error:
-            raise CheckpointError(f"{path}: not a readable .npz file ({error})") from error
-        self._data = np.memmap(path, np.uint8, mode="r")
+        self._data = map_file(path, ".npz")
+        self._entries = {
+            name.removesuffix(".npy"): (entry, *self._read_header(name, entry))
+            for name, entry in zip_entries(path, self._data).items()
+        }
+        self._unverified = set(self._entries)
 
-    def _read_entry(self, file: BinaryIO, member: zipfile.ZipInfo) -> tuple[int, TensorInfo]:
-        """Where the member's data starts in the file, and what it is."""
-        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-            raise ValueError(f"{member.filename!r} is compressed or encrypted")
-        file.seek(member.header_offset)
-        magic, *_, name_bytes, extra_bytes = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-        if magic != b"PK\x03\x04":
-            raise ValueError(f"{member.filename!r} has no local header")
-        start = member.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
-        file.seek(start)
-        header = BytesIO(file.read(min(member.file_size, MAX_HEADER_BYTES)))
-        version = np.lib.format.read_magic(header)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran_order, dtype = read_header(header)
-        if fortran_order or dtype.str not in DESCRIPTIONS:
-            raise ValueError(f"{member.filename!r} holds {dtype.str!r}, fortran_order={fortran_order}")
+    def _read_header(self, name: str, entry: Extent) -> tuple[Extent, TensorInfo]:
+        """Where the numbers of an `.npy` entry lie, and what they are."""
+        header = BytesIO(self._data[entry.start : min(entry.stop, entry.start + MAX_HEADER_BYTES)])
+        try:
+            if np.lib.format.read_magic(header) != (1, 0):
+                raise ValueError("not an .npy file of version 1.0")
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
+        # numpy hands the header to Python's own parser, which raises what it likes
+        except (ValueError, SyntaxError, TokenError, EOFError, TypeError, MemoryError, RecursionError) as error:
+            raise CheckpointError(f"{self.path}: entry {name!r} is damaged ({error})") from error
+        if fortran_order or dtype.str not in DESCRIPTIONS or any(size < 0 for size in shape):
+            raise CheckpointError(f"{self.path}: entry {name!r} holds {dtype.str!r} {shape}, which is not supported")
         info = TensorInfo(shape, DESCRIPTIONS[dtype.str])
-        if member.file_size != header.tell() + info.nbytes or start + member.file_size > self._size:
-            raise ValueError(f"{member.filename!r} is cut short")
-        return start + header.tell(), info
+        if entry.nbytes != header.tell() + info.nbytes:
+            raise CheckpointError(
+                f"{self.path}: entry {name!r} has {entry.nbytes} bytes, which is not its shape's size"
+            )
+        return Extent(entry.start + header.tell(), info.nbytes), info
 
     def info(self, name: str) -> TensorInfo:
-        return self._entries[name][1]
+        return self._entries[name][2]
 
     def __getitem__(self, name: str) -> mx.array:
-        start, info = self._entries[name]
-        return array_from_bytes(self._data[start : start + info.nbytes], info)
+        entry, numbers, info = self._entries[name]
+        if name in self._unverified:
+            verify(self.path, self._data, name, entry)
+            self._unverified.remove(name)
+        array = array_from_bytes(np.frombuffer(self._data, np.uint8, numbers.nbytes, numbers.start), info)
+        release(self._data, numbers)
+        return array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

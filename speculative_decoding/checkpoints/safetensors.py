@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo, array_from_bytes
+from .mapped import Extent, map_file, release
 
 DTYPES = {"F64": mx.float64, "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
@@ -29,9 +30,8 @@ class SafetensorsCheckpoint(Checkpoint):
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
         self._header = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        self._data = (
-            np.memmap(path, np.uint8, mode="r", offset=8 + header_bytes) if self._header else np.empty(0, np.uint8)
-        )
+        self._start = 8 + header_bytes
+        self._data = map_file(path, "safetensors")
 
     def info(self, name: str) -> TensorInfo:
         entry = self._header[name]
@@ -41,7 +41,10 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def __getitem__(self, name: str) -> mx.array:
         start, stop = self._header[name]["data_offsets"]
-        return array_from_bytes(self._data[start:stop], self.info(name))
+        extent = Extent(self._start + start, stop - start)
+        array = array_from_bytes(np.frombuffer(self._data, np.uint8, extent.nbytes, extent.start), self.info(name))
+        release(self._data, extent)
+        return array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._header)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ..drafters.model import require_same_tokens
 from ..errors import InputError
-from ..load import find_folder, load_weights, prepare
+from ..load import Opened, find_folder, open_model
 from ..models.base import EncoderDecoder
-from ..tokenizer import Tokenizer
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
@@ -46,34 +45,34 @@ def run(program: str, command: Callable[[], int]) -> int:
         return 1
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pair:
     """A target, and a draft if there is one, still without weights."""
 
-    target_folder: Path
-    draft_folder: Path | None
-    target: EncoderDecoder
-    tokenizer: Tokenizer
-    draft: EncoderDecoder | None
+    target: Opened
+    draft: Opened | None
 
-    def load_weights(self, dtype: str | None) -> None:
-        load_weights(self.target, self.target_folder, dtype)
-        if self.draft is not None and self.draft_folder is not None:
-            load_weights(self.draft, self.draft_folder, dtype)
+    @property
+    def draft_model(self) -> EncoderDecoder | None:
+        return None if self.draft is None else self.draft.model
+
+    def load_weights(self) -> None:
+        for opened in (self.target, self.draft):
+            if opened is not None:
+                opened.load_weights()
 
 
 def open_pair(options: argparse.Namespace, *, use_draft: bool = True) -> Pair:
     """The models that the options name, checked as far as that goes without their weights; says which they are."""
     target_folder, draft_folder = choose(getattr(options, "model", None), getattr(options, "draft_model", None))
-    target, tokenizer = prepare(target_folder)
+    dtype = getattr(options, "dtype", None)
+    target = open_model(target_folder, dtype=dtype)
     draft = None
-    if not use_draft:
-        draft_folder = None
-    if draft_folder is not None:
-        draft, _ = prepare(draft_folder)
-        require_same_tokens(target, draft)
-    say(f"target {target_folder}, " + (f"draft {draft_folder}" if draft_folder else "no draft: regular decoding"))
-    return Pair(target_folder, draft_folder, target, tokenizer, draft)
+    if use_draft and draft_folder is not None:
+        draft = open_model(draft_folder, dtype=dtype)
+        require_same_tokens(target.model, draft.model)
+    say(f"target {target_folder}, " + (f"draft {draft_folder}" if draft else "no draft: regular decoding"))
+    return Pair(target, draft)
 
 
 def choose(model: str | None, draft_model: str | None) -> tuple[Path, Path | None]:

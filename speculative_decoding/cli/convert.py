@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import resource
+import sys
+import time
 from collections.abc import Sequence
 
 from . import common, options
@@ -15,11 +18,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def convert(chosen: argparse.Namespace) -> int:
+    from .. import conversion, manifest
+    from ..load import DEFAULT_KEEP
+
+    if chosen.verify is not None:
+        say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files are what the manifest says")
+        return 0
+
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from .. import conversion
-
+    started = time.perf_counter()
     columns = (
         BarColumn(),
         DownloadColumn(),
@@ -33,9 +42,23 @@ def convert(chosen: argparse.Namespace) -> int:
             chosen.model,
             getattr(chosen, "output", None),
             dtype=chosen.dtype,
+            quantize=getattr(chosen, "quantize", None),
+            group_size=chosen.group_size,
+            keep=getattr(chosen, "keep", DEFAULT_KEEP),
             revision=getattr(chosen, "revision", None),
             force=chosen.force,
             progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
         )
-    say(f"converted to {output}")
+    seconds = time.perf_counter() - started
+    written = sum(path.stat().st_size for path in output.iterdir())
+    say(
+        f"converted to {output}: {written / 1e9:.2f} GB in {seconds:.1f} s ({written / 1e9 / seconds:.2f} GB/s), "
+        f"peak memory {peak_memory() / 2**30:.2f} GiB"
+    )
     return 0
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has had resident."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

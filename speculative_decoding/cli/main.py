@@ -31,8 +31,8 @@ def decode(chosen: argparse.Namespace) -> int:
     first = next(prompts)
     pair = common.open_pair(chosen, use_draft=not chosen.regular_decode and chosen.num_draft > 0)
     if first.strip():
-        encode_prompt(pair.target, pair.tokenizer, first, chosen.allow_long_prompt)
-    pair.load_weights(getattr(chosen, "dtype", None))
+        encode_prompt(pair.target.model, pair.target.tokenizer, first, chosen.allow_long_prompt)
+    pair.load_weights()
 
     total = GenerationStats()
     for prompt in chain([first], prompts):
@@ -48,10 +48,10 @@ def decode_one(pair: Pair, prompt: str, chosen: argparse.Namespace) -> Generatio
     stats = GenerationStats()
     if prompt.strip():
         for response in stream_generate(
-            pair.target,
-            pair.tokenizer,
+            pair.target.model,
+            pair.target.tokenizer,
             prompt,
-            draft_model=pair.draft,
+            draft_model=pair.draft_model,
             num_draft=chosen.num_draft,
             delta=chosen.delta,
             sampling=SamplingParams(temperature=chosen.temperature, seed=chosen.seed),
@@ -105,6 +105,6 @@ def summary(stats: GenerationStats, delta: float) -> str:
 def settings(pair: Pair, chosen: argparse.Namespace) -> dict[str, Any]:
     names = ("num_draft", "delta", "max_tokens", "temperature", "seed")
     return {
-        "model": str(pair.target_folder),
-        "draft_model": None if pair.draft_folder is None else str(pair.draft_folder),
+        "model": str(pair.target.folder),
+        "draft_model": None if pair.draft is None else str(pair.draft.folder),
     } | {name: getattr(chosen, name) for name in names}

@@ -122,13 +122,26 @@ def main_parser() -> Parser:
 
 
 def convert_parser() -> Parser:
-    parser = Parser(prog="convert.py", description="Convert a Hugging Face T5 checkpoint to MLX .npz weights.")
-    parser.add_argument("--model", required=True, metavar="NAME", help="a local folder, or a model on the Hub")
+    parser = Parser(prog="convert.py", description="Convert a T5 checkpoint to MLX .npz weights, with bounded memory.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="NAME", help="a local folder or file, or a model on the Hub")
+    what.add_argument("--verify", type=Path, metavar="DIR", help="check a converted folder against its manifest")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)", default=argparse.SUPPRESS
     )
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16", help="the type to store weights in"
+    )
+    parser.add_argument(
+        "--quantize", type=int, choices=(4, 8), help="store matrices in that many bits", default=argparse.SUPPRESS
+    )
+    parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=64, help="columns that share a scale")
+    parser.add_argument(
+        "--keep",
+        nargs="*",
+        choices=("wo", "head"),
+        help="layers that stay in --dtype when the others are quantised (default: see docs/LOG.md)",
+        default=argparse.SUPPRESS,
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub", default=argparse.SUPPRESS)
     parser.add_argument("--force", action="store_true", help="replace an existing output folder")

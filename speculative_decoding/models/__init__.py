@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
+from . import t5_float16
 from .base import EncoderDecoder
 from .t5 import T5, T5Config
 
-ARCHITECTURES = {"t5": (T5, T5Config), "mt5": (T5, T5Config), "umt5": (T5, T5Config)}
+RawConfig = Mapping[str, Any]  # a parsed config.json
 
 
-def build(config: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> EncoderDecoder:
+class Architecture(NamedTuple):
+    model: Callable[[Any], EncoderDecoder]
+    config: Callable[[RawConfig, Checkpoint | None], Any]
+    for_float16: Callable[[RawConfig, Any, Checkpoint], tuple[RawConfig, Checkpoint]]
+
+
+T5_LIKE = Architecture(T5, T5Config.from_dict, t5_float16.for_float16)
+ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
+
+
+def build(raw: RawConfig, checkpoint: Checkpoint | None = None) -> EncoderDecoder:
     """A model of the architecture that a parsed config.json describes; its parameters are still to be loaded.
 
     checkpoint: settles what some files' config.json leaves open.
     """
-    model_type = config.get("model_type")
+    architecture = find(raw)
+    return architecture.model(architecture.config(raw, checkpoint))
+
+
+def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """config.json and weights of the same function, so scaled that they cannot overflow in float16."""
+    architecture = find(raw)
+    return architecture.for_float16(raw, architecture.config(raw, checkpoint), checkpoint)
+
+
+def find(raw: RawConfig) -> Architecture:
+    model_type = raw.get("model_type")
     if model_type not in ARCHITECTURES:
         raise CheckpointError(f"config.json: unknown model_type {model_type!r}; known are {', '.join(ARCHITECTURES)}")
-    architecture, parse = ARCHITECTURES[model_type]
-    parsed = parse.from_dict(config)
-    return architecture(parsed if checkpoint is None else parsed.settled(checkpoint))
+    return ARCHITECTURES[model_type]
 
 
-__all__ = ["EncoderDecoder", "build"]
+__all__ = ["EncoderDecoder", "build", "for_float16"]

@@ -14,6 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..checkpoints.base import Checkpoint
+from ..checkpoints.quantized import PARTS, part
 from ..errors import CheckpointError
 from .cache import DecoderCache
 
@@ -69,28 +70,22 @@ class EncoderDecoder(nn.Module):
         families store the same table under another name.
         """
 
-    def load_checkpoint(self, checkpoint: Checkpoint, dtype: mx.Dtype | None = None) -> None:
-        """Take every parameter from the checkpoint, cast to `dtype` (None: as stored).
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Take every parameter from the checkpoint, in the type it has there.
 
-        Raises `CheckpointError` that names the tensor if one is missing or has another shape. All names and shapes
-        are checked before any data is read.
+        Layers whose tensors are quantised there become quantised layers. Raises `CheckpointError` that names the
+        tensor if one is missing or has another shape; names and shapes are checked before any data is read.
         """
-        sources = checked_sources(self, checkpoint)
-
-        def parameter(names: tuple[str, ...]) -> mx.array:
+        for path, names in checked_sources(self, checkpoint).items():
             arrays = [checkpoint[name] for name in names]
-            joined = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
-            return joined if dtype is None else joined.astype(dtype)
-
-        for path, names in sources.items():
-            value = parameter(names)
+            value = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
             mx.eval(value)  # one parameter at a time, so that no second copy of the model is ever alive
             self.load_weights([(path, value)], strict=False)
 
 
 def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
-    """`parameter_sources`, after checking every name and shape against the checkpoint without reading data."""
-    sources = model.parameter_sources(model.config, checkpoint.keys())
+    """`parameter_sources`, with every name and shape checked against the checkpoint without reading data."""
+    sources = with_quantized(model, model.parameter_sources(model.config, checkpoint.keys()), checkpoint)
     expected: Mapping[str, mx.array] = dict(tree_flatten(model.parameters()))
     if sources.keys() != expected.keys():
         raise AssertionError(f"sources and parameters differ: {sorted(sources.keys() ^ expected.keys())}")
@@ -105,3 +100,39 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, 
                     f"{checkpoint}: tensor {name!r} has shape {found}, but config.json asks for {wanted}"
                 )
     return sources
+
+
+def with_quantized(
+    model: EncoderDecoder, sources: dict[str, tuple[str, ...]], checkpoint: Checkpoint
+) -> dict[str, tuple[str, ...]]:
+    """Turn layers into quantised ones where the checkpoint has scales for them; their parameters have three parts.
+
+    Bits and group size are read off the shapes, so a folder needs to say nothing about how it was quantised.
+    """
+    settings: dict[str, dict[str, int]] = {}
+    expanded: dict[str, tuple[str, ...]] = {}
+    shapes = dict(tree_flatten(model.parameters()))
+    for path, names in sources.items():
+        if part(names[0], "scales") not in checkpoint or names[0] not in checkpoint:
+            expanded[path] = names
+            continue
+        columns = shapes[path].shape[1]
+        packed, groups = (checkpoint.info(part(names[0], kind)).shape[-1] for kind in ("weight", "scales"))
+        settings[path.removesuffix(".weight")] = {"bits": 32 * packed // columns, "group_size": columns // groups}
+        expanded |= {part(path, kind): tuple(part(name, kind) for name in names) for kind in PARTS}
+    try:
+        nn.quantize(model, class_predicate=lambda path, module: settings.get(path, False))
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint}: quantised in a way that MLX does not know ({error})") from error
+    return expanded
+
+
+def quantizable(model: EncoderDecoder, sources: Mapping[str, tuple[str, ...]], group_size: int) -> dict[str, set[str]]:
+    """Path of each layer that can be quantised, because its rows divide into groups -> its tensors."""
+    shapes = dict(tree_flatten(model.parameters()))
+    layers = {path for path, module in model.named_modules() if hasattr(module, "to_quantized")}
+    return {
+        layer: set(names)
+        for path, names in sources.items()
+        if (layer := path.removesuffix(".weight")) in layers and shapes[path].shape[1] % group_size == 0
+    }

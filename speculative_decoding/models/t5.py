@@ -56,7 +56,7 @@ class T5Config:
     n_positions: int | None = None
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> T5Config:
+    def from_dict(cls, raw: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> T5Config:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
         known = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
         for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"):
@@ -67,7 +67,7 @@ class T5Config:
         config = cls(**known)
         if config.activation_name not in ACTIVATIONS:
             raise CheckpointError(f"config.json: unknown feed_forward_proj {config.feed_forward_proj!r}")
-        return config
+        return config if checkpoint is None else config.settled(checkpoint)
 
     def settled(self, checkpoint: Checkpoint) -> T5Config:
         """The config with `tie_word_embeddings` true if, and only if, the head is the embedding.
