@@ -66,15 +66,19 @@ def convert(
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
     check_space(output, sum(checkpoint.info(name).nbytes for name in names))
 
-    with whole_folder(output) as partial:
-        write_npz(partial / WEIGHTS, tensors(checkpoint, names, progress))
-        (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-        for file_name in ("generation_config.json", *TOKENIZER_FILES):
-            if (folder / file_name).is_file():
-                shutil.copyfile(folder / file_name, partial / file_name)
-        quantization = None if quantize is None else {"bits": quantize, "group_size": group_size, "keep": list(keep)}
-        manifest.write(partial, source=name, revision=revision, dtype=dtype, quantization=quantization)
-        manifest.verify(partial)
+    try:
+        with whole_folder(output) as partial:
+            write_npz(partial / WEIGHTS, tensors(checkpoint, names, progress))
+            (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+            for file_name in ("generation_config.json", *TOKENIZER_FILES):
+                if (folder / file_name).is_file():
+                    shutil.copyfile(folder / file_name, partial / file_name)
+            manifest.check_archive(partial / WEIGHTS)  # what is on the disk is what was meant to be there
+            quantization = None if quantize is None else {"bits": quantize, "group_size": group_size, "keep": [*keep]}
+            manifest.write(partial, source=name, revision=revision, dtype=dtype, quantization=quantization)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"--output {output}: cannot be written ({reason}); nothing was left there") from error
     return output
 
 

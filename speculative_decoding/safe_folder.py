@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+RENAME_SWAP = 2  # RENAME_SWAP of macOS and RENAME_EXCHANGE of Linux
+AT_FDCWD = -100
 
 
 @contextmanager
@@ -38,12 +43,23 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def replace_folder(folder: Path, target: Path) -> None:
-    """A folder that holds files cannot be replaced in one step, so the old one steps aside first."""
-    aside = old_name(target)
-    if target.exists():
+    """Give `folder` the name `target`. An older folder of that name changes places with it, in one step."""
+    if not target.exists():
+        folder.rename(target)
+    elif not exchange(folder, target):  # a file system that cannot: there is a moment without either
+        aside = old_name(target)
         target.rename(aside)
-    folder.rename(target)
-    shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(target)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two names atomically: renamex_np on macOS, renameat2 on Linux. False where that is not supported."""
+    system = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if sys.platform == "darwin":
+        return system.renamex_np(*names, RENAME_SWAP) == 0
+    return hasattr(system, "renameat2") and system.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_SWAP) == 0
 
 
 def clean_up(target: Path) -> None:

@@ -194,3 +194,18 @@ def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert sorted(os.listdir(tmp_path / "x")) == sorted(os.listdir(source))
     assert convert_command.main(["--model", str(source), "--output", str(tmp_path / "x")]) == 2
     assert "--force" in capsys.readouterr().err
+
+
+def test_verify_and_quantize_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "x"
+    source = str(BUNDLED / "t5-web-docs-draft")
+    assert convert_command.main(["--model", source, "--output", str(output), "--quantize", "8"]) == 0
+    assert convert_command.main(["--verify", str(output)]) == 0
+    weights = bytearray((output / "weights.npz").read_bytes())
+    weights[1000] ^= 1
+    (output / "weights.npz").write_bytes(weights)
+    capsys.readouterr()
+    assert convert_command.main(["--verify", str(output)]) == 2
+    assert "weights.npz: its SHA-256 is not the manifest's" in capsys.readouterr().err
+    assert convert_command.main(["--verify", str(tmp_path)]) == 2
+    assert "no manifest.json" in capsys.readouterr().err

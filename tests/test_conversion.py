@@ -13,7 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, conversion, hub, load, manifest
+from speculative_decoding.checkpoints.npz import write_npz
 from speculative_decoding.conversion import convert
+from tests.checkpoint_files import gguf_file, t5_arrays, torch_file
 from tests.tiny import TOKENIZER
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -60,6 +62,69 @@ def test_sharded_equals_whole(source: Path, tmp_path: Path) -> None:
     parts = checkpoints.read(convert(str(source), tmp_path / "parts"))
     assert whole.keys() == parts.keys()
     assert all(mx.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def as_torch(form: str) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        (folder / "pytorch_model.bin").write_bytes(torch_file(form, tensors))
+        (folder / "model.safetensors").unlink()
+
+    return rewrite
+
+
+def as_sharded_torch(form: str) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        shard(folder)
+        for path in folder.glob("*.safetensors"):
+            (folder / path.name.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")).write_bytes(
+                torch_file(form, load_file(path))
+            )
+            path.unlink()
+        index = folder / "model.safetensors.index.json"
+        text = index.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+        (folder / "pytorch_model.bin.index.json").write_text(text)
+        index.unlink()
+
+    return rewrite
+
+
+def as_npz(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    write_npz(folder / "weights.npz", ((name, mx.array(tensor)) for name, tensor in tensors.items()))
+    (folder / "model.safetensors").unlink()
+
+
+FORMATS: dict[str, Callable[[Path], None]] = {
+    "sharded safetensors": shard,
+    "zip .bin": as_torch("zip"),
+    "legacy .bin": as_torch("legacy"),
+    "sharded zip .bin": as_sharded_torch("zip"),
+    "sharded legacy .bin": as_sharded_torch("legacy"),
+    "npz": as_npz,
+}
+
+
+@pytest.mark.parametrize("rewrite", FORMATS.values(), ids=FORMATS.keys())
+def test_every_format_converts_to_the_same_bytes(rewrite: Callable[[Path], None], source: Path, tmp_path: Path) -> None:
+    """GGUF, which has other names, is compared in tests/test_gguf.py."""
+    expected = (convert(str(source), tmp_path / "expected") / "weights.npz").read_bytes()
+    rewrite(source)
+    assert (convert(str(source), tmp_path / "out") / "weights.npz").read_bytes() == expected
+
+
+def test_a_gguf_file_converts_to_the_same_model(tmp_path: Path) -> None:
+    arrays = t5_arrays()
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    (folder / "any-name.gguf").write_bytes(gguf_file(arrays))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    converted = checkpoints.read(convert(str(folder), tmp_path / "out", dtype="float32"))
+    assert all(np.array_equal(np.array(converted[name]), arrays[name]) for name in converted)
+    assert load(tmp_path / "out")[0].config.vocab_size == arrays["shared.weight"].shape[0]
+    (folder / "second.gguf").touch()
+    with pytest.raises(CheckpointError, match="holds 2 .gguf files"):
+        convert(str(folder), tmp_path / "other")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -94,3 +94,11 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     model, _ = load(DRAFT)  # q, k and v are one layer: quantising one of them alone cannot be right
     with pytest.raises(CheckpointError, match=r"SelfAttention\.k\."):
         type(model)(model.config).load_checkpoint(quantized)
+
+
+def test_asking_for_a_name_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = checkpoints.read(DRAFT)
+    monkeypatch.setattr(type(checkpoint), "__getitem__", lambda *_: pytest.fail("read a tensor"))
+    assert "shared.weight" in checkpoint and "no.such.weight" not in checkpoint
+    quantized = QuantizedCheckpoint(checkpoint, {"shared.weight"}, 4, 64)
+    assert "shared.scales" in quantized and "shared.weight" in quantized and "other.scales" not in quantized

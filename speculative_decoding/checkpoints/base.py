@@ -39,7 +39,15 @@ class Checkpoint(Mapping[str, mx.array]):
 
     @abstractmethod
     def info(self, name: str) -> TensorInfo:
-        """Shape and stored type, without reading the data."""
+        """Shape and stored type, without reading the data. Raises KeyError for an unknown name."""
+
+    def __contains__(self, name: object) -> bool:
+        """Mapping's own would read the tensor."""
+        try:
+            self.info(str(name))
+        except KeyError:
+            return False
+        return True
 
     @abstractmethod
     def __getitem__(self, name: str) -> mx.array: ...
