@@ -30,6 +30,11 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
+# What Hugging Face assumes for a family where its config.json is silent; for T5 itself the defaults below.
+FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "umt5": {"feed_forward_proj": "gated-gelu"},
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class T5Config:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> T5Config:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
-        known = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
+        given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
+        known: dict[str, Any] = {**FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}), **given}
         for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"):
             if type(known.get(name)) is not int or known[name] < 1:
                 raise CheckpointError(f"config.json: {name!r} must be a positive integer, not {raw.get(name)!r}")

@@ -13,7 +13,7 @@ Hub, and golden.npz (ids int32, the rest float32):
     greedy_ids, greedy_lengths        (B, N), (B,)  new tokens only, EOS included, each row alone and unpadded; padded
 
 transformers 5 is no oracle here: its generate sizes the decoder's cache by num_layers, it scales umT5's logits
-although their head is not tied, and before 5.17 or so it embedded MADLAD's source with the output table.
+although the head is not tied, and up to 5.15 at least it embeds MADLAD's source with the head's table.
 """
 
 import json
@@ -109,9 +109,9 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "t5": Family(T5_V1_0, seed=276),
-    "t5-11b": Family(T5_V1_0 | {"d_kv": 16, "num_heads": 3, "vocab_size": 96}, seed=111, strays=(CROSS_BIAS,)),
-    "t5-v1_1": Family(T5_V1_1, seed=335),
+    "t5": Family(T5_V1_0, seed=55),
+    "t5-11b": Family(T5_V1_0 | {"d_kv": 16, "num_heads": 3, "vocab_size": 96}, seed=291, strays=(CROSS_BIAS,)),
+    "t5-v1_1": Family(T5_V1_1, seed=29),
     "flan-t5": Family(
         COMMON
         | GATED
@@ -125,7 +125,7 @@ FAMILIES: Mapping[str, Family] = {
             "transformers_version": "4.23.1",
             "vocab_size": 128,
         },
-        seed=21,
+        seed=1,
         tables=(SHARED, ENCODER_TABLE, DECODER_TABLE),
         lengths=(30, 21, 10),
     ),
@@ -139,7 +139,7 @@ FAMILIES: Mapping[str, Family] = {
             "tokenizer_class": "T5Tokenizer",
             "vocab_size": 112,
         },
-        seed=12,
+        seed=13,
     ),
     "umt5": Family(
         COMMON
@@ -159,7 +159,7 @@ FAMILIES: Mapping[str, Family] = {
             "transformers_version": "4.31.0.dev0",
             "vocab_size": 96,
         },
-        seed=456,
+        seed=38,
         lengths=(30, 21, 10),
     ),
     "byt5": Family(
@@ -173,7 +173,7 @@ FAMILIES: Mapping[str, Family] = {
             "tokenizer_class": "ByT5Tokenizer",
             "vocab_size": 96,
         },
-        seed=3,
+        seed=5,
         lengths=(28, 19, 12),
     ),
     "madlad": Family(
@@ -192,7 +192,7 @@ FAMILIES: Mapping[str, Family] = {
             "use_cache": True,
             "vocab_size": 128,
         },
-        seed=386,
+        seed=24,
         tables=(DECODER_TABLE,),
         lengths=(30, 21, 10),
     ),
@@ -216,7 +216,7 @@ FAMILIES: Mapping[str, Family] = {
             "transformers_version": "4.10.2",
             "vocab_size": 100,
         },
-        seed=553,
+        seed=151,
         tables=(SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD),
     ),
     # umT5's architecture under a Llama tokenizer, hence EOS 2.
@@ -255,7 +255,7 @@ FAMILIES: Mapping[str, Family] = {
             "transformers_version": "5.23.0",
             "use_cache": True,
         },
-        seed=335,
+        seed=29,
         oracle=T5_V1_1,
     ),
 }
