@@ -25,7 +25,7 @@ from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 SPARE_BYTES = 1 << 26  # room asked for beside the weights: tokenizer files, zip headers
 
-Progress = Callable[[str, int, int], None]  # tensor name, bytes written so far, bytes in all
+Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, bytes in all
 
 
 def convert(
@@ -44,7 +44,7 @@ def convert(
 
     dtype: float32, bfloat16 or float16, the type the weights are stored in.
     quantize: 4 or 8 bits, in groups of `group_size` columns; keep: "wo", "head" stay in `dtype`.
-    progress: called after each tensor with its name, the bytes written so far and the bytes in all.
+    progress: called after each tensor with its name, the bytes read so far and the bytes in all.
 
     Raises `InputError` or `CheckpointError` before anything is written if an argument, a file or a tensor is wrong.
     A local folder never touches the network.
@@ -68,7 +68,7 @@ def convert(
 
     try:
         with whole_folder(output) as partial:
-            write_npz(partial / WEIGHTS, tensors(checkpoint, names, progress))
+            write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
             (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
             for file_name in ("generation_config.json", *TOKENIZER_FILES):
                 if (folder / file_name).is_file():
@@ -82,13 +82,15 @@ def convert(
     return output
 
 
-def tensors(checkpoint: Checkpoint, names: Sequence[str], progress: Progress) -> Iterator[tuple[str, mx.array]]:
+def tensors(
+    original: Checkpoint, checkpoint: Checkpoint, names: Sequence[str], progress: Progress
+) -> Iterator[tuple[str, mx.array]]:
     """Each tensor as it is to be stored, read only when its turn comes."""
-    total = sum(checkpoint.info(name).nbytes for name in names)
-    done = 0
+    read = {name: original.info(name).nbytes if name in original else 0 for name in names}
+    total, done = sum(read.values()), 0
     for name in names:
         yield name, checkpoint[name]
-        done += checkpoint.info(name).nbytes
+        done += read[name]
         progress(name, done, total)
 
 

@@ -50,10 +50,11 @@ def convert(chosen: argparse.Namespace) -> int:
             progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
         )
     seconds = time.perf_counter() - started
+    read = bar.tasks[task].total or 0
     written = sum(path.stat().st_size for path in output.iterdir())
     say(
-        f"converted to {output}: {written / 1e9:.2f} GB in {seconds:.1f} s ({written / 1e9 / seconds:.2f} GB/s), "
-        f"peak memory {peak_memory() / 2**30:.2f} GiB"
+        f"converted to {output}: read {read / 1e9:.2f} GB in {seconds:.1f} s ({read / 1e9 / seconds:.2f} GB/s), "
+        f"wrote {written / 1e9:.2f} GB; peak memory {peak_memory() / 2**30:.2f} GiB"
     )
     return 0
 
