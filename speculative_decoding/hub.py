@@ -9,6 +9,7 @@ from .errors import InputError
 from .tokenizer import TOKENIZER_FILES
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+SECONDS = 20.0  # how long the Hub may take to answer
 WEIGHT_STEMS = (("model", ".safetensors"), ("pytorch_model", ".bin"))  # safetensors if there are any
 
 
@@ -26,13 +27,14 @@ def fetch(name: str, revision: str | None = None) -> Path:
     )
 
     try:
-        files = HfApi().list_repo_files(name, revision=revision)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=needed(files)))
+        siblings = HfApi().model_info(name, revision=revision, timeout=SECONDS).siblings or []
+        files = needed(file.rfilename for file in siblings)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise InputError(f"model {name!r} is neither a folder here nor a model on the Hub; check the name") from error
     except RevisionNotFoundError as error:
         raise InputError(f"revision {revision!r} of model {name!r} does not exist on the Hub") from error
-    except OSError as error:  # every network error of the client is one
+    except Exception as error:  # network errors have no common base: they are those of the client's HTTP library
         reason = error
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))

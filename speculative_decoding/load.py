@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import blas, checkpoints, manifest, models
+from . import blas, checkpoints, hub, manifest, models
 from .checkpoints import Checkpoint
 from .checkpoints.cast import CastCheckpoint
 from .checkpoints.quantized import QuantizedCheckpoint
@@ -20,6 +21,7 @@ from .tokenizer import Tokenizer, load_tokenizer
 
 MODELS = Path("models")  # where convert.py puts what it makes
 BUNDLED = Path(__file__).resolve().parent.parent / MODELS  # the pair that comes with the repository
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
 WEIGHTS = "weights.npz"
 BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
 KEEP = {"wo": ("ff.wo",), "head": ("head", "embedding")}  # a tied head is the embedding
@@ -50,27 +52,32 @@ def load(
 ) -> tuple[EncoderDecoder, Tokenizer]:
     """Load a converted folder, or a Hugging Face one as it is.
 
-    path_or_name: a folder, or the name of one under models/.
+    path_or_name: a folder, the name of one under models/, or a model on the Hub, which is downloaded if need be.
     dtype: float32, bfloat16 or float16 to compute in; by default as stored on a GPU, and float32 on a CPU, for which
         MLX has no fast 16-bit matrix product.
     quantize: 4 or 8 bits, in groups of `group_size` columns, for the layers that `convert.py --quantize` takes.
 
     Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
     """
-    opened = open_model(path_or_name, dtype=dtype, quantize=quantize, group_size=group_size)
+    try:
+        folder = find_folder(path_or_name)
+    except InputError:
+        if not HUB_NAME.fullmatch(str(path_or_name)):
+            raise
+        folder = hub.fetch(str(path_or_name))
+    opened = open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size)
     opened.load_weights()
     return opened.model, opened.tokenizer
 
 
 def open_model(
-    path_or_name: str | os.PathLike[str],
+    folder: Path,
     *,
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int = 64,
 ) -> Opened:
-    """Everything of `load` but reading the weights."""
-    folder = find_folder(path_or_name)
+    """Everything of `load` but finding the folder and reading the weights."""
     manifest.check_sizes(folder)
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from speculative_decoding import InputError, hub
+from speculative_decoding import InputError, hub, load
+from speculative_decoding.load import BUNDLED
+
+
+class NetworkError(Exception):
+    """The client raises those of its HTTP library, which is another one in each of its generations."""
 
 
 def unreachable(*_: object, **__: object) -> None:
-    raise ConnectionError("no network")
+    raise NetworkError("no network")
 
 
 def test_only_needed_files_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -22,9 +28,8 @@ def test_only_needed_files_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
         asked.update(options, name=name)
         return str(tmp_path)
 
-    monkeypatch.setattr(
-        huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: ["config.json", "model.safetensors", "tf_model.h5"]
-    )
+    siblings = [SimpleNamespace(rfilename=name) for name in ("config.json", "model.safetensors", "tf_model.h5")]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=siblings))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert hub.fetch("google-t5/t5-small", "v1") == tmp_path
     assert asked == {
@@ -35,7 +40,7 @@ def test_only_needed_files_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_without_a_network_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", unreachable)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
 
     def cached(name: str, *, revision: str | None, local_files_only: bool) -> str:
         assert local_files_only
@@ -46,7 +51,7 @@ def test_without_a_network_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_without_network_and_cache_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", unreachable)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
 
     def nothing(*_: object, **__: object) -> None:
         raise LocalEntryNotFoundError("nothing cached")
@@ -59,3 +64,12 @@ def test_without_network_and_cache_the_error_says_so(monkeypatch: pytest.MonkeyP
 def test_an_impossible_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="'a/b/c'"):
         hub.fetch("a/b/c")
+
+
+def test_load_takes_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "fetch", lambda name: BUNDLED / {"google-t5/t5-small": "t5-web-docs-draft"}[name])
+    model, _ = load("google-t5/t5-small")
+    assert model.config.vocab_size == 8192
+    for local in ("./no/such", "../x/y", "no-such-model", "a/b/c"):  # paths and bare names stay off the network
+        with pytest.raises(InputError, match="neither a folder"):
+            load(local)

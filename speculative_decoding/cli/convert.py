@@ -36,8 +36,14 @@ def convert(chosen: argparse.Namespace) -> int:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task("", total=None)
+
+    def show(name: str, done: int, total: int) -> None:
+        bar.start()  # not before there is something to show, so that an error stands alone
+        bar.update(task, description=name, completed=done, total=total)
+
+    try:
         output = conversion.convert(
             chosen.model,
             getattr(chosen, "output", None),
@@ -47,8 +53,10 @@ def convert(chosen: argparse.Namespace) -> int:
             keep=getattr(chosen, "keep", DEFAULT_KEEP),
             revision=getattr(chosen, "revision", None),
             force=chosen.force,
-            progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
+            progress=show,
         )
+    finally:
+        bar.stop()
     seconds = time.perf_counter() - started
     read = bar.tasks[task].total or 0
     written = sum(path.stat().st_size for path in output.iterdir())
