@@ -56,7 +56,8 @@ def convert(chosen: argparse.Namespace) -> int:
             progress=show,
         )
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
     seconds = time.perf_counter() - started
     read = bar.tasks[task].total or 0
     written = sum(path.stat().st_size for path in output.iterdir())
