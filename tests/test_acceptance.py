@@ -194,11 +194,6 @@ def test_an_empty_residual_falls_back_to_the_target() -> None:
     assert residual(draft, p, mx.ones((1, 2)), mx.array([0])).tolist() == [[0.25, 0.75]]
 
 
-def test_keys_differ_by_seed_position_and_use() -> None:
-    keys = {tuple(key(seed, position, use).tolist()) for seed in range(3) for position in range(40) for use in Use}
-    assert len(keys) == 3 * 40 * 3
-
-
 def test_delta_outside_its_range_is_named() -> None:
     for rule in (Rejection, Greedy):
         for delta in (-0.1, 1.1, float("nan")):

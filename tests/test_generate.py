@@ -29,7 +29,7 @@ GREEDY = SamplingParams()
 
 def check_identity(drafter: str, num_draft: int) -> None:
     for source, regular in zip(SOURCES, REGULAR, strict=True):
-        made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular)
+        made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
         rounds = run(TARGET, source, made, num_draft=num_draft)
         assert tokens_of(rounds) == regular
 
@@ -68,15 +68,15 @@ def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = Verdict.tokens
+    read = Verdict.read
 
     def with_rejected(self: Verdict, draft):  # type: ignore[no-untyped-def]
-        new, accepted = tokens(self, draft)
+        new, accepted, prices = read(self, draft)
         if accepted < draft.num_tokens:
             new[-1] = draft.tokens.tolist()[0][accepted]
-        return new, accepted
+        return new, accepted, prices
 
-    monkeypatch.setattr(Verdict, "tokens", with_rejected)
+    monkeypatch.setattr(Verdict, "read", with_rejected)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_planted_fault_breaks_identity(
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 29])
 def test_max_tokens_is_exact(drafter: str, max_tokens: int) -> None:
     for source, regular in zip(SOURCES, REGULAR, strict=True):
-        rounds = run(TARGET, source, DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular), max_tokens=max_tokens)
+        rounds = run(TARGET, source, DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False), max_tokens=max_tokens)
         assert tokens_of(rounds) == regular[:max_tokens]
         ends = EOS in regular[:max_tokens]
         assert [event.finish_reason for event in rounds][-1] == ("stop" if ends else "length")
@@ -108,7 +108,7 @@ def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
     lengths = set()
     for seed in range(25):
         sampling = SamplingParams(temperature=2.0, seed=seed)
-        made = DRAFTERS[drafter](TARGET, DRAFT, sampling, REGULAR[0])
+        made = DRAFTERS[drafter](TARGET, DRAFT, sampling, REGULAR[0], False)
         tokens = tokens_of(run(TARGET, SOURCES[0], made, sampling=sampling))
         assert EOS not in tokens[:-1]
         lengths.add(len(tokens))
