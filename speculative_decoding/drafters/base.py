@@ -38,8 +38,8 @@ class Draft:
         return mx.concatenate([last, self.tokens], axis=1) if self.num_tokens else last
 
     def behind(self, tokens: Sequence[int]) -> mx.array:
-        """(1, N + K): all committed ids and the draft behind them."""
-        committed = mx.array([list(tokens)], self.tokens.dtype)
+        """(B, N + K): the N committed ids and the draft behind them."""
+        committed = mx.broadcast_to(mx.array(list(tokens), self.tokens.dtype), (self.tokens.shape[0], len(tokens)))
         return mx.concatenate([committed, self.tokens], axis=1) if self.num_tokens else committed
 
 
