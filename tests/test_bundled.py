@@ -41,10 +41,13 @@ def test_speculation_changes_nothing(pair: tuple[EncoderDecoder, EncoderDecoder,
 
 def test_a_divergence_is_reported_with_its_gap(pair: tuple[EncoderDecoder, EncoderDecoder, Tokenizer]) -> None:
     target, _, tokenizer = pair
-    source, tokens = tokenizer.encode(TEXTS[0]), generate(target, tokenizer, TEXTS[0]).tokens
-    assert first_divergence(target, source, tokens, tokens) is None
+    prompt, tokens = TEXTS[0], generate(target, tokenizer, TEXTS[0]).tokens
+    assert first_divergence(target, tokenizer, prompt, tokens, tokens, {}) is None
     other = [*tokens[:3], tokens[3] + 1, *tokens[4:]]
-    difference = first_divergence(target, source, tokens, other)
+    difference = first_divergence(target, tokenizer, prompt, tokens, other, {})
     assert difference is not None and difference.position == 3 and (difference.logit_gap or 0) > 0
-    cut = first_divergence(target, source, tokens, tokens[:-1])
+    for words in ("at token 3", f"{tokens[3]} ", f"{other[3]} ", "logit gap"):
+        assert words in difference.text(tokenizer)
+    cut = first_divergence(target, tokenizer, prompt, tokens, tokens[:-1], {})
     assert cut is not None and (cut.position, cut.regular, cut.speculative) == (len(tokens) - 1, tokens[-1], None)
+    assert "the end with it" in cut.text(tokenizer)

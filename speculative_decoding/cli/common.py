@@ -9,11 +9,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..acceptance import choose_rule
 from ..drafters.model import require_same_tokens
+from ..ending import check_stop
 from ..errors import InputError
 from ..load import find_folder, load_weights, prepare
 from ..models.base import EncoderDecoder
+from ..sampling import SamplingParams
 from ..tokenizer import Tokenizer
 
 PREFERRED = ("t5-11b", "t5-small")
@@ -60,6 +64,28 @@ class Pair:
         load_weights(self.target, self.target_folder, dtype)
         if self.draft is not None and self.draft_folder is not None:
             load_weights(self.draft, self.draft_folder, dtype)
+
+
+def decoding_options(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What the options ask of `stream_generate`, but for the draft, --num-draft and --seed. Checks what it can."""
+    sampling = SamplingParams(
+        temperature=chosen.temperature,
+        top_k=chosen.top_k,
+        top_p=chosen.top_p,
+        min_p=chosen.min_p,
+        repetition_penalty=chosen.repetition_penalty,
+    )
+    choose_rule(sampling, chosen.acceptance, chosen.delta)
+    return {
+        "acceptance": chosen.acceptance,
+        "delta": chosen.delta,
+        "sampling": sampling,
+        "max_tokens": chosen.max_tokens,
+        "stop": check_stop(chosen.stop),
+        "eos_token_ids": chosen.eos_token_id,
+        "strict": chosen.strict,
+        "allow_long_prompt": chosen.allow_long_prompt,
+    }
 
 
 def open_pair(options: argparse.Namespace, *, use_draft: bool = True) -> Pair:
