@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speculative_decoding import generate, load, manifest
+from speculative_decoding import SamplingParams, generate, load, manifest
 from speculative_decoding.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.tokenizer import Tokenizer
@@ -37,6 +37,17 @@ def test_speculation_changes_nothing(pair: tuple[EncoderDecoder, EncoderDecoder,
         speculative = generate(target, tokenizer, text, draft_model=draft, num_draft=num_draft, max_tokens=40)
         assert speculative.tokens == regular.tokens and speculative.text == regular.text
         assert speculative.stats.target_calls < regular.stats.target_calls
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+def test_strict_changes_nothing_in_bfloat16(acceptance: str) -> None:
+    (target, tokenizer), (draft, _) = (load(BUNDLED / name, dtype="bfloat16") for name in PAIR)
+    for seed, text in enumerate(TEXTS[::3]):
+        temperature = 1.0 if acceptance == "coupled" else 0.0
+        options = {"sampling": SamplingParams(temperature, seed=seed), "acceptance": acceptance, "max_tokens": 25}
+        regular = generate(target, tokenizer, text, strict=True, **options)
+        speculative = generate(target, tokenizer, text, draft_model=draft, strict=True, **options)
+        assert speculative.tokens == regular.tokens
 
 
 def test_a_divergence_is_reported_with_its_gap(pair: tuple[EncoderDecoder, EncoderDecoder, Tokenizer]) -> None:
