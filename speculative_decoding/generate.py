@@ -21,6 +21,8 @@ from .tokenizer import Tokenizer
 
 SPLIT_EVERY = 8  # every eighth round waits for its draft as well, to learn what share of the time that takes
 
+STRICT_TILE = 8  # rows
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -89,8 +91,11 @@ def verify_pass(model: EncoderDecoder, tokens: mx.array, cache: DecoderCache, wi
 def strict_width(cache: DecoderCache, settings: Settings) -> int:
     """Strict mode: all passes have one shape, in queries and in keys, so that no kernel and no order of additions can
     differ between decoding with and without a draft. Fixes the cache's size, returns the width of a pass.
+
+    Whole tiles only: matrix kernels add up the rows of a tile that is cut short in another order, and then a
+    token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode").
     """
-    width = settings.num_draft + 1
+    width = -(-(settings.num_draft + 1) // STRICT_TILE) * STRICT_TILE
     cache.fix_size(settings.max_tokens + width)
     return width
 

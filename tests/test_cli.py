@@ -22,6 +22,7 @@ from speculative_decoding.load import BUNDLED
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
+HARDER = "translate English to German: The method returns the value of the property."  # the draft gets it wrong
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -66,7 +67,7 @@ def test_verify_says_identical_or_where_not(capsys: pytest.CaptureFixture[str]) 
     assert status == 0 and "verify: identical, 8 tokens" in err
     status, err = in_process(capsys, "--prompt", PROMPT, "--verify", "--acceptance", "coupled", "--temperature", "1")
     assert status == 0 and "verify: identical" in err
-    status, err = in_process(capsys, "--prompt", PROMPT, "--verify", "--delta", "1")
+    status, err = in_process(capsys, "--prompt", HARDER, "--verify", "--delta", "1")
     assert status == 1 and "verify: first divergence at token" in err and "; logit gap " in err
     assert "of the tokens are not the target's first choice" in err
 
@@ -79,6 +80,7 @@ def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixtu
     coupled = ["--acceptance", "coupled", "--temperature", "1", "--seed", "1", "2", "--num-draft", "1", "4"]
     assert verify_command.main([*arguments, *coupled]) == 0
     assert "4 of 4 identical" in capsys.readouterr().out
+    (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
     assert verify_command.main([*arguments, "--delta", "1"]) == 1
     assert "prompt 1, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
     assert verify_command.main([*arguments, "--temperature", "1"]) == 2
