@@ -7,6 +7,7 @@ options in numpy; nothing of the code under test takes part but the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -20,6 +21,7 @@ from speculative_decoding.acceptance import AcceptanceRule, Block, Coupled, Reje
 from speculative_decoding.drafters import Draft, ModelDrafter
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import KVCache
+from speculative_decoding.stats import Round
 from tests.tiny import EOS, noisy_copy, run, tiny_model, tokens_of
 
 VOCAB, LENGTH = 8, 3
@@ -200,11 +202,21 @@ def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVCache, "trim_to", lambda self, offset: trim(self, max(0, offset - 1)))
 
 
+def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on behind the token that follows a whole draft, but the reader never sees it."""
+
+    def without_bonus(tokens: list[int], drafted: int, accepted: int, *rest: Any) -> Round:
+        return Round(tokens[:-1] if accepted == drafted else tokens, drafted, accepted, *rest)
+
+    monkeypatch.setattr(import_module("speculative_decoding.generate"), "Round", without_bonus)
+
+
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
     (raw_logits_for_probs, OPTIONS[0]),
     (unadjusted_residual, OPTIONS[0]),
     (dropped_sampled_token, OPTIONS[1]),
     (rewind_one_too_far, OPTIONS[0]),
+    (drop_the_bonus_token, OPTIONS[0]),
     (temperature_on_one_side, OPTIONS[1]),
     (draft_reports_another_temperature, OPTIONS[1]),
     (penalty_on_the_wrong_prefix, OPTIONS[5]),
