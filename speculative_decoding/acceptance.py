@@ -10,7 +10,9 @@ In formulas p is the target's distribution and q the draft's. Shapes: B rows, K 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
@@ -18,22 +20,34 @@ from .drafters.base import Draft, token_ids
 from .errors import InputError
 from .sampling import SamplingParams, Use, key
 
+ACCEPTANCE = ("rejection", "block", "coupled")
 TINY = 1e-30
+HUGE = 1e30  # as a weight it leaves nothing of q: the next token is drawn from p
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Lazy. `accepted` (B,): how many drafted tokens are kept; `next_token` (B,): what follows them."""
+    """Lazy. `accepted` (B,): how many drafted tokens are kept; `next_token` (B,): what follows them.
+
+    price (B, K): for each drafted token the total variation between the law it was decided by and the target's,
+        given what stands before it; None where the rule is lossless.
+    """
 
     accepted: mx.array
     next_token: mx.array
+    price: mx.array | None = None
 
-    def tokens(self, draft: Draft) -> tuple[list[int], int]:
-        """The row's new tokens and how many of them were drafted. This is the round's only wait for the device."""
+    def read(self, draft: Draft) -> tuple[list[int], int, list[float]]:
+        """The row's new tokens, how many of them were drafted, and their prices.
+
+        This is the round's only wait for the device.
+        """
         packed = mx.concatenate([self.accepted[:, None], self.next_token[:, None], draft.tokens], axis=1)
-        mx.eval(packed, draft.tokens)
+        price = mx.zeros(draft.tokens.shape) if self.price is None else self.price
+        mx.eval(packed, draft.tokens, price)
         accepted, next_token, *drafted = token_ids(packed)
-        return [*drafted[:accepted], next_token], accepted
+        (prices,) = cast(list[list[float]], price.tolist())
+        return [*drafted[:accepted], next_token], accepted, prices[: accepted + 1]
 
 
 class AcceptanceRule(ABC):
@@ -45,38 +59,94 @@ class AcceptanceRule(ABC):
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         """target_probs (B, K + 1, V) -> stop (B, K + 1), weights (B, K + 1)."""
 
-    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, position: int) -> Verdict:
-        """logits (B, K + 1, V), raw; `position` is where the draft starts in the output."""
-        probs = sampling.probs(logits)
+    def price(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
+        """What `Verdict` says of it. Nothing, unless a rule says otherwise."""
+        return None
+
+    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, tokens: Sequence[int]) -> Verdict:
+        """logits (B, K + 1, V), raw; `tokens` are the committed ids, which the draft follows."""
+        probs = sampling.probs(logits, draft.behind(tokens))
         stop, weights = self(draft, probs)
-        return throw_dice(
+        accepted, next_token = throw_dice(
             draft,
             probs,
             stop,
             weights,
-            accept_key=key(sampling.seed, position, Use.ACCEPT),
-            next_key=key(sampling.seed, position, Use.NEXT),
+            accept_key=key(sampling.seed, len(tokens), Use.ACCEPT),
+            next_key=key(sampling.seed, len(tokens), Use.NEXT),
         )
+        return Verdict(accepted, next_token, self.price(draft, probs))
 
 
 @dataclass(frozen=True)
 class Rejection(AcceptanceRule):
-    """Leviathan et al. 2023, algorithm 1: keep x while u <= p(x)/q(x) + delta; delta 0 is exact, 1 keeps all."""
+    """Leviathan et al. 2023, algorithm 1: keep x while u <= p(x)/q(x) + delta; delta 0 is exact, 1 keeps all.
+
+    skip_sample_adjustment: draw the correction from p, not from max(p - q, 0), as some implementations do (lossy).
+    """
 
     delta: float = 0.0
+    skip_sample_adjustment: bool = False
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
-        return self.delta == 0
+        return self.delta == 0 and not self.skip_sample_adjustment
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         p, q = drafted_probs(draft, target_probs)
         accept = mx.minimum(p / mx.maximum(q, TINY) + self.delta, 1.0)
         stop = stop_from(accept, draft.lengths)
-        return stop, mx.ones_like(stop)
+        return stop, mx.full(stop.shape, HUGE if self.skip_sample_adjustment else 1.0)
+
+    def price(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
+        """With the residual, x really drawn from q: how much more is accepted than the exact rule accepts."""
+        if self.lossless or draft.num_tokens == 0:
+            return None
+        p, q = target_probs[:, : draft.num_tokens], draft_probs(draft, target_probs.shape[-1])
+        kept = mx.minimum(q, p + self.delta * q)
+        if self.skip_sample_adjustment:  # the law is kept + (1 - sum kept) * p
+            price = 0.5 * mx.abs(kept - kept.sum(axis=-1, keepdims=True) * p).sum(axis=-1)
+        else:
+            price = (kept - mx.minimum(p, q)).sum(axis=-1)
+        return within(price, draft.lengths)
+
+
+@dataclass(frozen=True)
+class Block(AcceptanceRule):
+    """Sun et al. 2025 (2403.10444), algorithm 2: the draft is judged as a whole; never accepts fewer on average.
+
+    With P_i = min(1, P_{i-1} p_i(x_i)/q_i(x_i)), P_0 = 1, and S_i = sum_x max(P_i p_{i+1}(x) - q_{i+1}(x), 0), prefix i
+    passes its own throw with chance h_i = S_i / (S_i + 1 - P_i), the whole draft with P_K; the longest that passes
+    is kept.
+    """
+
+    lossless = True
+
+    def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
+        rows, count = draft.tokens.shape
+        lengths = mx.full((rows,), count) if draft.lengths is None else draft.lengths
+        p, q = drafted_probs(draft, target_probs)
+        running = [mx.ones((rows,))]
+        for i in range(count):
+            running.append(mx.minimum(running[-1] * p[:, i] / mx.maximum(q[:, i], TINY), 1.0))
+        weights = mx.stack(running, axis=1)  # P, (B, K + 1)
+        before, following = weights[:, :-1], target_probs[:, :count]
+        if draft.probs is None:  # S over a point mass: all of P p but what falls on the drafted token
+            left = before * (1 - p)
+        else:
+            left = mx.maximum(before[..., None] * following - draft.probs, 0.0).sum(axis=-1)
+        total = left + (1 - before)
+        passes = mx.concatenate([mx.where(total > 0, left / mx.maximum(total, TINY), 1.0), weights[:, -1:]], axis=1)
+        at = mx.arange(count + 1)[None]
+        ends = lengths[:, None]
+        passes = mx.where(at < ends, passes, mx.where(at == ends, weights, 0.0))
+        passes = mx.where(at == 0, 1.0, passes)  # nothing kept always passes
+        none_longer = mx.cumprod((1 - passes)[:, ::-1], axis=1)[:, ::-1]
+        none_longer = mx.concatenate([none_longer[:, 1:], mx.ones((rows, 1))], axis=1)
+        return passes * none_longer, weights
 
 
 @dataclass(frozen=True)
@@ -102,24 +172,71 @@ class Greedy(AcceptanceRule):
         stop = stop_from((p >= (1 - self.delta) * best).astype(mx.float32), draft.lengths)
         return stop, mx.ones_like(stop)
 
-    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, position: int) -> Verdict:
-        """The same decision without a softmax over the vocabulary: arg-max, and p / max p = exp(logit - max logit)."""
-        best = mx.argmax(logits, axis=-1)
-        drafted = draft.tokens[..., None]
+    def scores(self, logits: mx.array, sampling: SamplingParams, preceding: mx.array | None, position: int) -> mx.array:
+        """(B, L, V) whose arg-max is what the target writes."""
+        return sampling.scores(logits, preceding)
+
+    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, tokens: Sequence[int]) -> Verdict:
+        """The same decision without a softmax over the vocabulary: arg-max, and p / max p = exp(logit - max logit).
+
+        The price of a token is 1 if it is kept without being the arg-max, else 0: two certainties that differ are
+        a total variation of 1 apart.
+        """
+        scores = self.scores(logits, sampling, draft.behind(tokens), len(tokens))
+        best = mx.argmax(scores, axis=-1)
+        right = draft.tokens == best[:, : draft.num_tokens]
         if self.delta == 0:
-            keep = draft.tokens == best[:, : draft.num_tokens]
-        else:
-            scores = logits[:, : draft.num_tokens].astype(mx.float32)
-            ratio = mx.exp(mx.take_along_axis(scores, drafted, axis=-1)[..., 0] - scores.max(axis=-1))
-            keep = ratio >= 1 - self.delta
-        keep = within(keep.astype(mx.int32), draft.lengths)
-        accepted = mx.cumprod(keep, axis=1).sum(axis=1)
-        next_token = mx.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
-        return Verdict(accepted, next_token)
+            return Verdict(*longest_prefix(draft, right, best))
+        drafted = scores[:, : draft.num_tokens].astype(mx.float32)
+        chosen = mx.take_along_axis(drafted, draft.tokens[..., None], axis=-1)[..., 0]
+        keep = mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta
+        price = within((keep & ~right).astype(mx.float32), draft.lengths)
+        return Verdict(*longest_prefix(draft, keep, best), price)
 
 
-def choose_rule(sampling: SamplingParams, delta: float) -> AcceptanceRule:
-    return Greedy(delta) if sampling.is_greedy else Rejection(delta)
+@dataclass(frozen=True)
+class Coupled(AcceptanceRule):
+    """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise, and the noise depends
+    on (seed, position) alone. The draft uses the same noise, so it often finds the same token; which tokens come out
+    does not depend on it at all. Given the noise nothing is left to chance: greedy decoding, of other scores.
+    """
+
+    lossless = True
+
+    def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
+        """target_probs: one-hot, as they are given the noise. The draft counts as certain of its tokens."""
+        p, _ = drafted_probs(draft, target_probs)
+        stop = stop_from(p, draft.lengths)
+        return stop, mx.ones_like(stop)
+
+    def scores(self, logits: mx.array, sampling: SamplingParams, preceding: mx.array | None, position: int) -> mx.array:
+        """(1, L, V) whose arg-max is what the target writes; the first of the L tokens stands at `position`."""
+        return sampling.perturbed(logits, preceding, position)
+
+    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, tokens: Sequence[int]) -> Verdict:
+        best = mx.argmax(self.scores(logits, sampling, draft.behind(tokens), len(tokens)), axis=-1)
+        return Verdict(*longest_prefix(draft, draft.tokens == best[:, : draft.num_tokens], best))
+
+
+def choose_rule(
+    sampling: SamplingParams, acceptance: str = "rejection", delta: float = 0.0, skip_sample_adjustment: bool = False
+) -> AcceptanceRule:
+    """The rule for a request. At temperature 0 all exact rules are one and the same.
+
+    Raises `InputError` that names the argument.
+    """
+    check_delta(delta)
+    if acceptance not in ACCEPTANCE:
+        raise InputError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, not {acceptance!r}")
+    if acceptance != "rejection" and delta > 0:
+        raise InputError(f"delta {delta:g} relaxes acceptance rejection only, not {acceptance}; leave one of them out")
+    if acceptance != "rejection" and skip_sample_adjustment:
+        raise InputError(f"skip_sample_adjustment belongs to acceptance rejection, not {acceptance}")
+    if sampling.is_greedy:
+        return Greedy(delta)
+    if acceptance == "rejection":
+        return Rejection(delta, skip_sample_adjustment)
+    return Block() if acceptance == "block" else Coupled()
 
 
 def check_delta(delta: float) -> None:
@@ -133,6 +250,19 @@ def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.ar
     p = mx.take_along_axis(target_probs[:, : draft.num_tokens], index, axis=-1)[..., 0]
     q = mx.ones_like(p) if draft.probs is None else mx.take_along_axis(draft.probs, index, axis=-1)[..., 0]
     return p, q
+
+
+def draft_probs(draft: Draft, vocab_size: int) -> mx.array:
+    """q in full, (B, K, V), also where it is a point mass."""
+    if draft.probs is not None:
+        return draft.probs
+    return (mx.arange(vocab_size) == draft.tokens[..., None]).astype(mx.float32)
+
+
+def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.array, mx.array]:
+    """Keep drafted tokens up to the first with keep (B, K) false; what follows is the best (B, K + 1) there."""
+    accepted = mx.cumprod(within(keep.astype(mx.int32), draft.lengths), axis=1).sum(axis=1)
+    return accepted, mx.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
 
 
 def within(values: mx.array, lengths: mx.array | None) -> mx.array:
@@ -174,11 +304,11 @@ def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: 
 
 def throw_dice(
     draft: Draft, target_probs: mx.array, stop: mx.array, weights: mx.array, *, accept_key: mx.array, next_key: mx.array
-) -> Verdict:
-    """The one place where chance decides: how many are accepted, and which token follows."""
+) -> tuple[mx.array, mx.array]:
+    """The one place where chance decides: how many are accepted, (B,), and which token follows, (B,)."""
     u = mx.random.uniform(shape=(stop.shape[0], 1), key=accept_key)
     accepted = (u >= mx.cumsum(stop, axis=1)[:, :-1]).sum(axis=1)
     if draft.lengths is not None:  # the sum may stay below 1 by rounding
         accepted = mx.minimum(accepted, draft.lengths.astype(accepted.dtype))
     left = residual(draft, target_probs, weights, accepted)
-    return Verdict(accepted, mx.random.categorical(mx.log(left), key=next_key))
+    return accepted, mx.random.categorical(mx.log(left), key=next_key)

@@ -13,7 +13,9 @@ class Round:
     tokens: the new ids, drafted ones first. accepted: how many of them were drafted. drafted: how many were proposed.
     seconds: the whole cycle. draft_seconds: proposing, where this round measured it (that takes a second wait for
     the device, so most rounds do not), else None.
-    finish_reason: "stop" at an end-of-sequence token, "length" at max_tokens, None while there is more to come.
+    finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more
+    to come.
+    total_variation: what a lossy rule cost, summed over the tokens (`Verdict.price`); 0 if it is lossless.
     """
 
     tokens: list[int]
@@ -22,6 +24,7 @@ class Round:
     seconds: float
     draft_seconds: float | None = None
     finish_reason: str | None = None
+    total_variation: float = 0.0
 
 
 @dataclass
@@ -41,6 +44,7 @@ class GenerationStats:
     time_to_first_token: float = 0.0
     peak_memory_bytes: int = 0
     lossless: bool = True
+    total_variation: float = 0.0  # summed over tokens: what a lossy rule cost
 
     def add_round(self, event: Round) -> None:
         self.generated_tokens += len(event.tokens)
@@ -48,6 +52,7 @@ class GenerationStats:
         self.drafted_tokens += event.drafted
         self.accepted_tokens += event.accepted
         self.accepted_histogram[event.accepted] = self.accepted_histogram.get(event.accepted, 0) + 1
+        self.total_variation += event.total_variation
         self.decode_seconds += event.seconds
         if self.target_calls == 1:
             self.time_to_first_token = self.encode_seconds + event.seconds
@@ -77,6 +82,14 @@ class GenerationStats:
         return self.generated_tokens / self.target_calls if self.target_calls else 0.0
 
     @property
+    def delta_total_variation(self) -> float:
+        """The mean, over generated tokens, of the total variation between the law a token was drawn from and the
+        target's, given what stands before it (Leviathan et al. 2023: beta relaxed - beta). At temperature 0 this is
+        the share of tokens that are not the target's arg-max. 0 unless a lossy rule was asked for.
+        """
+        return self.total_variation / self.generated_tokens if self.generated_tokens else 0.0
+
+    @property
     def generation_tps(self) -> float:
         """Generated tokens per second of decoding; encoding is not in it."""
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
@@ -92,7 +105,14 @@ class GenerationStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        derived = ("acceptance_rate", "tokens_per_target_call", "generation_tps", "draft_seconds", "verify_seconds")
+        derived = (
+            "acceptance_rate",
+            "tokens_per_target_call",
+            "delta_total_variation",
+            "generation_tps",
+            "draft_seconds",
+            "verify_seconds",
+        )
         values = asdict(self) | {name: getattr(self, name) for name in derived}
         return {name: value for name, value in values.items() if not name.startswith("split_")}
 
@@ -103,6 +123,7 @@ SUMMED = (
     "target_calls",
     "drafted_tokens",
     "accepted_tokens",
+    "total_variation",
     "encode_seconds",
     "decode_seconds",
     "split_seconds",

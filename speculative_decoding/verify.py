@@ -1,53 +1,88 @@
 """Does speculation change anything? Decode prompts both ways and compare token by token.
 
 `python -m speculative_decoding.verify` does it for the bundled prompts and ends with "600 of 600 identical".
+`--num-draft` and `--seed` take several values here, and every combination is tried.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
+from .acceptance import Coupled, Greedy, choose_rule
 from .cli import common, options
 from .errors import InputError
 from .generate import encode_prompt, generate
 from .models.base import EncoderDecoder
 from .sampling import SamplingParams
+from .tokenizer import Tokenizer
 
 PROMPTS = Path(__file__).resolve().parent.parent / "data"
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first position at which two outputs differ, and how much the target preferred the regular one's token."""
+    """The first position at which two outputs differ, and how much the target preferred the regular one's token: in
+    the logits, or whatever else decides. A gap of about 0 is a near-tie that another order of additions may flip.
+    """
 
     position: int
     regular: int | None
     speculative: int | None
     logit_gap: float | None = None
 
+    def text(self, tokenizer: Tokenizer) -> str:
+        def name(token: int | None) -> str:
+            return "the end" if token is None else f"{token} {tokenizer.vocabulary.pieces.get(token)!r}"
+
+        gap = "" if self.logit_gap is None else f"; logit gap {self.logit_gap:.4g}"
+        return (
+            f"first divergence at token {self.position}: {name(self.regular)} without the draft, "
+            f"{name(self.speculative)} with it{gap}"
+        )
+
 
 def first_divergence(
-    model: EncoderDecoder, source: Sequence[int], regular: Sequence[int], speculative: Sequence[int]
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    regular: Sequence[int],
+    speculative: Sequence[int],
+    request: Mapping[str, Any],
 ) -> Divergence | None:
-    """Compare two outputs of the same source; None if they are identical."""
+    """Compare two outputs of a prompt; None if they are identical. `request`: the options of `generate` for both."""
     if list(regular) == list(speculative):
         return None
     shortest = min(len(regular), len(speculative))
     position = next((i for i in range(shortest) if regular[i] != speculative[i]), shortest)
     if position == shortest:
         return Divergence(position, *(ids[position] if len(ids) > position else None for ids in (regular, speculative)))
-    cache = model.make_cache(model.encode(mx.array([list(source)])))
-    prefix = [model.config.decoder_start_token_id, *regular[:position]]
-    logits = model.decode(mx.array([prefix]), cache)[0, -1].astype(mx.float32)
+    sampling = request.get("sampling") or SamplingParams()
+    rule = choose_rule(sampling, request.get("acceptance", "rejection"))
+    assert isinstance(rule, Greedy | Coupled)
+    source = encode_prompt(model, tokenizer, prompt, allow_long=True)
+    cache = model.make_cache(model.encode(mx.array([source])))
+    prefix = mx.array([[model.config.decoder_start_token_id, *regular[:position]]])
+    logits = model.decode(prefix, cache)[:, -1:]
+    scores = rule.scores(logits, sampling, prefix, prefix.shape[1])[0, 0].astype(mx.float32)
     ours, theirs = regular[position], speculative[position]
-    gap = logits[ours] - logits[theirs]
-    return Divergence(position, ours, theirs, float(gap))
+    return Divergence(position, ours, theirs, float(scores[ours] - scores[theirs]))
+
+
+def require_comparable(request: Mapping[str, Any], who: str) -> None:
+    """Only where no chance is left between the two must their tokens be the same."""
+    if request["sampling"].temperature > 0 and request["acceptance"] != "coupled":
+        raise InputError(
+            f"{who} needs --temperature 0 or --acceptance coupled, not --temperature "
+            f"{request['sampling'].temperature:g}: two samples of the same law need not be the same text"
+        )
 
 
 def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
@@ -60,40 +95,36 @@ def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
 
 def verify(chosen: argparse.Namespace) -> int:
     """Exit status 0 if all outputs are identical, 1 if not."""
+    request = common.decoding_options(chosen)
+    require_comparable(request, "verify")
     prompts = [prompt for prompt in read_prompt_files(chosen.prompts) if prompt.strip()]
     pair = common.open_pair(chosen)
-    if pair.draft is None or chosen.num_draft == 0:
-        raise InputError(
-            "--draft-model and a --num-draft above 0 are needed: there is nothing to compare without a draft"
-        )
+    if pair.draft is None:
+        raise InputError("--draft-model is needed: there is nothing to compare without a draft")
     pair.load_weights()
-    target, tokenizer = pair.target.model, pair.target.tokenizer
-    sampling = SamplingParams(temperature=chosen.temperature, seed=chosen.seed)
-    if not sampling.is_greedy:
-        raise InputError("--temperature must be 0: two samples of the same law need not be the same text")
 
-    identical = 0
+    tried = list(product(chosen.seed, chosen.num_draft))
+    identical = tokens = 0
     for number, prompt in enumerate(prompts, start=1):
-        limits = {"max_tokens": chosen.max_tokens, "allow_long_prompt": chosen.allow_long_prompt}
-        regular = generate(target, tokenizer, prompt, **limits)
-        speculative = generate(
-            target,
-            tokenizer,
-            prompt,
-            draft_model=pair.draft_model,
-            num_draft=chosen.num_draft,
-            delta=chosen.delta,
-            **limits,
-        )
-        source = encode_prompt(target, tokenizer, prompt, chosen.allow_long_prompt)
-        difference = first_divergence(target, source, regular.tokens, speculative.tokens)
-        identical += difference is None
-        if difference is not None:
-            print(f"prompt {number}: {difference}")
+        regular: dict[tuple[int, ...], list[int]] = {}
+        for seed, num_draft in tried:
+            request |= {"sampling": replace(request["sampling"], seed=seed), "num_draft": num_draft}
+            # Without --strict regular decoding knows nothing of num_draft: once is enough.
+            known = (seed, num_draft) if chosen.strict else (seed,)
+            if known not in regular:
+                regular[known] = generate(pair.target, pair.tokenizer, prompt, **request).tokens
+            found = generate(pair.target, pair.tokenizer, prompt, draft_model=pair.draft, **request).tokens
+            tokens += len(found)
+            difference = first_divergence(pair.target, pair.tokenizer, prompt, regular[known], found, request)
+            identical += difference is None
+            if difference is not None:
+                where = f"prompt {number}, num-draft {num_draft}, seed {seed}"
+                print(f"{where}: {difference.text(pair.tokenizer)}", flush=True)
         if number % 50 == 0:
-            common.say(f"{number} of {len(prompts)} done")
-    print(f"{identical} of {len(prompts)} identical")
-    return 0 if identical == len(prompts) else 1
+            common.say(f"{number} of {len(prompts)} prompts done")
+    total = len(prompts) * len(tried)
+    print(f"{identical} of {total} identical ({tokens} tokens)")
+    return 0 if identical == total else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speculative_decoding import generate, load, manifest
+from speculative_decoding import SamplingParams, generate, load, manifest
 from speculative_decoding.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.tokenizer import Tokenizer
@@ -39,12 +39,26 @@ def test_speculation_changes_nothing(pair: tuple[EncoderDecoder, EncoderDecoder,
         assert speculative.stats.target_calls < regular.stats.target_calls
 
 
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+def test_strict_changes_nothing_in_bfloat16(acceptance: str) -> None:
+    (target, tokenizer), (draft, _) = (load(BUNDLED / name, dtype="bfloat16") for name in PAIR)
+    for seed, text in enumerate(TEXTS[::5]):
+        temperature = 1.0 if acceptance == "coupled" else 0.0
+        options = {"sampling": SamplingParams(temperature, seed=seed), "acceptance": acceptance, "max_tokens": 25}
+        regular = generate(target, tokenizer, text, strict=True, **options)
+        speculative = generate(target, tokenizer, text, draft_model=draft, strict=True, **options)
+        assert speculative.tokens == regular.tokens
+
+
 def test_a_divergence_is_reported_with_its_gap(pair: tuple[EncoderDecoder, EncoderDecoder, Tokenizer]) -> None:
     target, _, tokenizer = pair
-    source, tokens = tokenizer.encode(TEXTS[0]), generate(target, tokenizer, TEXTS[0]).tokens
-    assert first_divergence(target, source, tokens, tokens) is None
+    prompt, tokens = TEXTS[0], generate(target, tokenizer, TEXTS[0]).tokens
+    assert first_divergence(target, tokenizer, prompt, tokens, tokens, {}) is None
     other = [*tokens[:3], tokens[3] + 1, *tokens[4:]]
-    difference = first_divergence(target, source, tokens, other)
+    difference = first_divergence(target, tokenizer, prompt, tokens, other, {})
     assert difference is not None and difference.position == 3 and (difference.logit_gap or 0) > 0
-    cut = first_divergence(target, source, tokens, tokens[:-1])
+    for words in ("at token 3", f"{tokens[3]} ", f"{other[3]} ", "logit gap"):
+        assert words in difference.text(tokenizer)
+    cut = first_divergence(target, tokenizer, prompt, tokens, tokens[:-1], {})
     assert cut is not None and (cut.position, cut.regular, cut.speculative) == (len(tokens) - 1, tokens[-1], None)
+    assert "the end with it" in cut.text(tokenizer)

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from speculative_decoding import verify as verify_command
+from speculative_decoding.acceptance import ACCEPTANCE
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
+from speculative_decoding.cli import options
 from speculative_decoding.load import BUNDLED, Opened
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
+HARDER = "translate English to German: The method returns the value of the property."  # the draft gets it wrong
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -56,6 +60,50 @@ def test_each_line_of_standard_input_gives_a_line() -> None:
 def test_delta_is_labelled_lossy() -> None:
     _, _, err = main_py("--prompt", PROMPT, "--delta", "0.5")
     assert "LOSSY: --delta 0.5" in err
+
+
+def test_verify_says_identical_or_where_not(capsys: pytest.CaptureFixture[str]) -> None:
+    status, err = in_process(capsys, "--prompt", PROMPT, "--verify")
+    assert status == 0 and "verify: identical, 8 tokens" in err
+    status, err = in_process(capsys, "--prompt", PROMPT, "--verify", "--acceptance", "coupled", "--temperature", "1")
+    assert status == 0 and "verify: identical" in err
+    status, err = in_process(capsys, "--prompt", HARDER, "--verify", "--delta", "1")
+    assert status == 1 and "verify: first divergence at token" in err and "; logit gap " in err
+    assert "of the tokens are not the target's first choice" in err
+
+
+def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n\n")
+    arguments = [str(tmp_path / "prompts.txt"), "-m", "12"]
+    assert verify_command.main([*arguments, "--num-draft", "0", "2", "5", "--dtype", "bfloat16", "--strict"]) == 0
+    assert "3 of 3 identical (24 tokens)" in capsys.readouterr().out
+    coupled = ["--acceptance", "coupled", "--temperature", "1", "--seed", "1", "2", "--num-draft", "1", "4"]
+    assert verify_command.main([*arguments, *coupled]) == 0
+    assert "4 of 4 identical" in capsys.readouterr().out
+    (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
+    assert verify_command.main([*arguments, "--delta", "1"]) == 1
+    assert "prompt 1, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
+    assert verify_command.main([*arguments, "--temperature", "1"]) == 2
+
+
+def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_command.main(["--prompt", PROMPT, "--stop", "xyz", "--stop", "n Wert"]) == 0
+    assert capsys.readouterr().out == "Die Methode gibt de\n"
+
+
+def test_every_sampling_option_reaches_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def sample(*arguments: str) -> str:
+        assert main_command.main(["--prompt", PROMPT, "--temperature", "2", "--seed", "4", *arguments]) == 0
+        return capsys.readouterr().out
+
+    free = sample()
+    exact = main_py("--prompt", PROMPT)[1]
+    for option in (["--top-k", "1"], ["--top-p", "0.0001"], ["--min-p", "1"]):
+        assert sample(*option) == exact != free
+    assert sample("--repetition-penalty", "5") != free
+    stats_file = tmp_path / "stats.json"
+    assert sample("--delta", "0.3", "--stats-json", str(stats_file)) != free
+    assert 0 < json.loads(stats_file.read_text())["delta_total_variation"] <= 0.3
 
 
 def test_seeds_decide_samples() -> None:
@@ -98,6 +146,18 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
         (["--temperature", "-1"], "--temperature"),
         (["--temperature", "inf"], "--temperature"),
         (["--seed", "-3"], "--seed"),
+        (["--top-k", "-1"], "--top-k: must be a whole number >= 0, not '-1'"),
+        (["--top-p", "0"], "--top-p: must be a number above 0, at most 1, not '0'"),
+        (["--min-p", "2"], "--min-p: must be a number from 0 to 1, not '2'"),
+        (["--repetition-penalty", "0"], "--repetition-penalty: must be a number above 0, not '0'"),
+        (["--acceptance", "typical"], "--acceptance: invalid choice: 'typical'"),
+        (["--acceptance", "block", "--delta", "0.1"], "delta 0.1 relaxes acceptance rejection only"),
+        (["--stop", ""], "--stop: must not be empty"),
+        (["--eos-token-id", "-1"], "--eos-token-id"),
+        (["--eos-token-id", "99999"], "eos_token_ids must be between 0 and"),
+        (["--verify", "--temperature", "1"], "--verify needs --temperature 0 or --acceptance coupled"),
+        (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
+        (["--verify", "--model", "t5-web-docs"], "--verify needs a --draft-model"),
         (["--dtype", "int8"], "--dtype"),
         (["--gamma", "5"], "--gamma"),
         (["--prompt", "  "], "--prompt '  ': is empty"),
@@ -186,6 +246,21 @@ def test_help_lists_every_flag() -> None:
     _, out, _ = main_py("--help")
     for flag in ("--model", "--draft-model", "--prompt", "--num-draft", "--delta", "--regular-decode", "--stats-json"):
         assert flag in out
+    for flag in (
+        "--top-k",
+        "--top-p",
+        "--min-p",
+        "--repetition-penalty",
+        "--stop",
+        "--eos-token-id",
+        "--strict",
+        "--verify",
+    ):
+        assert flag in out
+
+
+def test_the_command_line_offers_every_rule() -> None:
+    assert options.ACCEPTANCE == ACCEPTANCE
 
 
 def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

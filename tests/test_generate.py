@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -11,13 +12,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import InputError, SamplingParams, acceptance, generate, stream_generate
-from speculative_decoding.acceptance import Verdict
-from speculative_decoding.drafters import ModelDrafter
+from speculative_decoding import InputError, SamplingParams, generate, stream_generate
+from speculative_decoding.acceptance import Coupled, Greedy, Verdict
+from speculative_decoding.drafters import Drafter, ModelDrafter, NoDrafter
+from speculative_decoding.ending import Ending
+from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache, KVCache
 from speculative_decoding.stats import Round
 from speculative_decoding.tokenizer import Vocabulary
-from tests.tiny import DRAFTERS, EOS, SOURCES, VOCAB, noisy_copy, run, tiny_model, tokens_of
+from tests.tiny import DRAFTERS, EOS, SOURCES, VOCAB, Scripted, noisy_copy, run, tiny_model, tokens_of
 
 generate_module = import_module("speculative_decoding.generate")  # the package gives that name to the function
 
@@ -29,7 +32,7 @@ GREEDY = SamplingParams()
 
 def check_identity(drafter: str, num_draft: int) -> None:
     for source, regular in zip(SOURCES, REGULAR, strict=True):
-        made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular)
+        made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
         rounds = run(TARGET, source, made, num_draft=num_draft)
         assert tokens_of(rounds) == regular
 
@@ -68,15 +71,15 @@ def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = Verdict.tokens
+    read = Verdict.read
 
     def with_rejected(self: Verdict, draft):  # type: ignore[no-untyped-def]
-        new, accepted = tokens(self, draft)
+        new, accepted, prices = read(self, draft)
         if accepted < draft.num_tokens:
             new[-1] = draft.tokens.tolist()[0][accepted]
-        return new, accepted
+        return new, accepted, prices
 
-    monkeypatch.setattr(Verdict, "tokens", with_rejected)
+    monkeypatch.setattr(Verdict, "read", with_rejected)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_a_planted_fault_breaks_identity(
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 29])
 def test_max_tokens_is_exact(drafter: str, max_tokens: int) -> None:
     for source, regular in zip(SOURCES, REGULAR, strict=True):
-        rounds = run(TARGET, source, DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular), max_tokens=max_tokens)
+        rounds = run(TARGET, source, DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False), max_tokens=max_tokens)
         assert tokens_of(rounds) == regular[:max_tokens]
         ends = EOS in regular[:max_tokens]
         assert [event.finish_reason for event in rounds][-1] == ("stop" if ends else "length")
@@ -108,7 +111,7 @@ def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
     lengths = set()
     for seed in range(25):
         sampling = SamplingParams(temperature=2.0, seed=seed)
-        made = DRAFTERS[drafter](TARGET, DRAFT, sampling, REGULAR[0])
+        made = DRAFTERS[drafter](TARGET, DRAFT, sampling, REGULAR[0], False)
         tokens = tokens_of(run(TARGET, SOURCES[0], made, sampling=sampling))
         assert EOS not in tokens[:-1]
         lengths.add(len(tokens))
@@ -142,94 +145,133 @@ def test_same_seed_same_tokens_and_other_seed_other_tokens(temperature: float) -
     assert len({tuple(sample(seed)) for seed in range(8)}) > 4
 
 
-def sequence_law(length: int) -> dict[tuple[int, ...], float]:
-    """P of every output of at most `length` tokens at temperature 1, by running the target over all of them."""
-
-    cache = SMALL.make_cache(SMALL.encode(mx.array([SMALL_SOURCE] * SMALL_VOCAB ** (length - 1))))
-    prefixes = np.array(list(product(range(SMALL_VOCAB), repeat=length - 1)))
-    start = np.zeros((len(prefixes), 1), dtype=int)
-    logits = np.array(SMALL.decode(mx.array(np.hstack([start, prefixes])), cache)).astype(np.float64)
-    probs = np.exp(logits - logits.max(-1, keepdims=True))
-    probs /= probs.sum(-1, keepdims=True)
-    law: dict[tuple[int, ...], float] = {}
-    for prefix, table in zip(prefixes.tolist(), probs, strict=True):
-        for last in range(SMALL_VOCAB):
-            sequence = [*prefix, last]
-            mass = np.prod([table[i, token] for i, token in enumerate(sequence)])
-            end = sequence.index(EOS) + 1 if EOS in sequence else length
-            # sequences that share what comes before the end are one outcome, counted once per continuation
-            key = tuple(sequence[:end])
-            law[key] = law.get(key, 0.0) + float(mass)
-    return law
+PENALTY = SamplingParams(repetition_penalty=1.5)
 
 
-SMALL_VOCAB = 5
-SMALL = tiny_model(seed=4, scale=0.45, vocab_size=SMALL_VOCAB)
-SMALL_DRAFT = noisy_copy(SMALL, noise=0.25)
-SMALL_SOURCE = [4, 3, 2, 1]
+def without_cache(model: EncoderDecoder, source: list[int], penalty: float, max_tokens: int) -> list[int]:
+    """Greedy decoding as transformers has it, written down again: no cache, no draft, numpy."""
+    tokens = [0]
+    memory = model.encode(mx.array([source]))
+    while len(tokens) <= max_tokens and EOS not in tokens:
+        logits = np.array(model.decode(mx.array([tokens]), model.make_cache(memory)))[0, -1]
+        for token in set(tokens):
+            logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
+        tokens.append(int(logits.argmax()))
+    return tokens[1:]
 
 
-def chi_square(samples: int = 700, length: int = 3, delta: float = 0.0, num_draft: int = 2) -> tuple[float, int]:
-    """(statistic, degrees of freedom) of sampled whole outputs against their exact law."""
-    law = sequence_law(length)
-    counts = dict.fromkeys(law, 0)
-    for seed in range(samples):
-        sampling = SamplingParams(temperature=1.0, seed=seed)
-        drafter = ModelDrafter(SMALL_DRAFT, SMALL, sampling)
-        rounds = run(
-            SMALL, SMALL_SOURCE, drafter, sampling=sampling, delta=delta, num_draft=num_draft, max_tokens=length
-        )
-        outcome = tuple(tokens_of(rounds))
-        counts[outcome] = counts.get(outcome, 0) + 1
-    expected = {outcome: mass * samples for outcome, mass in law.items()}
-    common = [outcome for outcome, count in expected.items() if count >= 5]
-    rest_expected = samples - sum(expected[outcome] for outcome in common)
-    rest_found = samples - sum(counts[outcome] for outcome in common)
-    assert counts.keys() == law.keys()  # nothing that cannot happen
-    statistic = sum((counts[outcome] - expected[outcome]) ** 2 / expected[outcome] for outcome in common)
-    statistic += (rest_found - rest_expected) ** 2 / max(rest_expected, 1e-9) if rest_expected > 1 else 0.0
-    return statistic, len(common) - (0 if rest_expected > 1 else 1)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: str) -> None:
+    for number, source in enumerate(SOURCES):
+        expected = without_cache(TARGET, source, PENALTY.repetition_penalty, 20)
+        made = DRAFTERS[drafter](TARGET, DRAFT, PENALTY, expected, False)
+        assert tokens_of(run(TARGET, source, made, sampling=PENALTY, num_draft=number + 2, max_tokens=20)) == expected
+    assert expected != REGULAR[-1][:20]
 
 
-def limit(freedom: int) -> float:
-    """The statistic's 1 - 1e-4 quantile (Wilson and Hilferty's approximation)."""
-    return float(freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
+    """20 seeds at two temperatures, drafts of 0 to 12 tokens, every transformation of the distribution."""
+    outputs = set()
+    for seed, temperature in product(range(20), (0.7, 1.0)):
+        extra = {"top_k": 9, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2} if seed % 2 else {}
+        sampling = SamplingParams(temperature=temperature, seed=seed, **extra)  # type: ignore[arg-type]
+        source = SOURCES[seed % len(SOURCES)]
+        regular = coupled_regular(tuple(source), sampling)
+        made = DRAFTERS[drafter](TARGET, DRAFT, sampling, regular, True)
+        rounds = run(TARGET, source, made, sampling=sampling, rule=Coupled(), num_draft=seed % 13, max_tokens=14)
+        assert tokens_of(rounds) == regular
+        outputs.add(tuple(regular))
+    assert len(outputs) > 30
 
 
-def check_law(**options: float) -> None:
-    statistic, freedom = chi_square(**options)  # type: ignore[arg-type]
-    assert statistic < limit(freedom)
+@cache
+def coupled_regular(source: Sequence[int], sampling: SamplingParams) -> list[int]:
+    return tokens_of(run(TARGET, source, sampling=sampling, rule=Coupled(), max_tokens=14))
 
 
-def test_sampled_sequences_follow_the_targets_law() -> None:
-    check_law()
+def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> None:
+    def accepted(coupled: bool) -> int:
+        params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(6)]
+        rounds = [
+            run(TARGET, SOURCES[0], ModelDrafter(DRAFT, TARGET, p, coupled=coupled), sampling=p, rule=Coupled())
+            for p in params
+        ]
+        return sum(event.accepted for events in rounds for event in events)
+
+    assert accepted(True) > 2 * accepted(False) > 0
 
 
-def raw_logits_for_probs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SamplingParams, "probs", lambda self, logits: mx.maximum(logits, 0))
+def recorded_logits(
+    monkeypatch: pytest.MonkeyPatch, num_draft: int, drafter: Drafter, strict: bool, dtype: mx.Dtype
+) -> dict[int, mx.array]:
+    """What the target's passes computed for each committed position of a run."""
+    found: dict[int, mx.array] = {}
+    verdict = Greedy.verdict
+
+    def recording(self, draft, logits, sampling, tokens):  # type: ignore[no-untyped-def]
+        result = verdict(self, draft, logits, sampling, tokens)
+        for i in range(result.accepted.item() + 1):
+            found[len(tokens) + i] = logits[0, i]
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Greedy, "verdict", recording)
+        options: dict[str, Any] = {"num_draft": num_draft, "max_tokens": 100, "ends": lambda token: False}
+        rounds = run(WIDE[dtype], SOURCES[0], drafter, strict=strict, **options)
+        found[-1] = mx.array(tokens_of(rounds))
+    return found
 
 
-def correction_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unadjusted(draft, probs, weights, accepted):  # type: ignore[no-untyped-def]
-        return mx.take_along_axis(probs, accepted[:, None, None], axis=1)[:, 0]
-
-    monkeypatch.setattr(acceptance, "residual", unadjusted)
+def cast(model: EncoderDecoder, dtype: mx.Dtype) -> EncoderDecoder:
+    model.set_dtype(dtype)
+    return model
 
 
-@pytest.mark.parametrize(
-    "plant", [raw_logits_for_probs, correction_from_the_target, drop_the_bonus_token, rewind_one_too_far]
-)
-def test_a_planted_fault_breaks_the_law(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+# Wide enough that kernels block and split their sums; and long enough that the cache grows and keys are added.
+WIDE = {
+    dtype: cast(tiny_model(seed=3, position_scale=1.0, d_model=96, d_kv=24, d_ff=320, num_heads=4), dtype)
+    for dtype in (mx.float32, mx.bfloat16, mx.float16)
+}
+
+
+@pytest.mark.parametrize("num_draft", [1, 4, 7])
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_strict_passes_compute_the_same_bits_with_and_without_a_draft(
+    dtype: mx.Dtype, num_draft: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        check_law()
+    plain = recorded_logits(monkeypatch, num_draft, NoDrafter(), True, dtype)
+    regular = plain[-1].tolist()
+    assert len(regular) == 100 and len(set(regular)) > 3  # type: ignore[arg-type]
+    third_wrong = Scripted(regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token)  # type: ignore[arg-type]
+    drafted = recorded_logits(monkeypatch, num_draft, third_wrong, True, dtype)
+    assert plain.keys() == drafted.keys()
+    for position, logits in plain.items():
+        assert mx.array_equal(logits, drafted[position]), position
 
 
-def test_delta_breaks_the_law() -> None:
-    with pytest.raises(AssertionError):
-        check_law(delta=0.5)
+def test_without_strict_the_bits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the test above can fail."""
+    plain = recorded_logits(monkeypatch, 4, NoDrafter(), False, mx.float32)
+    right = Scripted(plain[-1].tolist(), lambda i, token: token)  # type: ignore[arg-type]
+    drafted = recorded_logits(monkeypatch, 4, right, False, mx.float32)
+    assert plain.keys() == drafted.keys()
+    assert not all(mx.array_equal(logits, drafted[position]) for position, logits in plain.items())
+
+
+def test_strict_passes_all_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = set()
+    update = KVCache.update_and_fetch
+
+    def recording(self, keys, values):  # type: ignore[no-untyped-def]
+        fetched = update(self, keys, values)
+        shapes.add((keys.shape[2], fetched[0].shape[2]))
+        return fetched
+
+    monkeypatch.setattr(KVCache, "update_and_fetch", recording)
+    for drafter in (NoDrafter(), Scripted(REGULAR[0], lambda i, token: token, most=2)):
+        run(TARGET, SOURCES[0], drafter, num_draft=4, max_tokens=100, strict=True)
+    assert shapes == {(8, 128)}
 
 
 class Letters:
@@ -257,6 +299,83 @@ def test_stream_and_result_agree() -> None:
     assert result.stats.target_calls == sum(result.stats.accepted_histogram.values())
 
 
+def stopped(
+    source: list[int], drafter: Drafter, stop: Sequence[str], eos: Sequence[int] = ()
+) -> tuple[str, list[int], str | None]:
+    """(text, tokens, finish_reason) of a greedy run that ends at stop strings; checks that no text came too early."""
+    ending, text = Ending(Letters(), {EOS, *eos}, stop), ""
+    rounds = run(TARGET, source, drafter, ends=ending)
+    tokens = tokens_of(rounds)
+    whole = Letters().decode(tokens)
+    for _ in tokens:
+        text += ending.next_text()
+        assert whole.startswith(text) and not any(each in text for each in stop)
+    assert all(event.accepted <= len(event.tokens) for event in rounds)
+    return text + ending.finish(), tokens, rounds[-1].finish_reason
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_stop_string_cuts_at_every_place_of_an_accepted_draft(drafter: str) -> None:
+    """Each one to three letters of the regular text in turn are the stop string."""
+    for regular, source in zip(REGULAR, SOURCES, strict=True):
+        letters = Letters().decode(regular)
+        for start, size in product(range(min(len(letters), 9)), (1, 3)):
+            stop = letters[start : start + size]
+            at = letters.index(stop)
+            made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
+            text, tokens, reason = stopped(source, made, ["~", stop])
+            assert (text, reason) == (letters[:at], "stop")
+            assert Letters().decode(tokens) == letters[: at + len(stop)] and tokens == regular[: len(tokens)]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_an_extra_end_of_sequence_id_cuts_at_every_place_of_an_accepted_draft(drafter: str) -> None:
+    regular = max(REGULAR, key=lambda tokens: len(set(tokens)))
+    source = SOURCES[REGULAR.index(regular)]
+    for token in set(regular) - {EOS}:
+        made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
+        text, tokens, reason = stopped(source, made, [], [token, 0])
+        assert tokens == regular[: regular.index(token) + 1] and reason == "stop"
+        assert text == Letters().decode(tokens[:-1])
+
+
+def test_generate_takes_stop_strings_and_extra_ids() -> None:
+    plain = generate(TARGET, Letters(), "abc", draft_model=DRAFT)
+    stop = plain.text[3:5]
+    at = plain.text.index(stop)
+    result = generate(TARGET, Letters(), "abc", draft_model=DRAFT, stop=[stop])
+    assert (result.text, result.finish_reason) == (plain.text[:at], "stop")
+    assert result.stats.generated_tokens == len(result.tokens) == at + 2
+    ended = generate(TARGET, Letters(), "abc", draft_model=DRAFT, eos_token_ids=[plain.tokens[3]])
+    assert ended.tokens == plain.tokens[: plain.tokens.index(plain.tokens[3]) + 1] and ended.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_lossy_run_reports_its_price(temperature: float) -> None:
+    def price(**options: Any) -> float:
+        sampling = SamplingParams(temperature=temperature, seed=2)
+        return generate(
+            TARGET, Letters(), "abc", draft_model=DRAFT, sampling=sampling, **options
+        ).stats.delta_total_variation
+
+    assert price() == 0
+    assert 0 < price(delta=0.9) <= 1
+    assert price(delta=1.0) >= price(delta=0.0)
+    if temperature > 0:
+        assert 0 < price(delta=0.2) <= 0.2
+        assert price(skip_sample_adjustment=True) > 0
+        assert price(acceptance="block") == price(acceptance="coupled") == 0
+
+
+def test_at_temperature_0_the_price_counts_tokens_that_are_not_the_arg_max() -> None:
+    lenient = generate(TARGET, Letters(), "abc", draft_model=DRAFT, delta=0.95)
+    prefix = mx.array([[0, *lenient.tokens]])
+    memory = TARGET.encode(mx.array([Letters().encode("abc")]))
+    best = mx.argmax(TARGET.decode(prefix, TARGET.make_cache(memory))[0], axis=-1).tolist()
+    others = sum(token != right for token, right in zip(lenient.tokens, best, strict=False))  # type: ignore[arg-type]
+    assert lenient.stats.delta_total_variation == others / len(lenient.tokens) > 0
+
+
 def test_an_interrupted_call_leaves_no_trace() -> None:
     expected = generate(TARGET, Letters(), "abc", draft_model=DRAFT).tokens
     for stop in range(1, 8):
@@ -282,6 +401,12 @@ def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"delta": 1.5}, "delta"),
         ({"delta": -0.1}, "delta"),
+        ({"acceptance": "typical"}, "acceptance"),
+        ({"acceptance": "block", "delta": 0.1}, "delta"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": "word"}, "stop"),
+        ({"eos_token_ids": [VOCAB]}, "eos_token_ids"),
+        ({"eos_token_ids": [-1]}, "eos_token_ids"),
         ({"prompt": " "}, "prompt"),
         ({"prompt": "a" * 40}, "prompt"),
     ],
@@ -291,12 +416,6 @@ def test_bad_arguments_are_named_at_the_call(options: dict[str, object], named: 
     arguments = {"prompt": "abc"} | options
     with pytest.raises(InputError, match=named):
         stream_generate(model, Letters(), **arguments)  # type: ignore[arg-type]
-
-
-def test_bad_sampling_is_named() -> None:
-    for options in ({"temperature": -1.0}, {"temperature": float("nan")}, {"seed": -1}, {"seed": 2**32}):
-        with pytest.raises(InputError, match=next(iter(options))):
-            SamplingParams(**options)  # type: ignore[arg-type]
 
 
 def test_long_prompts_are_accepted_when_asked() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from speculative_decoding.acceptance import choose_rule
+from speculative_decoding.acceptance import AcceptanceRule, choose_rule
 from speculative_decoding.drafters import Draft, Drafter, ModelDrafter, NoDrafter
-from speculative_decoding.generate import speculate
+from speculative_decoding.generate import Settings, speculate
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import SamplingParams
@@ -73,16 +73,18 @@ def run(
     drafter: Drafter | None = None,
     *,
     sampling: SamplingParams | None = None,
-    delta: float = 0.0,
+    rule: AcceptanceRule | None = None,
+    ends: Callable[[int], bool] | None = None,
     num_draft: int = 4,
     max_tokens: int = 30,
+    strict: bool = False,
 ) -> list[Round]:
     sampling = sampling or SamplingParams()
     drafter = drafter or NoDrafter()
     drafter.begin(source)
     cache = model.make_cache(model.encode(mx.array([list(source)])))
-    rule = choose_rule(sampling, delta)
-    return list(speculate(model, cache, drafter, rule, sampling, num_draft=num_draft, max_tokens=max_tokens))
+    settings = Settings(num_draft, max_tokens, sampling, rule or choose_rule(sampling), strict)
+    return list(speculate(model, cache, drafter, settings, ends or model.config.eos_token_ids.__contains__))
 
 
 def tokens_of(rounds: Sequence[Round]) -> list[int]:
@@ -107,22 +109,30 @@ class Scripted(Drafter):
         )
 
 
-# Every drafter that exists, by name: made from (target, draft model, sampling, regular output). They all inherit the
-# laws of tests/test_generate.py.
-DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Sequence[int]], Drafter]] = {
-    "none": lambda target, draft, sampling, regular: NoDrafter(),
-    "model": lambda target, draft, sampling, regular: ModelDrafter(draft, target, sampling),
-    "target itself": lambda target, draft, sampling, regular: ModelDrafter(target, target, sampling),
-    "always right": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token),
-    "always wrong": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: (token + 1) % VOCAB),
-    "every third wrong": lambda target, draft, sampling, regular: Scripted(
+# Every drafter that exists, by name: made from (target, draft model, sampling, regular output, whether sampling is
+# coupled). They all inherit the laws of tests/test_generate.py.
+DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Sequence[int], bool], Drafter]] = {
+    "none": lambda target, draft, sampling, regular, coupled: NoDrafter(),
+    "model": lambda target, draft, sampling, regular, coupled: ModelDrafter(draft, target, sampling, coupled=coupled),
+    "target itself": lambda target, draft, sampling, regular, coupled: ModelDrafter(
+        target, target, sampling, coupled=coupled
+    ),
+    "always right": lambda target, draft, sampling, regular, coupled: Scripted(regular, lambda i, token: token),
+    "always wrong": lambda target, draft, sampling, regular, coupled: Scripted(
+        regular, lambda i, token: (token + 1) % VOCAB
+    ),
+    "every third wrong": lambda target, draft, sampling, regular, coupled: Scripted(
         regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token
     ),
-    "end inside": lambda target, draft, sampling, regular: Scripted(
+    "end inside": lambda target, draft, sampling, regular, coupled: Scripted(
         regular, lambda i, token: EOS if i % 4 == 3 else token
     ),
-    "stops after two": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token, most=2),
-    "proposes nothing": lambda target, draft, sampling, regular: Scripted(regular, lambda i, token: token, most=0),
+    "stops after two": lambda target, draft, sampling, regular, coupled: Scripted(
+        regular, lambda i, token: token, most=2
+    ),
+    "proposes nothing": lambda target, draft, sampling, regular, coupled: Scripted(
+        regular, lambda i, token: token, most=0
+    ),
 }
 
 

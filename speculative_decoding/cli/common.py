@@ -9,11 +9,16 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..acceptance import choose_rule
 from ..drafters.model import require_same_tokens
+from ..ending import check_stop
 from ..errors import InputError
 from ..load import Opened, find_folder, open_model
 from ..models.base import EncoderDecoder
+from ..sampling import SamplingParams
+from ..tokenizer import Tokenizer
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
@@ -49,17 +54,47 @@ def run(program: str, command: Callable[[], int]) -> int:
 class Pair:
     """A target, and a draft if there is one, still without weights."""
 
-    target: Opened
-    draft: Opened | None
+    opened_target: Opened
+    opened_draft: Opened | None
 
     @property
-    def draft_model(self) -> EncoderDecoder | None:
-        return None if self.draft is None else self.draft.model
+    def target(self) -> EncoderDecoder:
+        return self.opened_target.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.opened_target.tokenizer
+
+    @property
+    def draft(self) -> EncoderDecoder | None:
+        return None if self.opened_draft is None else self.opened_draft.model
 
     def load_weights(self) -> None:
-        for opened in (self.target, self.draft):
+        for opened in (self.opened_target, self.opened_draft):
             if opened is not None:
                 opened.load_weights()
+
+
+def decoding_options(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What the options ask of `stream_generate`, but for the draft, --num-draft and --seed. Checks what it can."""
+    sampling = SamplingParams(
+        temperature=chosen.temperature,
+        top_k=chosen.top_k,
+        top_p=chosen.top_p,
+        min_p=chosen.min_p,
+        repetition_penalty=chosen.repetition_penalty,
+    )
+    choose_rule(sampling, chosen.acceptance, chosen.delta)
+    return {
+        "acceptance": chosen.acceptance,
+        "delta": chosen.delta,
+        "sampling": sampling,
+        "max_tokens": chosen.max_tokens,
+        "stop": check_stop(chosen.stop),
+        "eos_token_ids": chosen.eos_token_id,
+        "strict": chosen.strict,
+        "allow_long_prompt": chosen.allow_long_prompt,
+    }
 
 
 def open_pair(options: argparse.Namespace, *, use_draft: bool = True) -> Pair:

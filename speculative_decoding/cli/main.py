@@ -6,14 +6,15 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..generate import encode_prompt, stream_generate
-from ..sampling import SamplingParams
+from ..generate import check_token_ids, encode_prompt, generate, stream_generate
 from ..stats import GenerationStats
+from ..verify import first_divergence, require_comparable
 from . import common, options
 from .common import Pair, say
 
@@ -27,41 +28,53 @@ def decode(chosen: argparse.Namespace) -> int:
     stats_file: Path | None = getattr(chosen, "stats_json", None)
     if stats_file is not None and (stats_file.is_dir() or not stats_file.resolve().parent.is_dir()):
         raise InputError(f"--stats-json {stats_file}: cannot be written; name a file in a folder that exists")
+    request = common.decoding_options(chosen)
+    request |= {"num_draft": chosen.num_draft, "sampling": replace(request["sampling"], seed=chosen.seed)}
+    use_draft = not chosen.regular_decode and chosen.num_draft > 0
+    if chosen.verify:
+        require_comparable(request, "--verify")
+        if not use_draft:
+            raise InputError("--verify compares with and without a draft; leave out --regular-decode and --num-draft 0")
     prompts = read_prompts(getattr(chosen, "prompt", None))
     first = next(prompts)
-    pair = common.open_pair(chosen, use_draft=not chosen.regular_decode and chosen.num_draft > 0)
+    pair = common.open_pair(chosen, use_draft=use_draft)
+    check_token_ids(chosen.eos_token_id, pair.target.config.vocab_size)
+    if chosen.verify and pair.draft is None:
+        raise InputError("--verify needs a --draft-model: there is nothing to compare without a draft")
     if first.strip():
-        encode_prompt(pair.target.model, pair.target.tokenizer, first, chosen.allow_long_prompt)
+        encode_prompt(pair.target, pair.tokenizer, first, chosen.allow_long_prompt)
     pair.load_weights()
 
-    total = GenerationStats()
+    total, same = GenerationStats(), True
     for prompt in chain([first], prompts):
-        total.add(decode_one(pair, prompt, chosen))
-    say(summary(total, chosen.delta))
+        tokens, stats = decode_one(pair, prompt, request)
+        total.add(stats)
+        if chosen.verify and prompt.strip():
+            same = compare(pair, prompt, tokens, request) and same
+    say(summary(total, chosen))
     if stats_file is not None:
         stats_file.write_text(json.dumps(settings(pair, chosen) | total.as_dict(), indent=2) + "\n", encoding="utf-8")
-    return 0
+    return 0 if same else 1
 
 
-def decode_one(pair: Pair, prompt: str, chosen: argparse.Namespace) -> GenerationStats:
+def decode_one(pair: Pair, prompt: str, request: dict[str, Any]) -> tuple[list[int], GenerationStats]:
     """Print the text of one prompt and a line end. A blank line of input gives a blank line of output."""
-    stats = GenerationStats()
+    stats, tokens = GenerationStats(), []
     if prompt.strip():
-        for response in stream_generate(
-            pair.target.model,
-            pair.target.tokenizer,
-            prompt,
-            draft_model=pair.draft_model,
-            num_draft=chosen.num_draft,
-            delta=chosen.delta,
-            sampling=SamplingParams(temperature=chosen.temperature, seed=chosen.seed),
-            max_tokens=chosen.max_tokens,
-            allow_long_prompt=chosen.allow_long_prompt,
-        ):
+        for response in stream_generate(pair.target, pair.tokenizer, prompt, draft_model=pair.draft, **request):
             print(response.text, end="", flush=True)
+            tokens.append(response.token)
             stats = response.stats
     print(flush=True)
-    return stats
+    return tokens, stats
+
+
+def compare(pair: Pair, prompt: str, tokens: list[int], request: dict[str, Any]) -> bool:
+    """Decode once more without a draft; say and return whether that gives the same tokens."""
+    regular = generate(pair.target, pair.tokenizer, prompt, **request).tokens
+    difference = first_divergence(pair.target, pair.tokenizer, prompt, regular, tokens, request)
+    say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(pair.tokenizer)))
+    return difference is None
 
 
 def read_prompts(prompt: str | None) -> Iterator[str]:
@@ -89,7 +102,7 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         raise InputError("standard input is empty; give it a prompt a line, or use --prompt")
 
 
-def summary(stats: GenerationStats, delta: float) -> str:
+def summary(stats: GenerationStats, chosen: argparse.Namespace) -> str:
     lines = [
         f"{stats.generated_tokens} tokens at {stats.generation_tps:.1f} tokens/s; "
         f"{stats.target_calls} target calls, {stats.tokens_per_target_call:.2f} tokens per call",
@@ -98,13 +111,20 @@ def summary(stats: GenerationStats, delta: float) -> str:
         f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
     ]
     if not stats.lossless:
-        lines.append(f"LOSSY: --delta {delta:g} accepts tokens that the target alone would not write")
+        price = stats.delta_total_variation
+        measured = f"{price:.1%} of the tokens are not the target's first choice"
+        if chosen.temperature > 0:
+            measured = f"measured total variation {price:.4f} per token"
+        lines.append(
+            f"LOSSY: --delta {chosen.delta:g} accepts tokens that the target alone would not write; {measured}"
+        )
     return "\n".join(lines)
 
 
 def settings(pair: Pair, chosen: argparse.Namespace) -> dict[str, Any]:
-    names = ("num_draft", "delta", "max_tokens", "temperature", "seed")
+    names = ("num_draft", "acceptance", "delta", "max_tokens", "stop", "eos_token_id", "strict", "allow_long_prompt")
+    sampling = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     return {
-        "model": str(pair.target.folder),
-        "draft_model": None if pair.draft is None else str(pair.draft.folder),
-    } | {name: getattr(chosen, name) for name in names}
+        "model": str(pair.opened_target.folder),
+        "draft_model": None if pair.opened_draft is None else str(pair.opened_draft.folder),
+    } | {name: getattr(chosen, name) for name in (*names, *sampling)}

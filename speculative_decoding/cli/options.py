@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+ACCEPTANCE = ("rejection", "block", "coupled")
 DEFAULT_PROMPT = "translate English to German: The method returns the value of the property."
 
 
@@ -36,19 +37,28 @@ def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def real(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:
+def real(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """above: the minimum itself is excluded."""
     limits = f"a number from {minimum:g} to {maximum:g}" if maximum < math.inf else f"a number >= {minimum:g}"
+    if above:
+        limits = f"a number above {minimum:g}" + (f", at most {maximum:g}" if maximum < math.inf else "")
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not minimum <= value <= maximum or math.isinf(value):
+        if not minimum <= value <= maximum or math.isinf(value) or (above and value == minimum):
             raise argparse.ArgumentTypeError(f"must be {limits}, not {text!r}")
         return value
 
     return parse
+
+
+def some_text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -76,10 +86,24 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_decoding(parser: argparse.ArgumentParser) -> None:
+def add_decoding(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """several: --num-draft and --seed take a list, to try them all."""
     group = parser.add_argument_group("decoding")
+    many: dict[str, Any] = {"nargs": "+"} if several else {}
     group.add_argument(
-        "--num-draft", type=whole(0, 64), default=5, metavar="N", help="tokens drafted per round; 0 to 64"
+        "--num-draft",
+        type=whole(0, 64),
+        default=[5] if several else 5,
+        metavar="N",
+        help="tokens drafted per round; 0 to 64",
+        **many,
+    )
+    group.add_argument(
+        "--acceptance",
+        choices=ACCEPTANCE,
+        default="rejection",
+        help="above temperature 0, all three exact: the original rule; one that keeps a little more; one whose output "
+        "for a seed does not depend on the draft",
     )
     group.add_argument(
         "--delta",
@@ -92,11 +116,63 @@ def add_decoding(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", "-m", type=whole(1), default=100, metavar="N", help="the most tokens to generate"
     )
     group.add_argument(
-        "--temperature", type=real(0), default=0.0, metavar="T", help="0 takes the most likely token, above 0 samples"
+        "--stop",
+        action="append",
+        type=some_text,
+        default=[],
+        metavar="TEXT",
+        help="end in front of this text; may be repeated",
     )
-    group.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="for sampling")
+    group.add_argument(
+        "--eos-token-id",
+        action="append",
+        type=whole(0),
+        default=[],
+        metavar="N",
+        help="end at this token too; may be repeated",
+    )
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="compute every pass of the target in one shape: also in 16 bits the same tokens with and without a draft; "
+        "slower",
+    )
     group.add_argument(
         "--allow-long-prompt", action="store_true", help="accept a prompt longer than the model was trained on"
+    )
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--temperature", type=real(0), default=0.0, metavar="T", help="0 takes the most likely token, above 0 samples"
+    )
+    group.add_argument("--top-k", type=whole(0), default=0, metavar="K", help="only the K most likely tokens; 0 is off")
+    group.add_argument(
+        "--top-p",
+        type=real(0, 1, above=True),
+        default=1.0,
+        metavar="P",
+        help="only the fewest tokens that reach this probability together; 1 is off",
+    )
+    group.add_argument(
+        "--min-p",
+        type=real(0, 1),
+        default=0.0,
+        metavar="P",
+        help="only tokens this likely compared to the most likely one; 0 is off",
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=real(0, above=True),
+        default=1.0,
+        metavar="X",
+        help="above 1 makes tokens that were written less likely; acts at temperature 0 too; 1 is off",
+    )
+    group.add_argument(
+        "--seed",
+        type=whole(0, 2**32 - 1),
+        default=[0] if several else 0,
+        metavar="N",
+        help="the same seed and settings give the same text",
+        **many,
     )
 
 
@@ -115,6 +191,9 @@ def main_parser() -> Parser:
     add_models(parser)
     add_decoding(parser)
     parser.add_argument("--regular-decode", action="store_true", help="the target alone, without a draft")
+    parser.add_argument(
+        "--verify", action="store_true", help="decode without a draft as well and compare; exit status 1 if they differ"
+    )
     parser.add_argument(
         "--stats-json", type=Path, metavar="FILE", help="write settings and statistics there", default=argparse.SUPPRESS
     )
@@ -155,5 +234,5 @@ def verify_parser() -> Parser:
     )
     parser.add_argument("prompts", nargs="*", type=Path, help="files with a prompt a line (default: the bundled ones)")
     add_models(parser)
-    add_decoding(parser)
+    add_decoding(parser, several=True)
     return parser

@@ -37,6 +37,11 @@ class Draft:
         last = mx.array([[token]], self.tokens.dtype)
         return mx.concatenate([last, self.tokens], axis=1) if self.num_tokens else last
 
+    def behind(self, tokens: Sequence[int]) -> mx.array:
+        """(B, N + K): the N committed ids and the draft behind them."""
+        committed = mx.broadcast_to(mx.array(list(tokens), self.tokens.dtype), (self.tokens.shape[0], len(tokens)))
+        return mx.concatenate([committed, self.tokens], axis=1) if self.num_tokens else committed
+
 
 class Drafter(ABC):
     """Proposes tokens. It sees every committed token and keeps its own state in step with them; there is no call to

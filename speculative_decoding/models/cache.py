@@ -20,15 +20,21 @@ class KVCache:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.offset = 0
+        self.size: int | None = None  # fixed: always this many keys, those behind the offset stale
+
+    def keys_after(self, length: int) -> int:
+        """How many keys a pass over `length` more tokens attends over."""
+        return self.offset + length if self.size is None else self.size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append (B, H, L, D) at the offset; return all keys and values up to the new offset."""
+        """Append (B, H, L, D) at the offset; return all keys and values up to the new offset, or the fixed size."""
+        end = self.keys_after(keys.shape[2])
         start, self.offset = self.offset, self.offset + keys.shape[2]
         self.keys = self._grown(self.keys, keys)
         self.values = self._grown(self.values, values)
         self.keys[:, :, start : self.offset] = keys
         self.values[:, :, start : self.offset] = values
-        return self.keys[:, :, : self.offset], self.values[:, :, : self.offset]
+        return self.keys[:, :, :end], self.values[:, :, :end]
 
     def trim_to(self, offset: int) -> None:
         """Rewind: entries from `offset` on are forgotten, to be overwritten. Idempotent; never moves forward."""
@@ -38,10 +44,11 @@ class KVCache:
 
     def _grown(self, buffer: mx.array | None, new: mx.array) -> mx.array:
         capacity = 0 if buffer is None else buffer.shape[2]
-        if buffer is not None and self.offset <= capacity:
+        needed = self.offset if self.size is None else self.size
+        if buffer is not None and needed <= capacity:
             return buffer
         batch, heads, _, width = new.shape
-        room = -(-(self.offset - capacity) // self.step) * self.step
+        room = -(-(needed - capacity) // self.step) * self.step
         space = mx.zeros((batch, heads, room, width), new.dtype)
         return space if buffer is None else mx.concatenate([buffer, space], axis=2)
 
@@ -66,6 +73,15 @@ class DecoderCache:
     def offset(self) -> int:
         """How many tokens the cache holds."""
         return self.layers[0].self_attention.offset
+
+    def keys_after(self, length: int) -> int:
+        return self.layers[0].self_attention.keys_after(length)
+
+    def fix_size(self, size: int) -> None:
+        """Attend over `size` keys or a few more in every pass, from the first on; a mask must hide what is behind."""
+        for layer in self.layers:
+            step = layer.self_attention.step
+            layer.self_attention.size = -(-size // step) * step
 
     def trim_to(self, offset: int) -> None:
         for layer in self.layers:

@@ -274,7 +274,7 @@ class T5(EncoderDecoder):
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         x = self.embedding(tokens)
         offset, length = cache.offset, tokens.shape[1]
-        biases = self.decoder.biases(offset, length, offset + length)
+        biases = self.decoder.biases(offset, length, cache.keys_after(length))
         for layer, bias, layer_cache in zip(self.decoder.layers, biases, cache.layers, strict=True):
             x = layer(x, bias, layer_cache, cache.memory_mask)
         return self.logits(self.decoder.norm(x))

@@ -1,0 +1,242 @@
+"""Sampled whole outputs of real tiny models against their exact law, and planted faults that must show.
+
+The law comes from the target alone, run over every possible output, and from an own, plain reading of the sampling
+options in numpy; nothing of the code under test takes part but the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative_decoding import SamplingParams, acceptance
+from speculative_decoding.acceptance import AcceptanceRule, Block, Coupled, Rejection
+from speculative_decoding.drafters import Draft, ModelDrafter
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import KVCache
+from speculative_decoding.stats import Round
+from tests.tiny import EOS, noisy_copy, run, tiny_model, tokens_of
+
+VOCAB, LENGTH = 8, 3
+SOURCE = [4, 3, 2, 1]
+
+
+def with_memory(model: EncoderDecoder) -> EncoderDecoder:
+    """Encodes once: there is but one source, and hundreds of runs."""
+    memory = model.encode(mx.array([SOURCE]))
+    mx.eval(memory)
+    object.__setattr__(model, "encode", lambda tokens, mask=None: memory)
+    return model
+
+
+TARGET = tiny_model(seed=8, scale=0.8, vocab_size=VOCAB, num_layers=1)
+DRAFT = with_memory(noisy_copy(TARGET, noise=0.3, seed=10))
+with_memory(TARGET)
+
+Law = dict[tuple[int, ...], float]
+
+
+def transformed(logits: NDArray[np.float64], history: Sequence[int], options: dict[str, Any]) -> NDArray[np.float64]:
+    """The distribution as Hugging Face defines it, one position at a time."""
+    x, penalty = logits.astype(np.float64), options.get("repetition_penalty", 1.0)
+    for token in set(history):
+        x[token] = x[token] * penalty if x[token] < 0 else x[token] / penalty
+    p = np.exp((x - x.max()) / options["temperature"])
+    p /= p.sum()
+    order = np.argsort(-p)
+    keep = np.ones(VOCAB, dtype=bool)
+    if top_k := options.get("top_k"):
+        keep[order[top_k:]] = False
+    p = p * keep / (p * keep).sum()
+    if (top_p := options.get("top_p", 1.0)) < 1:
+        reached = np.cumsum(p[order]) - p[order] < top_p  # what stands before it is not enough
+        keep[order] &= reached
+    p = p * keep / (p * keep).sum()
+    keep &= p >= options.get("min_p", 0.0) * p.max()
+    return p * keep / (p * keep).sum()
+
+
+def exact_law(options: dict[str, Any]) -> Law:
+    prefixes = list(product(range(VOCAB), repeat=LENGTH - 1))
+    memory = mx.repeat(TARGET.encode(mx.array([SOURCE])), len(prefixes), axis=0)
+    logits = np.array(TARGET.decode(mx.array([[0, *row] for row in prefixes]), TARGET.make_cache(memory)))
+    raw = {row[:i]: logits[n, i].astype(np.float64) for n, row in enumerate(prefixes) for i in range(LENGTH)}
+    law: Law = {}
+
+    def walk(written: tuple[int, ...], mass: float) -> None:
+        if len(written) == LENGTH or EOS in written:
+            law[written] = mass
+            return
+        for token, share in enumerate(transformed(raw[written], [0, *written], options)):
+            if share > 0:
+                walk((*written, token), mass * share)
+
+    walk((), 1.0)
+    return law
+
+
+def check_law(rule: AcceptanceRule, options: dict[str, Any], samples: int = 300) -> None:
+    """Fails if the outputs of `samples` seeds do not follow the law. Looks every 150, so that a fault shows early."""
+    law = exact_law(options)
+    counts = dict.fromkeys(law, 0)
+    for seed in range(samples):
+        sampling = SamplingParams(seed=seed, **options)
+        drafter = ModelDrafter(DRAFT, TARGET, sampling, coupled=isinstance(rule, Coupled))
+        rounds = run(TARGET, SOURCE, drafter, sampling=sampling, rule=rule, num_draft=2, max_tokens=LENGTH)
+        outcome = tuple(tokens_of(rounds))
+        assert outcome in law, "an output that cannot be"
+        counts[outcome] += 1
+        if seed % 150 == 149:
+            check_counts(counts, law, seed + 1)
+
+
+def check_counts(counts: dict[tuple[int, ...], int], law: Law, samples: int) -> None:
+    """The chi-square statistic must be below its 1 - 1e-4 quantile (Wilson and Hilferty's approximation)."""
+    cells = [(counts[outcome], mass * samples) for outcome, mass in law.items() if mass * samples >= 5]
+    rare = samples - sum(found for found, _ in cells), samples - sum(count for _, count in cells)
+    if rare[1] >= 1:
+        cells.append(rare)
+    freedom = len(cells) - 1
+    assert freedom >= 4
+    statistic = sum((found - count) ** 2 / count for found, count in cells)
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 1.6},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
+]
+RULES = [Rejection(), Block()]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_sampled_outputs_follow_the_targets_law(rule: AcceptanceRule, options: dict[str, Any]) -> None:
+    check_law(rule, options)
+
+
+def test_coupled_outputs_follow_the_targets_law() -> None:
+    check_law(Coupled(), OPTIONS[-1])
+
+
+def test_options_change_the_law() -> None:
+    """What the tests above tell apart."""
+    laws = [exact_law(options) for options in OPTIONS]
+    for i, one in enumerate(laws):
+        for other in laws[:i]:
+            assert 0.5 * sum(abs(one.get(k, 0) - other.get(k, 0)) for k in one | other) > 0.01
+
+
+def raw_logits_for_probs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SamplingParams, "probs", lambda self, logits, preceding: mx.maximum(logits, 0))
+
+
+def unadjusted_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unadjusted(draft, probs, weights, accepted):  # type: ignore[no-untyped-def]
+        return mx.take_along_axis(probs, accepted[:, None, None], axis=1)[:, 0]
+
+    monkeypatch.setattr(acceptance, "residual", unadjusted)
+
+
+def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter withdraws a token that it sampled where that was not its favourite."""
+    propose = ModelDrafter.propose
+
+    def withdrawing(self, tokens, num_draft_tokens):  # type: ignore[no-untyped-def]
+        draft = propose(self, tokens, num_draft_tokens)
+        if draft.num_tokens == 0:
+            return draft
+        favourite = (draft.tokens == mx.argmax(draft.probs, axis=-1)).astype(mx.int32)
+        return Draft(draft.tokens, draft.probs, mx.cumprod(favourite, axis=1).sum(axis=1))
+
+    monkeypatch.setattr(ModelDrafter, "propose", withdrawing)
+
+
+def penalty_on_the_wrong_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verified position sees the committed tokens alone."""
+
+    def committed(self, tokens):  # type: ignore[no-untyped-def]
+        return mx.array([[*tokens, *[tokens[-1]] * self.num_tokens]])
+
+    monkeypatch.setattr(Draft, "behind", committed)
+
+
+def temperature_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft samples at the temperature, the target is taken as it is."""
+    probs = SamplingParams.probs
+
+    def at_one(self, logits, preceding):  # type: ignore[no-untyped-def]
+        return probs(SamplingParams(temperature=1.0), logits, preceding)
+
+    monkeypatch.setattr(SamplingParams, "probs", at_one)
+
+
+def draft_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft says that it sampled at temperature 1."""
+    propose = ModelDrafter.propose
+
+    def misreporting(self, tokens, num_draft_tokens):  # type: ignore[no-untyped-def]
+        draft = propose(self, tokens, num_draft_tokens)
+        if draft.num_tokens == 0:
+            return draft
+        untempered = draft.probs**self._sampling.temperature
+        return Draft(draft.tokens, untempered / untempered.sum(axis=-1, keepdims=True))
+
+    monkeypatch.setattr(ModelDrafter, "propose", misreporting)
+
+
+def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = KVCache.trim_to
+    monkeypatch.setattr(KVCache, "trim_to", lambda self, offset: trim(self, max(0, offset - 1)))
+
+
+def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on behind the token that follows a whole draft, but the reader never sees it."""
+
+    def without_bonus(tokens: list[int], drafted: int, accepted: int, *rest: Any) -> Round:
+        return Round(tokens[:-1] if accepted == drafted else tokens, drafted, accepted, *rest)
+
+    monkeypatch.setattr(import_module("speculative_decoding.generate"), "Round", without_bonus)
+
+
+FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
+    (raw_logits_for_probs, OPTIONS[0]),
+    (unadjusted_residual, OPTIONS[0]),
+    (dropped_sampled_token, OPTIONS[1]),
+    (rewind_one_too_far, OPTIONS[0]),
+    (drop_the_bonus_token, OPTIONS[0]),
+    (temperature_on_one_side, OPTIONS[1]),
+    (draft_reports_another_temperature, OPTIONS[1]),
+    (penalty_on_the_wrong_prefix, OPTIONS[5]),
+]
+
+
+@pytest.mark.parametrize(("plant", "options"), FAULTS)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_planted_fault_breaks_the_law(
+    rule: AcceptanceRule,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_law(rule, options, samples=900)
+
+
+@pytest.mark.parametrize("rule", [Rejection(0.5), Rejection(skip_sample_adjustment=True)], ids=str)
+def test_a_lossy_rule_breaks_the_law(rule: AcceptanceRule) -> None:
+    with pytest.raises(AssertionError):
+        check_law(rule, OPTIONS[0], samples=900)
