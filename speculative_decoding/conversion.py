@@ -50,6 +50,8 @@ def convert(
     A local folder never touches the network.
     """
     local = Path(source)
+    if local.is_file():
+        raise InputError(f"--model {source} is a file; name its folder, with the tokenizer's files beside it")
     name = local.resolve().name if local.is_dir() else source.rsplit("/", 1)[-1]
     output = output if output is not None else MODELS / name
     if output.exists() and not force:

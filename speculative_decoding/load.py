@@ -24,7 +24,7 @@ BUNDLED = Path(__file__).resolve().parent.parent / MODELS  # the pair that comes
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
 WEIGHTS = "weights.npz"
 BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
-KEEP = {"wo": ("ff.wo",), "head": ("head", "embedding")}  # a tied head is the embedding
+KEEP = ("wo", "head")
 DEFAULT_KEEP: Sequence[str] = ("head",)  # measured: docs/LOG.md, "What to quantise"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -108,9 +108,11 @@ def transformed(
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if quantize is not None and quantize not in BITS:
         raise InputError(f"quantize must be one of {', '.join(map(str, BITS))} bits, not {quantize}")
+    if unknown := set(keep) - set(KEEP):
+        raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
     if group_size not in GROUP_SIZES:
         raise InputError(f"group size must be one of {', '.join(map(str, GROUP_SIZES))}, not {group_size}")
-    if any(checkpoint.info(name).dtype == mx.uint32 for name in checkpoint) and (quantize or dtype == "float16"):
+    if any(name.endswith(".scales") for name in checkpoint) and (quantize or dtype == "float16"):
         raise InputError(
             f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
         )
@@ -121,9 +123,10 @@ def transformed(
     if quantize is not None:
         model = models.build(raw, checkpoint)
         sources = checked_sources(model, checkpoint)
-        endings = tuple(ending for name in keep for ending in KEEP[name])
+        head = "head" if "head.weight" in sources else "embedding"  # where they are tied
+        kept = tuple(head if name == "head" else f"ff.{name}" for name in keep)
         layers = quantizable(model, sources, group_size)
-        names = {name for layer, names in layers.items() if not layer.endswith(endings) for name in names}
+        names = {name for layer, names in layers.items() if not layer.endswith(kept) for name in names}
         if not names:
             raise InputError(f"quantize: no layer of this model has rows that divide into groups of {group_size}")
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, group_size)

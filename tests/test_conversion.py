@@ -217,6 +217,11 @@ def test_a_damaged_source_is_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_instead_of_a_folder_is_named(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name its folder"):
+        convert(str(source / "model.safetensors"), tmp_path / "out")
+
+
 def test_an_interrupted_conversion_leaves_nothing(source: Path, tmp_path: Path) -> None:
     def interrupt(name: str, done: int, total: int) -> None:
         if done > total / 2:

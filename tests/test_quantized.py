@@ -55,6 +55,15 @@ def test_what_is_kept_stays_exact(keep: tuple[str, ...], kept: set[str], tmp_pat
         assert mx.array_equal(model.embedding.weight, original.embedding.weight)
 
 
+def test_the_head_is_the_embedding_only_where_they_are_tied(tmp_path: Path) -> None:
+    config = CONFIG | {"d_model": 64, "d_ff": 64, "d_kv": 32}
+    for is_tied in (True, False):
+        changes = {"d_model": 64, "d_ff": 64, "d_kv": 32, "tie_word_embeddings": is_tied}
+        folder = save_hugging_face(tiny_model(**changes), tmp_path / str(is_tied), config | changes)
+        layers = quantized_layers(load(folder, quantize=8)[0])
+        assert ("embedding" in layers) == (not is_tied) and "head" not in layers
+
+
 def test_quantised_parts_are_what_mlx_quantises(tmp_path: Path) -> None:
     inner = checkpoints.read(DRAFT)
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -80,6 +89,8 @@ def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
     folder = save_hugging_face(tiny_model(), tmp_path / "hf", CONFIG)  # rows of 16 and 32
     with pytest.raises(InputError, match="groups of 64"):
         load(folder, quantize=4)
+    with pytest.raises(InputError, match="keep must be among"):
+        convert(str(DRAFT), tmp_path / "keep", quantize=4, keep=("norm",))
     for options in ({"quantize": 3}, {"quantize": 4, "group_size": 48}):
         with pytest.raises(InputError, match="must be one of"):
             load(DRAFT, **options)

@@ -203,7 +203,7 @@ def main_parser() -> Parser:
 def convert_parser() -> Parser:
     parser = Parser(prog="convert.py", description="Convert a T5 checkpoint to MLX .npz weights, with bounded memory.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="a local folder or file, or a model on the Hub")
+    what.add_argument("--model", metavar="NAME", help="a local folder, or a model on the Hub")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a converted folder against its manifest")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)", default=argparse.SUPPRESS
