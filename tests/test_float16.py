@@ -66,8 +66,8 @@ def test_float16_equals_float32_within_its_own_rounding(family: str, tmp_path: P
     in_memory, _ = load(folder, dtype="float16")
     assert converted.embedding.weight.dtype == mx.float16
     assert mx.array_equal(logits_of(converted), logits_of(in_memory))
-    # float16 keeps 11 bits; a few dozen operations in a row lose a few of them
-    assert mx.abs(logits_of(converted) - exact).max().item() < 2e-2 * mx.abs(exact).max().item()
+    # float16 keeps 11 bits; the same models at a size that fits lose up to 0.03 of the largest logit in it
+    assert mx.abs(logits_of(converted) - exact).max().item() < 1e-2 * mx.abs(exact).max().item()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
