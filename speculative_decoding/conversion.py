@@ -52,6 +52,8 @@ def convert(
     local = Path(source)
     if local.is_file():
         raise InputError(f"--model {source} is a file; name its folder, with the tokenizer's files beside it")
+    if local.is_dir() and revision is not None:
+        raise InputError(f"--revision {revision} belongs to a model on the Hub, but {source} is a local folder")
     name = local.resolve().name if local.is_dir() else source.rsplit("/", 1)[-1]
     output = output if output is not None else MODELS / name
     if output.exists() and not force:

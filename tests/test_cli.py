@@ -273,6 +273,14 @@ def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert line.startswith("convert.py: error: --output") and "--force" in line
 
 
+def test_options_of_convert_that_would_be_ignored_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (["--group-size", "32"], ["--keep", "wo"], ["--revision", "main"]):
+        assert (
+            convert_command.main(["--model", str(BUNDLED / "t5-web-docs-draft"), "--output", "/nowhere/x", *more]) == 2
+        )
+        assert more[0] in capsys.readouterr().err
+
+
 def test_verify_and_quantize_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "x"
     source = str(BUNDLED / "t5-web-docs-draft")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from ..errors import InputError
 from . import common, options
 from .common import say
 
@@ -21,6 +22,9 @@ def convert(chosen: argparse.Namespace) -> int:
     from .. import conversion, manifest
     from ..load import DEFAULT_KEEP
 
+    given = vars(chosen)
+    if chosen.verify is None and "quantize" not in given and {"group_size", "keep"} & given.keys():
+        raise InputError("--group-size and --keep say how to quantise; give --quantize 4 or 8 too, or leave them out")
     if chosen.verify is not None:
         say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files are what the manifest says")
         return 0
@@ -46,12 +50,12 @@ def convert(chosen: argparse.Namespace) -> int:
     try:
         output = conversion.convert(
             chosen.model,
-            getattr(chosen, "output", None),
+            given.get("output"),
             dtype=chosen.dtype,
-            quantize=getattr(chosen, "quantize", None),
-            group_size=chosen.group_size,
-            keep=getattr(chosen, "keep", DEFAULT_KEEP),
-            revision=getattr(chosen, "revision", None),
+            quantize=given.get("quantize"),
+            group_size=given.get("group_size", 64),
+            keep=given.get("keep", DEFAULT_KEEP),
+            revision=given.get("revision"),
             force=chosen.force,
             progress=show,
         )

@@ -214,7 +214,13 @@ def convert_parser() -> Parser:
     parser.add_argument(
         "--quantize", type=int, choices=(4, 8), help="store matrices in that many bits", default=argparse.SUPPRESS
     )
-    parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=64, help="columns that share a scale")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=(32, 64, 128),
+        help="columns that share a scale, with --quantize (default: 64)",
+        default=argparse.SUPPRESS,
+    )
     parser.add_argument(
         "--keep",
         nargs="*",
