@@ -261,6 +261,10 @@ def test_help_lists_every_flag() -> None:
 
 def test_the_command_line_offers_every_rule() -> None:
     assert options.ACCEPTANCE == ACCEPTANCE
+    for name in ACCEPTANCE:
+        assert options.main_parser().parse_args(["--acceptance", name]).acceptance == name
+    with pytest.raises(SystemExit):
+        options.main_parser().parse_args(["--acceptance", "always"])
 
 
 def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

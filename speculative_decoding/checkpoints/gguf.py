@@ -7,7 +7,6 @@ them (and takes seconds over a large vocabulary). The package dequantises.
 from __future__ import annotations
 
 import math
-import mmap
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo, array_from_bytes
+from .mapped import Extent, map_file, release
 
 DEFAULT_ALIGNMENT = 32
 MAX_FIELDS = 10_000
@@ -130,11 +130,7 @@ class Cursor:
         self.path = path
         self.position = 0
         self.strings_left = MAX_ARRAY_STRINGS
-        try:
-            with path.open("rb") as file:
-                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: not a readable GGUF file ({error})") from error
+        self.data = map_file(path, "GGUF")
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: not a readable GGUF file, {problem} (before byte {self.position})")
@@ -278,9 +274,7 @@ class GgufCheckpoint(Checkpoint):
             array = mx.array(self._dequantised(raw, tensor))
         else:
             array = array_from_bytes(raw, self.info(name))
-        # Mapped pages would count as resident memory, up to the size of the file.
-        start = tensor.start - tensor.start % mmap.PAGESIZE
-        self._data.madvise(mmap.MADV_DONTNEED, start, tensor.start + tensor.nbytes - start)
+        release(self._data, Extent(tensor.start, tensor.nbytes))
         return array
 
     def _dequantised(self, raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ MAX_HEADER_BYTES = 4096
 class NpzCheckpoint(Checkpoint):
     """Every array is a view of the mapped file until it is asked for.
 
-    Checksums are for `manifest.verify`: at every start they would cost twice the time of the loading itself.
+    Checksums are for `manifest.verify`: at every start they would cost several times the loading itself.
     """
 
     def __init__(self, path: Path) -> None:

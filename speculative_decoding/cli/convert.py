@@ -23,11 +23,13 @@ def convert(chosen: argparse.Namespace) -> int:
     from ..load import DEFAULT_KEEP
 
     given = vars(chosen)
-    if chosen.verify is None and "quantize" not in given and {"group_size", "keep"} & given.keys():
-        raise InputError("--group-size and --keep say how to quantise; give --quantize 4 or 8 too, or leave them out")
     if chosen.verify is not None:
+        if chosen.force or len(given) > len(("model", "verify", "force")):
+            raise InputError(f"--verify {chosen.verify} only checks that folder; leave the other options out")
         say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files are what the manifest says")
         return 0
+    if "quantize" not in given and {"group_size", "keep"} & given.keys():
+        raise InputError("--group-size and --keep say how to quantise; give --quantize 4 or 8 too, or leave them out")
 
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -51,7 +53,7 @@ def convert(chosen: argparse.Namespace) -> int:
         output = conversion.convert(
             chosen.model,
             given.get("output"),
-            dtype=chosen.dtype,
+            dtype=given.get("dtype", "bfloat16"),
             quantize=given.get("quantize"),
             group_size=given.get("group_size", 64),
             keep=given.get("keep", DEFAULT_KEEP),

@@ -1,4 +1,4 @@
-"""Every flag of every command, declared once. Importing this loads no model code, so `--help` is quick."""
+"""Every flag of every command, declared once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-ACCEPTANCE = ("rejection", "block", "coupled")
+from ..acceptance import ACCEPTANCE
+from ..load import BITS, DTYPES, GROUP_SIZES, KEEP
+
 DEFAULT_PROMPT = "translate English to German: The method returns the value of the property."
 
 
@@ -80,7 +82,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
+        choices=tuple(DTYPES),
         help="compute in this type (default: as stored on a GPU, float32 on a CPU)",
         default=argparse.SUPPRESS,
     )
@@ -209,23 +211,26 @@ def convert_parser() -> Parser:
         "--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)", default=argparse.SUPPRESS
     )
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16", help="the type to store weights in"
+        "--dtype",
+        choices=tuple(DTYPES),
+        help="the type to store weights in (default: bfloat16)",
+        default=argparse.SUPPRESS,
     )
     parser.add_argument(
-        "--quantize", type=int, choices=(4, 8), help="store matrices in that many bits", default=argparse.SUPPRESS
+        "--quantize", type=int, choices=BITS, help="store matrices in that many bits", default=argparse.SUPPRESS
     )
     parser.add_argument(
         "--group-size",
         type=int,
-        choices=(32, 64, 128),
+        choices=GROUP_SIZES,
         help="columns that share a scale, with --quantize (default: 64)",
         default=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--keep",
         nargs="*",
-        choices=("wo", "head"),
-        help="layers that stay in --dtype when the others are quantised (default: see docs/LOG.md)",
+        choices=KEEP,
+        help="layers that stay in --dtype when the others are quantised (default: head)",
         default=argparse.SUPPRESS,
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub", default=argparse.SUPPRESS)
