@@ -6,8 +6,8 @@ blas.load_fast_blas()  # before anything imports mlx
 
 from .errors import CheckpointError, InputError  # noqa: E402
 from .generate import GenerationResponse, GenerationResult, generate, stream_generate  # noqa: E402
-from .load import load  # noqa: E402
 from .sampling import SamplingParams  # noqa: E402
+from .session import Session, load  # noqa: E402
 from .stats import GenerationStats  # noqa: E402
 from .version import __version__  # noqa: E402
 
@@ -18,6 +18,7 @@ __all__ = [
     "GenerationStats",
     "InputError",
     "SamplingParams",
+    "Session",
     "__version__",
     "generate",
     "load",

@@ -37,17 +37,19 @@ class Verdict:
     next_token: mx.array
     price: mx.array | None = None
 
-    def read(self, draft: Draft) -> tuple[list[int], int, list[float]]:
-        """The row's new tokens, how many of them were drafted, and their prices.
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is to be evaluated before `read`."""
+        return [each for each in (self.accepted, self.next_token, self.price) if each is not None]
 
-        This is the round's only wait for the device.
+    def read(self, draft: Draft) -> tuple[list[int], int, list[float]]:
+        """Of one row: its new tokens, how many of them were drafted, and their prices.
+
+        Waits for the device unless `arrays` and the draft's tokens have been evaluated.
         """
-        packed = mx.concatenate([self.accepted[:, None], self.next_token[:, None], draft.tokens], axis=1)
-        price = mx.zeros(draft.tokens.shape) if self.price is None else self.price
-        mx.eval(packed, draft.tokens, price)
-        accepted, next_token, *drafted = token_ids(packed)
-        (prices,) = cast(list[list[float]], price.tolist())
-        return [*drafted[:accepted], next_token], accepted, prices[: accepted + 1]
+        accepted, next_token = int(self.accepted.item()), int(self.next_token.item())
+        prices = [0.0] * draft.num_tokens if self.price is None else cast(list[list[float]], self.price.tolist())[0]
+        return [*token_ids(draft.tokens)[:accepted], next_token], accepted, prices[: accepted + 1]
 
 
 class AcceptanceRule(ABC):

@@ -24,6 +24,7 @@ BUNDLED = Path(__file__).resolve().parent.parent / MODELS  # the pair that comes
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
 WEIGHTS = "weights.npz"
 BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
+SELF_DRAFT, SELF_DRAFT_BITS = "self-8bit", 8  # the target itself, quantised, where there is no smaller relative
 KEEP = ("wo", "head")
 DEFAULT_KEEP: Sequence[str] = ("head",)  # measured: docs/LOG.md, "What to quantise"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -43,22 +44,14 @@ class Opened:
         self.model.load_checkpoint(self.checkpoint)
 
 
-def load(
+def load_model(
     path_or_name: str | os.PathLike[str],
     *,
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int = 64,
 ) -> tuple[EncoderDecoder, Tokenizer]:
-    """Load a converted folder, or a Hugging Face one as it is.
-
-    path_or_name: a folder, the name of one under models/, or a model on the Hub, which is downloaded if need be.
-    dtype: float32, bfloat16 or float16 to compute in; by default as stored on a GPU, and float32 on a CPU, for which
-        MLX has no fast 16-bit matrix product.
-    quantize: 4 or 8 bits, in groups of `group_size` columns, for the layers that `convert.py --quantize` takes.
-
-    Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
-    """
+    """See `speculative_decoding.load`."""
     try:
         folder = find_folder(path_or_name)
     except InputError:
@@ -77,7 +70,7 @@ def open_model(
     quantize: int | None = None,
     group_size: int = 64,
 ) -> Opened:
-    """Everything of `load` but finding the folder and reading the weights."""
+    """Everything of `load_model` but finding the folder and reading the weights."""
     manifest.check_sizes(folder)
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"

@@ -16,6 +16,7 @@ class Round:
     finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more
     to come.
     total_variation: what a lossy rule cost, summed over the tokens (`Verdict.price`); 0 if it is lossless.
+    kind: which kind of draft it was, where a drafter has several (`Drafter.kind`).
     """
 
     tokens: list[int]
@@ -25,6 +26,7 @@ class Round:
     draft_seconds: float | None = None
     finish_reason: str | None = None
     total_variation: float = 0.0
+    kind: str = ""
 
 
 @dataclass

@@ -19,8 +19,9 @@ import mlx.core as mx
 from .acceptance import Coupled, Greedy, choose_rule
 from .cli import common, options
 from .errors import InputError
-from .generate import encode_prompt, generate
+from .generate import generate
 from .models.base import EncoderDecoder
+from .request import encode_prompt
 from .sampling import SamplingParams
 from .tokenizer import Tokenizer
 

@@ -50,7 +50,7 @@ def shard(folder: Path) -> None:
 def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> None:
     folder = make_source(tmp_path, family)
     output = convert(str(folder), tmp_path / "out", dtype="float32")
-    original, converted = load(folder)[0], load(output)[0]
+    original, converted = load(folder).model, load(output).model
     tokens = mx.array([[3, 4, 1]])
     logits = [m.decode(tokens, m.make_cache(m.encode(tokens))) for m in (original, converted)]
     assert mx.array_equal(*logits)
@@ -121,7 +121,7 @@ def test_a_gguf_file_converts_to_the_same_model(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     converted = checkpoints.read(convert(str(folder), tmp_path / "out", dtype="float32"))
     assert all(np.array_equal(np.array(converted[name]), arrays[name]) for name in converted)
-    assert load(tmp_path / "out")[0].config.vocab_size == arrays["shared.weight"].shape[0]
+    assert load(tmp_path / "out").model.config.vocab_size == arrays["shared.weight"].shape[0]
     (folder / "second.gguf").touch()
     with pytest.raises(CheckpointError, match="holds 2 .gguf files"):
         convert(str(folder), tmp_path / "other")

@@ -22,7 +22,7 @@ from speculative_decoding.stats import Round
 from speculative_decoding.tokenizer import Vocabulary
 from tests.tiny import DRAFTERS, EOS, SOURCES, VOCAB, Scripted, noisy_copy, run, tiny_model, tokens_of
 
-generate_module = import_module("speculative_decoding.generate")  # the package gives that name to the function
+loop = import_module("speculative_decoding.loop")  # the package gives that name to the function
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
@@ -67,7 +67,7 @@ def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_bonus(tokens: list[int], drafted: int, accepted: int, *rest: Any) -> Round:
         return Round(tokens[:-1] if accepted == drafted else tokens, drafted, accepted, *rest)
 
-    monkeypatch.setattr(generate_module, "Round", without_bonus)
+    monkeypatch.setattr(loop, "Round", without_bonus)
 
 
 def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:

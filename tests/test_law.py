@@ -208,7 +208,7 @@ def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_bonus(tokens: list[int], drafted: int, accepted: int, *rest: Any) -> Round:
         return Round(tokens[:-1] if accepted == drafted else tokens, drafted, accepted, *rest)
 
-    monkeypatch.setattr(import_module("speculative_decoding.generate"), "Round", without_bonus)
+    monkeypatch.setattr(import_module("speculative_decoding.loop"), "Round", without_bonus)
 
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [

@@ -60,7 +60,7 @@ def test_the_head_is_the_embedding_only_where_they_are_tied(tmp_path: Path) -> N
     for is_tied in (True, False):
         changes = {"d_model": 64, "d_ff": 64, "d_kv": 32, "tie_word_embeddings": is_tied}
         folder = save_hugging_face(tiny_model(**changes), tmp_path / str(is_tied), config | changes)
-        layers = quantized_layers(load(folder, quantize=8)[0])
+        layers = quantized_layers(load(folder, quantize=8).model)
         assert ("embedding" in layers) == (not is_tied) and "head" not in layers
 
 

@@ -11,8 +11,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from speculative_decoding.acceptance import AcceptanceRule, choose_rule
-from speculative_decoding.drafters import Draft, Drafter, ModelDrafter, NoDrafter
-from speculative_decoding.generate import Settings, speculate
+from speculative_decoding.draft_length import FixedLength
+from speculative_decoding.drafters import Draft, Drafter, ModelDrafter, NoDrafter, SeparateDrafters
+from speculative_decoding.loop import Row, Settings, speculate, strict_width
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import SamplingParams
@@ -80,11 +81,14 @@ def run(
     strict: bool = False,
 ) -> list[Round]:
     sampling = sampling or SamplingParams()
-    drafter = drafter or NoDrafter()
-    drafter.begin(source)
+    one = drafter or NoDrafter()
+    batch = SeparateDrafters(lambda sampling, coupled: one)
+    batch.begin(0, source, sampling, coupled=False)  # the drafter was made for its sampling
     cache = model.make_cache(model.encode(mx.array([list(source)])))
-    settings = Settings(num_draft, max_tokens, sampling, rule or choose_rule(sampling), strict)
-    return list(speculate(model, cache, drafter, settings, ends or model.config.eos_token_ids.__contains__))
+    settings = Settings(FixedLength(num_draft), max_tokens, sampling, rule or choose_rule(sampling), strict)
+    row = Row(settings, ends or model.config.eos_token_ids.__contains__, [model.config.decoder_start_token_id])
+    width = strict_width(cache, settings) if strict else None
+    return [rounds[0] for rounds in speculate(model, cache, batch, [row], width)]
 
 
 def tokens_of(rounds: Sequence[Round]) -> list[int]:

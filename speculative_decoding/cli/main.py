@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..generate import check_token_ids, encode_prompt, generate, stream_generate
+from ..generate import generate, stream_generate
+from ..request import check_token_ids, encode_prompt
 from ..stats import GenerationStats
 from ..verify import first_divergence, require_comparable
 from . import common, options

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..acceptance import ACCEPTANCE
+from ..drafters import DRAFTERS
+from ..drafters.ngram_store import STORAGES
 from ..load import BITS, DTYPES, GROUP_SIZES, KEEP
+from ..request import SCHEDULES
 
 DEFAULT_PROMPT = "translate English to German: The method returns the value of the property."
 
@@ -57,6 +60,10 @@ def real(minimum: float, maximum: float = math.inf, *, above: bool = False) -> C
     return parse
 
 
+def draft_length(text: str) -> int | str:
+    return text if text in SCHEDULES else whole(0, 64)(text)
+
+
 def some_text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
@@ -88,18 +95,80 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_decoding(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """several: --num-draft and --seed take a list, to try them all."""
-    group = parser.add_argument_group("decoding")
-    many: dict[str, Any] = {"nargs": "+"} if several else {}
+def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> None:
+    group = parser.add_argument_group("drafts")
+    group.add_argument(
+        "--drafter",
+        choices=DRAFTERS,
+        help="where drafts come from: the draft model, the text itself (input, output, store), whichever promises more, "
+        "or nowhere (default: what tune found best, else model, or ngram without a --draft-model)",
+        default=argparse.SUPPRESS,
+    )
     group.add_argument(
         "--num-draft",
-        type=whole(0, 64),
-        default=[5] if several else 5,
+        type=draft_length,
         metavar="N",
-        help="tokens drafted per round; 0 to 64",
+        help="tokens drafted per round, 0 to 64; or auto: as many as measured costs and acceptance make worth it; or "
+        "as in transformers: heuristic, heuristic_transient (default: what tune found best, else 5)",
+        default=argparse.SUPPRESS,
         **many,
     )
+    group.add_argument(
+        "--confidence-threshold",
+        type=real(0, 1),
+        default=0.0,
+        metavar="P",
+        help="stop a draft behind a token that the draft model gave less than this; waits for each token; 0 is off",
+    )
+    group.add_argument(
+        "--draft-vocab",
+        type=whole(1),
+        metavar="N",
+        help="the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--draft-vocab-text", type=Path, metavar="FILE", help="text like the outputs to come", default=argparse.SUPPRESS
+    )
+    group.add_argument(
+        "--max-ngram-size", type=whole(1), default=16, metavar="N", help="the longest stretch of text to look up"
+    )
+    group.add_argument(
+        "--min-ngram-size", type=whole(1), default=1, metavar="N", help="the shortest match that is believed"
+    )
+    group.add_argument(
+        "--ngram-store",
+        type=Path,
+        metavar="FILE",
+        help="what was read and written before is searched too, and kept there for the next time",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--ngram-storage",
+        choices=STORAGES,
+        help="what such a store keeps: whole texts, counts of all n-grams from --min- to --max-ngram-size, or of the "
+        "longest alone (default: texts)",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--filler-top-k",
+        type=whole(2, 64),
+        metavar="K",
+        help="a store of n-grams also counts the target's K likeliest tokens at each place",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--guess-unknown",
+        action="store_true",
+        help="a store of n-grams goes on behind an unknown one with its most frequent token",
+    )
+
+
+def add_decoding(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """several: --num-draft and --seed take a list, to try them all."""
+    many: dict[str, Any] = {"nargs": "+"} if several else {}
+    add_drafting(parser, many)
+    group = parser.add_argument_group("decoding")
     group.add_argument(
         "--acceptance",
         choices=ACCEPTANCE,

@@ -32,10 +32,13 @@ class Draft:
     def num_tokens(self) -> int:
         return self.tokens.shape[1]
 
-    def after(self, token: int) -> mx.array:
-        """(1, K + 1): the last committed token and the draft behind it, as the target reads them."""
-        last = mx.array([[token]], self.tokens.dtype)
-        return mx.concatenate([last, self.tokens], axis=1) if self.num_tokens else last
+    def after(self, token: int, width: int, padding: int) -> mx.array:
+        """(1, width): the last committed token, the draft behind it and padding, as the target reads them."""
+        fill = width - 1 - self.num_tokens
+        if not self.num_tokens:
+            return mx.array([[token] + [padding] * fill], self.tokens.dtype)
+        parts = [mx.array([[token]], self.tokens.dtype), self.tokens]
+        return mx.concatenate([*parts, mx.full((1, fill), padding, self.tokens.dtype)] if fill else parts, axis=1)
 
     def behind(self, tokens: Sequence[int]) -> mx.array:
         """(B, N + K): the N committed ids and the draft behind them."""
@@ -48,6 +51,8 @@ class Drafter(ABC):
     rewind it. It may stop after any token, but never withdraw one that it sampled (that would bias the output).
     """
 
+    top_k = 0  # how many of the target's likeliest ids at each place it wants to `learn`
+
     @abstractmethod
     def begin(self, input_tokens: Sequence[int]) -> None:
         """A new request: the ids that the encoder reads."""
@@ -55,6 +60,18 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
         """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first)."""
+
+    def kind(self, tokens: Sequence[int]) -> str:
+        """Which kind of draft would follow `tokens`. Kinds differ in what they cost and in how often they are right, so
+        their lengths are decided apart.
+        """
+        return ""
+
+    def learn(self, tokens: Sequence[int], likeliest: Sequence[Sequence[int]]) -> None:
+        """After a round, if `top_k` is not 0: the target's `top_k` likeliest ids at the places of the last committed
+        tokens, those of the round.
+        """
+        raise NotImplementedError
 
 
 class NoDrafter(Drafter):

@@ -6,7 +6,7 @@ Knows nothing of speculation and nothing of text.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
@@ -20,6 +20,9 @@ from .cache import DecoderCache
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
+
+
+Head = Callable[[mx.array], mx.array]
 
 
 class EncoderDecoderConfig(Protocol):
@@ -58,8 +61,15 @@ class EncoderDecoder(nn.Module):
         """A cache for one request; projects the memory's cross keys and values, once."""
 
     @abstractmethod
-    def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        """(B, L) token ids that follow what the cache holds -> raw logits (B, L, V). The cache grows by L."""
+    def decode(self, tokens: mx.array, cache: DecoderCache, head: Head | None = None) -> mx.array:
+        """(B, L) token ids that follow what the cache holds -> raw logits (B, L, V). The cache grows by L.
+
+        head: one from `head_of`, for fewer logits.
+        """
+
+    @abstractmethod
+    def head_of(self, ids: mx.array) -> Head:
+        """The head for these ids alone, (N,): the last hidden states (B, L, d_model) -> raw logits (B, L, N)."""
 
     @classmethod
     @abstractmethod

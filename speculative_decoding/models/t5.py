@@ -17,7 +17,7 @@ import mlx.nn as nn
 
 from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
-from .base import EncoderDecoder
+from .base import EncoderDecoder, Head
 from .cache import DecoderCache, LayerCache
 from .relative_position import bias_table, bucket_matrix
 
@@ -271,18 +271,26 @@ class T5(EncoderDecoder):
         layers = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
         return DecoderCache(layers, additive(mask, memory.dtype))
 
-    def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+    def decode(self, tokens: mx.array, cache: DecoderCache, head: Head | None = None) -> mx.array:
         x = self.embedding(tokens)
         offset, length = cache.offset, tokens.shape[1]
         biases = self.decoder.biases(offset, length, cache.keys_after(length))
         for layer, bias, layer_cache in zip(self.decoder.layers, biases, cache.layers, strict=True):
             x = layer(x, bias, layer_cache, cache.memory_mask)
-        return self.logits(self.decoder.norm(x))
-
-    def logits(self, x: mx.array) -> mx.array:
+        x = self.decoder.norm(x)
         if self.config.head_is_scaled:
             x = x * self.config.d_model**-0.5
+        if head is not None:
+            return head(x)
         return self.embedding.as_linear(x) if self.config.tie_word_embeddings else self.head(x)
+
+    def head_of(self, ids: mx.array) -> Head:
+        layer = self.embedding if self.config.tie_word_embeddings else self.head
+        parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
+        if "scales" not in parts:
+            return partial(linear, parts["weight"])
+        settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
+        return lambda x: mx.quantized_matmul(x, *parts.values(), transpose=True, **settings)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:
@@ -298,6 +306,10 @@ class T5(EncoderDecoder):
                 for path, joined in stack_sources(config, depth, has_cross_attention=stack == "decoder")
             }
         return sources
+
+
+def linear(weight: mx.array, x: mx.array) -> mx.array:
+    return x @ weight.T
 
 
 def additive(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:

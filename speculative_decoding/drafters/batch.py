@@ -1,0 +1,69 @@
+"""Drafts for the rows of a batch. A row keeps its slot while its request lasts; a single request is slot 0."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..sampling import SamplingParams
+from .base import Draft, Drafter
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the loop asks for the row in a slot: up to `num_draft_tokens` ids to follow `tokens`, the committed ones."""
+
+    slot: int
+    tokens: Sequence[int]
+    num_draft_tokens: int
+    kind: str = ""
+
+
+class BatchDrafter(ABC):
+    """Proposes for several rows at once; of each it knows what a `Drafter` knows."""
+
+    @abstractmethod
+    def begin(self, slot: int, input_tokens: Sequence[int], sampling: SamplingParams, *, coupled: bool) -> None:
+        """A new request in this slot, decoded with these settings; coupled: with the noise of each position."""
+
+    @abstractmethod
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """A draft of one row for each of the `asked`."""
+
+    def kind(self, slot: int, tokens: Sequence[int]) -> str:
+        """See `Drafter.kind`."""
+        return ""
+
+    def top_k(self, slot: int) -> int:
+        """See `Drafter.top_k`."""
+        return 0
+
+    def learn(self, slot: int, tokens: Sequence[int], likeliest: Sequence[Sequence[int]]) -> None:
+        """See `Drafter.learn`."""
+        raise NotImplementedError
+
+
+class SeparateDrafters(BatchDrafter):
+    """A drafter of its own for each row, made anew for each request; what they share is up to them."""
+
+    def __init__(self, make: Callable[[SamplingParams, bool], Drafter]) -> None:
+        """make(sampling, coupled) -> Drafter."""
+        self._make = make
+        self._drafters: dict[int, Drafter] = {}
+
+    def begin(self, slot: int, input_tokens: Sequence[int], sampling: SamplingParams, *, coupled: bool) -> None:
+        self._drafters[slot] = self._make(sampling, coupled)
+        self._drafters[slot].begin(input_tokens)
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        return [self._drafters[each.slot].propose(each.tokens, each.num_draft_tokens) for each in asked]
+
+    def kind(self, slot: int, tokens: Sequence[int]) -> str:
+        return self._drafters[slot].kind(tokens)
+
+    def top_k(self, slot: int) -> int:
+        return self._drafters[slot].top_k
+
+    def learn(self, slot: int, tokens: Sequence[int], likeliest: Sequence[Sequence[int]]) -> None:
+        self._drafters[slot].learn(tokens, likeliest)

@@ -1,0 +1,187 @@
+"""The loop: drafts propose, the target verifies them in one pass, a rule decides. Token ids only, no text.
+
+A batch has a slot for each row, and a single request is a batch of one: there is no other loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import mlx.core as mx
+
+from .acceptance import AcceptanceRule, Greedy, Verdict
+from .draft_length import DraftLength, FixedLength
+from .drafters.base import Draft
+from .drafters.batch import Asked, BatchDrafter
+from .errors import InputError
+from .models.base import EncoderDecoder
+from .models.cache import DecoderCache
+from .sampling import SamplingParams
+from .stats import Round
+
+SPLIT_EVERY = 8  # every eighth round waits for its drafts as well, to learn what share of the time that takes
+
+STRICT_TILE = 8  # rows
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a request is decoded, whatever its models and prompt. See `stream_generate` for the fields.
+
+    length: how many tokens to draft; requests may share one, which then learns from them all.
+
+    Raises `InputError` that names the field.
+    """
+
+    length: DraftLength = field(default_factory=lambda: FixedLength(5))
+    max_tokens: int = 100
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    rule: AcceptanceRule = field(default_factory=Greedy)
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise InputError(f"max_tokens must be >= 1, not {self.max_tokens}")
+
+
+@dataclass
+class Row:
+    """One request while it is decoded.
+
+    tokens: the committed decoder ids; `given` of them (the start token, a forced prefix) were not generated.
+    ends: is shown every new token and says whether it is the last; the `max_tokens`-th is in any case.
+    finish_reason: why it ended, None while there is more to come.
+    """
+
+    settings: Settings
+    ends: Callable[[int], bool]
+    tokens: list[int]
+    given: int = field(init=False)
+    finish_reason: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.given = len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """How many tokens may yet come."""
+        return self.settings.max_tokens - (len(self.tokens) - self.given)
+
+    def ask(self, slot: int, drafter: BatchDrafter) -> Asked:
+        """For as many tokens as are worth drafting. The last that may come is never drafted."""
+        kind = drafter.kind(slot, self.tokens)
+        return Asked(slot, self.tokens, self.settings.length.next(self.room - 1, kind), kind)
+
+    def judge(self, draft: Draft, logits: mx.array) -> Verdict:
+        """logits (1, L >= K + 1, V), raw."""
+        settings = self.settings
+        return settings.rule.verdict(draft, logits[:, : draft.num_tokens + 1], settings.sampling, self.tokens)
+
+    def take(self, verdict: Verdict, draft: Draft) -> Outcome:
+        """Commit the new tokens up to the one that ends the output, which stays."""
+        new, accepted, prices = verdict.read(draft)
+        self.finish_reason = "length" if len(new) == self.room else None
+        for i, token in enumerate(new):
+            if self.ends(token):
+                new, self.finish_reason = new[: i + 1], "stop"
+                break
+        self.tokens += new
+        return Outcome(new, draft.num_tokens, accepted, sum(prices[: len(new)]))
+
+    def report(self, asked: Asked, outcome: Outcome, seconds: float, draft_seconds: float | None) -> Round:
+        """The cycle as others see it; its length learns from it first."""
+        new, drafted, accepted = outcome.tokens, outcome.drafted, outcome.accepted
+        self.settings.length.observe(drafted, accepted, seconds, asked.kind)
+        accepted = min(accepted, len(new))
+        return Round(new, drafted, accepted, seconds, draft_seconds, self.finish_reason, outcome.price, asked.kind)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row's part of a cycle: its new tokens, how many were drafted and how many of those the rule accepted."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+    price: float
+
+
+def speculate(
+    model: EncoderDecoder,
+    cache: DecoderCache,
+    drafter: BatchDrafter,
+    rows: Sequence[Row | None],
+    width: int | None = None,
+) -> Iterator[dict[int, Round]]:
+    """Yield one propose-verify-accept cycle after another: for each slot whose row took part, its `Round`.
+
+    The cache holds all tokens of each row but the last, and the drafter has begun it. Between two cycles the caller
+    may give the slot of a finished row to a new one. Ends when every row is finished, or None: an empty slot.
+    width: of every pass of the target, from `strict_width`; None makes it as wide as the longest draft needs.
+    """
+    for index in count():
+        active = {slot: row for slot, row in enumerate(rows) if row is not None and not row.finish_reason}
+        if not active:
+            return
+        started = time.perf_counter()
+        asked = [row.ask(slot, drafter) for slot, row in active.items()]
+        drafts = dict(zip(active, drafter.propose(asked), strict=True))
+        draft_seconds = time_of(drafts.values(), started) if index % SPLIT_EVERY == 0 else None
+
+        logits = verify_pass(model, cache, rows, drafts, width)  # (B, K + 1, V)
+        verdicts = {slot: row.judge(drafts[slot], logits[slot : slot + 1]) for slot, row in active.items()}
+        likeliest = {slot: top_ids(logits[slot], k) for slot in active if (k := drafter.top_k(slot))}
+        mx.eval([[verdicts[slot].arrays, drafts[slot].tokens] for slot in active], likeliest)  # the only wait
+
+        outcomes = {slot: row.take(verdicts[slot], drafts[slot]) for slot, row in active.items()}
+        offsets = [0 if row is None else len(row.tokens) - 1 for row in rows]  # every committed token but the last
+        cache.trim_to(offsets if len(offsets) > 1 else offsets[0])
+        for slot, ids in likeliest.items():
+            drafter.learn(slot, active[slot].tokens, ids[: len(outcomes[slot].tokens)].tolist())
+        seconds = time.perf_counter() - started
+        yield {each.slot: active[each.slot].report(each, outcomes[each.slot], seconds, draft_seconds) for each in asked}
+
+
+def verify_pass(
+    model: EncoderDecoder,
+    cache: DecoderCache,
+    rows: Sequence[Row | None],
+    drafts: Mapping[int, Draft],
+    width: int | None = None,
+) -> mx.array:
+    """Raw logits (B, L, V) behind each row's last token and its draft. L is `width`, or what the longest draft needs;
+    behind a row's own draft stands padding, which the next rewind forgets.
+    """
+    longest = 1 + max(draft.num_tokens for draft in drafts.values())
+    width = longest if width is None else width
+    fed = []
+    for slot, row in enumerate(rows):
+        draft = drafts.get(slot) or Draft.empty()
+        last = model.config.pad_token_id if row is None else row.tokens[-1]
+        fed.append(draft.after(last, width, model.config.pad_token_id))
+    return model.decode(fed[0] if len(fed) == 1 else mx.concatenate(fed), cache)
+
+
+def strict_width(cache: DecoderCache, settings: Settings) -> int:
+    """Strict mode: all passes have one shape, in queries and in keys, so that no kernel and no order of additions can
+    differ between decoding with and without a draft. Fixes the cache's size, returns the width of a pass.
+
+    Whole tiles only: matrix kernels add up the rows of a tile that is cut short in another order, and then a
+    token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode").
+    """
+    width = -(-(settings.length.most + 1) // STRICT_TILE) * STRICT_TILE
+    cache.fix_size(settings.max_tokens + width)
+    return width
+
+
+def top_ids(logits: mx.array, count: int) -> mx.array:
+    """(L, V) -> (L, count): the likeliest ids, the likeliest first."""
+    return mx.argsort(-logits, axis=-1)[..., :count]
+
+
+def time_of(drafts: Iterable[Draft], started: float) -> float:
+    mx.eval([draft.tokens for draft in drafts])
+    return time.perf_counter() - started
