@@ -2,5 +2,7 @@
 
 from .base import Draft, Drafter, NoDrafter
 from .model import ModelDrafter
+from .ngram import Match, NgramDrafter
+from .ngram_store import NgramStore, Store, TextStore
 
-__all__ = ["Draft", "Drafter", "ModelDrafter", "NoDrafter"]
+__all__ = ["Draft", "Drafter", "Match", "ModelDrafter", "NgramDrafter", "NgramStore", "NoDrafter", "Store", "TextStore"]
