@@ -141,6 +141,9 @@ def speculate(
         cache.trim_to(offsets if len(offsets) > 1 else offsets[0])
         for slot, ids in likeliest.items():
             drafter.learn(slot, active[slot].tokens, ids[: len(outcomes[slot].tokens)].tolist())
+        for slot, row in active.items():
+            if row.finish_reason:
+                drafter.end(slot, row.tokens)
         seconds = time.perf_counter() - started
         yield {each.slot: active[each.slot].report(each, outcomes[each.slot], seconds, draft_seconds) for each in asked}
 

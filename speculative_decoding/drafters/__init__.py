@@ -2,8 +2,72 @@
 
 from __future__ import annotations
 
+from ..errors import InputError
+from ..models.base import EncoderDecoder
+from .auto import AutoDrafter
 from .base import Draft, Drafter, NoDrafter
 from .batch import Asked, BatchDrafter, SeparateDrafters
-from .model import ModelDrafter
+from .model import DraftModel, ModelDrafter, require_same_tokens
+from .ngram import Match, NgramDrafter
+from .ngram_store import NgramStore, Store, TextStore
 
-__all__ = ["Asked", "BatchDrafter", "Draft", "Drafter", "ModelDrafter", "NoDrafter", "SeparateDrafters"]
+__all__ = [
+    "DRAFTERS",
+    "Asked",
+    "AutoDrafter",
+    "BatchDrafter",
+    "Draft",
+    "DraftModel",
+    "Drafter",
+    "Match",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NgramStore",
+    "NoDrafter",
+    "SeparateDrafters",
+    "Store",
+    "TextStore",
+    "choose_drafter",
+]
+
+DRAFTERS = ("model", "ngram", "auto", "none")
+
+
+def choose_drafter(
+    choice: str | Drafter | None,
+    target: EncoderDecoder,
+    draft_model: EncoderDecoder | DraftModel | None = None,
+    ngram: NgramDrafter | None = None,
+) -> BatchDrafter:
+    """One of `DRAFTERS`, or an object with `begin` and `propose`; None is "model", or "none" without a draft model.
+
+    "auto" is "ngram" without a draft model. Raises `InputError` that names the argument.
+    """
+    if choice is None:
+        choice = "none" if draft_model is None else "model"
+    if isinstance(choice, str) and choice not in DRAFTERS:
+        raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or an object, not {choice!r}")
+    if choice == "model" and draft_model is None:
+        raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
+    if draft_model is not None:
+        speaker = draft_model if isinstance(draft_model, DraftModel) else DraftModel(draft_model)
+        require_same_tokens(target, speaker.model)
+    if not isinstance(choice, str):
+        return one_drafter(choice)
+    if choice == "none":
+        return SeparateDrafters(lambda sampling, coupled: NoDrafter())
+    if ngram is None:
+        ngram = NgramDrafter(pieces=None if target.tokenizer is None else target.tokenizer.vocabulary.pieces)
+    copies = SeparateDrafters(lambda sampling, coupled: ngram.fresh())
+    if choice == "ngram" or draft_model is None:
+        return copies
+    models = SeparateDrafters(lambda sampling, coupled: ModelDrafter(speaker, target, sampling, coupled=coupled))
+    return models if choice == "model" else AutoDrafter(ngram, models)
+
+
+def one_drafter(drafter: Drafter) -> BatchDrafter:
+    """For a single row: the object that a caller brought."""
+    for name in ("begin", "propose"):
+        if not callable(getattr(drafter, name, None)):
+            raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}")
+    return SeparateDrafters(lambda sampling, coupled: drafter)

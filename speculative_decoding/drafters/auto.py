@@ -18,8 +18,8 @@ class AutoDrafter(BatchDrafter):
     """
 
     def __init__(self, ngram: NgramDrafter, model: BatchDrafter, long_match: int = LONG_MATCH) -> None:
-        self._ngrams: dict[int, NgramDrafter] = {}
-        self._ngram, self._model, self._long_match = ngram, model, long_match
+        self._copies = SeparateDrafters(lambda sampling, coupled: ngram.fresh())
+        self._model, self._long_match = model, long_match
 
     def begin(self, slot: int, input_tokens: Sequence[int], sampling: SamplingParams, *, coupled: bool) -> None:
         self._ngrams[slot] = self._ngram.fresh()

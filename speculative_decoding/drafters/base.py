@@ -61,6 +61,9 @@ class Drafter(ABC):
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
         """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first)."""
 
+    def end(self, tokens: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
+        """The request is over; `tokens` is all it wrote, start token first. Not called for one that is abandoned."""
+
     def kind(self, tokens: Sequence[int]) -> str:
         """Which kind of draft would follow `tokens`. Kinds differ in what they cost and in how often they are right, so
         their lengths are decided apart.

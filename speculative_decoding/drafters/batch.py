@@ -31,6 +31,9 @@ class BatchDrafter(ABC):
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """A draft of one row for each of the `asked`."""
 
+    def end(self, slot: int, tokens: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
+        """See `Drafter.end`."""
+
     def kind(self, slot: int, tokens: Sequence[int]) -> str:
         """See `Drafter.kind`."""
         return ""
@@ -58,6 +61,9 @@ class SeparateDrafters(BatchDrafter):
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         return [self._drafters[each.slot].propose(each.tokens, each.num_draft_tokens) for each in asked]
+
+    def end(self, slot: int, tokens: Sequence[int]) -> None:
+        self._drafters[slot].end(tokens)
 
     def kind(self, slot: int, tokens: Sequence[int]) -> str:
         return self._drafters[slot].kind(tokens)

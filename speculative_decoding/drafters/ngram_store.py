@@ -1,0 +1,289 @@
+"""Stores of token sequences that live as long as a session, or longer in a file. They know ids, nothing of models.
+
+A request is stored as one text: the ids of its source, the start token, the ids of its output. So the end of a source
+that was seen before already calls up the output it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..safe_folder import sync
+from .suffix_index import BOUNDARY, SuffixIndex
+
+FORMAT = "speculative-decoding n-gram store"
+FORMAT_VERSION = 1
+MAX_ID = 2**31
+
+
+class Store(ABC):
+    """What was written before, and how it went on.
+
+    vocabulary: `tokenizer.vocabulary.fingerprint`, kept in the file so that no other model's ids are read as ours.
+    filler_top_k: how many of the target's likeliest ids `learn` wants per position; 1 is the written one alone.
+    stop_if_unknown: if False, `look_up` goes on with a guess where nothing is known.
+    """
+
+    kind: str
+    filler_top_k = 1
+    stop_if_unknown = True
+    vocabulary: str | None
+
+    @abstractmethod
+    def learn(self, text: Sequence[int], start: int = 0, likeliest: Sequence[Sequence[int]] = ()) -> None:
+        """Learn `text[start:]` in the context of `text[:start]`, which is known from earlier calls.
+
+        likeliest: for each of the last tokens of `text`, the target's most likely ids in that position.
+        """
+
+    @abstractmethod
+    def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
+        """(how many of the last tokens of `text` are known as a context, up to `count` ids that follow it)."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """What the bound on the size counts."""
+
+    @abstractmethod
+    def _content(self) -> dict[str, Any]:
+        """Options and content for `save`."""
+
+    @classmethod
+    @abstractmethod
+    def _restore(cls, content: dict[str, Any]) -> Store:
+        """The reverse. Raises KeyError, TypeError or ValueError for what `_content` cannot have made."""
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file that appears whole or not at all. Raises `InputError` if it cannot be written."""
+        path = Path(path)
+        content = json.dumps({"kind": self.kind, "vocabulary": self.vocabulary, **self._content()})
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        head = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest})
+        partial = None
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+                partial = Path(file.name)
+                file.write(f"{head}\n{content}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            partial = None
+            sync(path.parent)
+        except OSError as error:
+            raise InputError(
+                f"n-gram store {path}: cannot be written ({error.strerror}); choose another file"
+            ) from error
+        finally:
+            if partial is not None:
+                partial.unlink(missing_ok=True)
+
+    @staticmethod
+    def load(path: str | Path, vocabulary: str | None = None) -> Store:
+        """Read what `save` wrote, whichever kind it is.
+
+        vocabulary: refuse a store that was made with another one. Raises `InputError` for a missing or damaged file.
+        """
+        path = Path(path)
+        try:
+            head, content, end = path.read_text(encoding="utf-8").split("\n")
+            facts = json.loads(head)
+            if facts["format"] != FORMAT or end:
+                raise ValueError("no n-gram store")
+            if facts["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"format_version {facts['format_version']!r} is not {FORMAT_VERSION}")
+            if hashlib.sha256(content.encode()).hexdigest() != facts["sha256"]:
+                raise ValueError("its checksum is not the one it was written with")
+            fields = json.loads(content)
+            store = KINDS[fields.pop("kind")]._restore(fields)
+        except OSError as error:
+            raise InputError(
+                f"n-gram store {path}: cannot be read ({error.strerror}); name a file that was saved as one"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(f"n-gram store {path}: damaged or of another kind ({error}); delete it") from error
+        if vocabulary is not None and store.vocabulary is not None and vocabulary != store.vocabulary:
+            raise InputError(f"n-gram store {path}: made with other tokens than this model's; name another file")
+        return store
+
+
+class NgramStore(Store):
+    """Counts what follows each n-gram; drafts the most frequent continuation of the longest one known, token by token.
+
+    Multi-level: all n from `min_ngram_size` to `max_ngram_size`; one-level: both the same. (Here an n-gram is the
+    context alone. In romsto's Speculative-Decoding, whose stores these are, n counts the token behind it as well.)
+
+    filler_top_k: count also the ids that the target found likeliest.
+    stop_if_unknown: draft nothing behind an unknown n-gram; else the most frequent token of all.
+    max_entries: the most pairs of an n-gram and a token behind it; n-grams not met for longest go first.
+    """
+
+    kind = "n-grams"
+
+    def __init__(
+        self,
+        max_ngram_size: int = 3,
+        min_ngram_size: int = 2,
+        *,
+        filler_top_k: int = 1,
+        stop_if_unknown: bool = True,
+        max_entries: int = 200_000,
+        vocabulary: str | None = None,
+    ) -> None:
+        if not 1 <= min_ngram_size <= max_ngram_size:
+            raise InputError(
+                f"min_ngram_size must be >= 1 and <= max_ngram_size ({max_ngram_size}), not {min_ngram_size}"
+            )
+        if filler_top_k < 1:
+            raise InputError(f"filler_top_k must be >= 1, not {filler_top_k}; 1 counts only what was written")
+        if max_entries < 1:
+            raise InputError(f"max_entries must be >= 1, not {max_entries}")
+        self._max_size, self._min_size, self._max_entries = max_ngram_size, min_ngram_size, max_entries
+        self.filler_top_k, self.stop_if_unknown, self.vocabulary = filler_top_k, stop_if_unknown, vocabulary
+        self.reset()
+
+    def reset(self) -> None:
+        self._counts: dict[tuple[int, ...], dict[int, int]] = {}  # n-gram -> {token: count}, latest met last
+        self._totals: dict[int, int] = {}  # token -> count, only for guesses at what is unknown
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def learn(self, text: Sequence[int], start: int = 0, likeliest: Sequence[Sequence[int]] = ()) -> None:
+        known_from = len(text) - len(likeliest)
+        for end in range(start, len(text)):
+            following = [text[end], *(likeliest[end - known_from][: self.filler_top_k] if end >= known_from else ())]
+            if not self.stop_if_unknown:
+                self._totals[text[end]] = self._totals.get(text[end], 0) + 1
+            for size in range(self._min_size, min(self._max_size, end) + 1):
+                self._count(tuple(text[end - size : end]), following)
+        while self._entries > self._max_entries:
+            self._entries -= len(self._counts.pop(next(iter(self._counts))))
+
+    def _count(self, ngram: tuple[int, ...], following: Sequence[int]) -> None:
+        counts = self._counts.pop(ngram, {})
+        self._entries -= len(counts)
+        for token in following:
+            counts[token] = counts.get(token, 0) + 1
+        self._counts[ngram] = counts
+        self._entries += len(counts)
+
+    def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
+        recent, length = list(text[-self._max_size :]), 0
+        drafted: list[int] = []
+        for _ in range(count):
+            size, token = self._next(recent)
+            if token is None:
+                break
+            length = length if drafted else size
+            drafted.append(token)
+            recent.append(token)
+        return length, drafted
+
+    def _next(self, text: Sequence[int]) -> tuple[int, int | None]:
+        for size in range(min(self._max_size, len(text)), self._min_size - 1, -1):
+            if counts := self._counts.get(tuple(text[len(text) - size :])):
+                return size, max(counts, key=counts.__getitem__)
+        return 0, max(self._totals, key=self._totals.__getitem__, default=None)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "max_ngram_size": self._max_size,
+            "min_ngram_size": self._min_size,
+            "filler_top_k": self.filler_top_k,
+            "stop_if_unknown": self.stop_if_unknown,
+            "max_entries": self._max_entries,
+            "counts": [[ngram, list(counts.items())] for ngram, counts in self._counts.items()],
+            "totals": list(self._totals.items()),
+        }
+
+    @classmethod
+    def _restore(cls, content: dict[str, Any]) -> NgramStore:
+        counts, totals = content.pop("counts"), content.pop("totals")
+        store = cls(**content)
+        store._counts = {
+            tuple(checked(ngram)): dict(zip(checked(t for t, _ in pairs), checked(n for _, n in pairs), strict=True))
+            for ngram, pairs in counts
+        }
+        store._totals = dict(zip(checked(t for t, _ in totals), checked(n for _, n in totals), strict=True))
+        store._entries = sum(map(len, store._counts.values()))
+        return store
+
+
+class TextStore(Store):
+    """Keeps whole texts and copies from the latest place that shares the longest context: best for repetitions.
+
+    max_ngram_size: the longest context looked up.
+    max_entries: the most tokens kept; when there are more, the older half is forgotten.
+    """
+
+    kind = "texts"
+
+    def __init__(self, max_ngram_size: int = 16, *, max_entries: int = 200_000, vocabulary: str | None = None) -> None:
+        if max_ngram_size < 1:
+            raise InputError(f"max_ngram_size must be >= 1, not {max_ngram_size}")
+        if max_entries < 2:
+            raise InputError(f"max_entries must be >= 2, not {max_entries}")
+        self._max_size, self._max_entries, self.vocabulary = max_ngram_size, max_entries, vocabulary
+        self.reset()
+
+    def reset(self) -> None:
+        self._index = SuffixIndex(self._max_size)
+
+    def __len__(self) -> int:
+        return len(self._index.tokens)
+
+    def learn(self, text: Sequence[int], start: int = 0, likeliest: Sequence[Sequence[int]] = ()) -> None:
+        if likeliest:
+            raise InputError("a store of texts cannot learn likeliest ids (filler_top_k); use one of n-grams")
+        known = self._index.tokens
+        before = list(text[max(start - self._max_size, 0) : start])
+        if known and not (before and known[-len(before) :] == before):  # another text was learned in between
+            self._index.append(BOUNDARY)
+            self._index.extend(before)
+        self._index.extend(text[start:])
+        if len(known) > self._max_entries:
+            self._index = SuffixIndex(self._max_size, known[-(self._max_entries // 2) :])
+
+    def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
+        found = self._index.find(text)
+        if not found:
+            return 0, []
+        latest, known = found[-1][-1], self._index.tokens
+        continuation = known[latest : latest + count]
+        if BOUNDARY in continuation:
+            continuation = continuation[: continuation.index(BOUNDARY)]
+        return len(found), continuation
+
+    def _content(self) -> dict[str, Any]:
+        return {"max_ngram_size": self._max_size, "max_entries": self._max_entries, "tokens": self._index.tokens}
+
+    @classmethod
+    def _restore(cls, content: dict[str, Any]) -> TextStore:
+        tokens = checked(content.pop("tokens"), least=BOUNDARY)
+        store = cls(**content)
+        store._index.extend(tokens)
+        return store
+
+
+KINDS: dict[str, type[NgramStore] | type[TextStore]] = {store.kind: store for store in (NgramStore, TextStore)}
+
+
+def checked(values: Any, least: int = 0) -> list[int]:
+    """The values as a list. Raises ValueError unless they are whole numbers such as ids and counts are."""
+    numbers = list(values)
+    if not all(type(number) is int and least <= number < MAX_ID for number in numbers):
+        raise ValueError("not a list of ids")
+    return numbers

@@ -1,0 +1,212 @@
+"""Replays drafters against outputs of the target that are computed once: no model runs for a drafter that reads text.
+
+    python -m tests.replay_drafters --prompts data/grammar.txt data/translation.txt data/describe.txt
+    python -m tests.replay_drafters --tsv grammar=test.tsv --prefix "grammar: " --num-draft 3 5 8 12
+    python -m tests.replay_drafters --index-cost
+
+At temperature 0 the output is known, so a round accepts the longest prefix of its draft that agrees with it, and adds
+one token. Columns: tokens per target call; share of the drafted tokens accepted; drafted per call; tokens per unit of
+time if a pass over K + 1 positions costs 1 + `--slope` · K passes over one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from speculative_decoding import generate, load
+from speculative_decoding.drafters import Drafter, NgramDrafter, NgramStore, Store, TextStore
+from speculative_decoding.drafters.base import token_ids
+from speculative_decoding.drafters.suffix_index import SuffixIndex
+
+START = 0  # T5's decoder start token
+Variant = Callable[[], Drafter]
+
+
+@dataclass(frozen=True)
+class Request:
+    source: list[int]
+    output: list[int]
+
+
+@dataclass
+class Replay:
+    """Sums over requests."""
+
+    calls: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_call(self) -> float:
+        return self.tokens / self.calls
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def tokens_per_time(self, slope: float) -> float:
+        return self.tokens / (self.calls + slope * self.drafted)
+
+
+def replay(drafter: Drafter, requests: Iterable[Request], num_draft: int, max_tokens: int = 100) -> Replay:
+    """What `speculate` would do with this drafter, at temperature 0."""
+    sums = Replay()
+    for request in requests:
+        started = time.perf_counter()
+        drafter.begin(request.source)
+        tokens, done = [START], 0
+        while done < len(request.output):
+            draft = token_ids(drafter.propose(tokens, min(num_draft, max_tokens - done - 1)).tokens)
+            rest = request.output[done:]
+            accepted = 0
+            while accepted < min(len(draft), len(rest)) and draft[accepted] == rest[accepted]:
+                accepted += 1
+            new = rest[: accepted + 1]
+            tokens += new
+            done += len(new)
+            sums.calls += 1
+            sums.tokens += len(new)
+            sums.drafted += len(draft)
+            sums.accepted += accepted
+        if isinstance(drafter, NgramDrafter):
+            drafter.learn(tokens)
+        sums.seconds += time.perf_counter() - started
+    return sums
+
+
+def requests_of(prompts: Sequence[str], model: str, draft_model: str, cache: Path, max_tokens: int) -> list[Request]:
+    """The target's greedy outputs, from the cache where it has them. One JSON object a line."""
+    known: dict[str, Request] = {}
+    if cache.exists():
+        for line in cache.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            known[entry["prompt"]] = Request(entry["source"], entry["output"])
+    if missing := [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]:
+        target, tokenizer = load(model)
+        draft, _ = load(draft_model)
+        with cache.open("a", encoding="utf-8") as file:
+            for prompt in missing:
+                result = generate(target, tokenizer, prompt, draft_model=draft, max_tokens=max_tokens)
+                known[prompt] = Request(tokenizer.encode(prompt), result.tokens)
+                file.write(json.dumps({"prompt": prompt, "source": known[prompt].source, "output": result.tokens}))
+                file.write("\n")
+                file.flush()
+    return [known[prompt] for prompt in prompts]
+
+
+def variants(pieces: dict[int, str]) -> dict[str, Variant]:
+    return {
+        "input and output": lambda: NgramDrafter(pieces=pieces),
+        "input only": lambda: NgramDrafter(pieces=pieces, search_output=False),
+        "output only": lambda: NgramDrafter(search_input=False),
+        "output only, n <= 2, always (HF)": lambda: NgramDrafter(
+            search_input=False, max_ngram_size=2, min_chance=0.0
+        ),
+        "input and output, always": lambda: NgramDrafter(pieces=pieces, min_chance=0.0),
+        "input and output, ids alone": lambda: NgramDrafter(),
+        "with a store of texts": lambda: NgramDrafter(pieces=pieces, store=TextStore()),
+        "with a multi-level store": lambda: NgramDrafter(pieces=pieces, store=NgramStore(3, 2)),
+        "with a one-level store": lambda: NgramDrafter(pieces=pieces, store=NgramStore(3, 3)),
+    }
+
+
+def print_row(name: str, num_draft: int, sums: Replay, slope: float) -> None:
+    print(
+        f"{name:34} {num_draft:3} {sums.tokens_per_call:8.2f} {sums.acceptance_rate:8.1%} "
+        f"{sums.drafted / sums.calls:8.2f} {sums.tokens_per_time(slope):8.2f} {1e6 * sums.seconds / sums.tokens:8.1f}"
+    )
+
+
+def print_second_pass(requests: Sequence[Request], pieces: dict[int, str], num_draft: int, slope: float) -> None:
+    """The same requests twice, with a store that has seen the first time."""
+    stores: dict[str, Callable[[], Store | None]] = {
+        "no store": lambda: None,
+        "store of texts": TextStore,
+        "multi-level store, n <= 3": lambda: NgramStore(3, 2),
+        "multi-level store, n <= 8": lambda: NgramStore(8, 2),
+        "one-level store, n = 3": lambda: NgramStore(3, 3),
+    }
+    for name, make in stores.items():
+        drafter = NgramDrafter(pieces=pieces, store=make())
+        for number in ("first", "second"):
+            print_row(f"{name}, {number} pass", num_draft, replay(drafter, requests, num_draft), slope)
+
+
+def print_index_cost(ids: Sequence[int]) -> None:
+    """µs a token: to build the index of a source, and to follow an output that copies most of it."""
+    for size in (100, 1_000, 10_000):
+        source = list((ids * (size // len(ids) + 1))[:size])
+        output = [token for i, token in enumerate(source) if i % 9]
+        built = min(timed(lambda source=source: SuffixIndex(16, source)) for _ in range(5)) / size
+        begun, followed = [], []
+        for _ in range(3):
+            drafter = NgramDrafter()
+            begun.append(timed(lambda drafter=drafter, source=source: drafter.begin(source)) / size)
+            rounds = [[START, *output[:end]] for end in range(0, min(len(output), 2_000), 4)]
+            followed.append(
+                timed(lambda drafter=drafter, rounds=rounds: [drafter.propose(tokens, 8) for tokens in rounds])
+                / sum(len(after) - len(before) for before, after in pairwise(rounds))
+            )
+        print(
+            f"{size:6} tokens: index {built:.2f}, begin {min(begun):.2f} µs per source token; "
+            f"read and propose {min(followed):.1f} µs per output token, 4 tokens a round"
+        )
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Microseconds."""
+    started = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/t5-web-docs")
+    parser.add_argument("--draft-model", default="models/t5-web-docs-draft")
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="files with one prompt a line")
+    parser.add_argument("--tsv", type=Path, help="a table whose first column is the source")
+    parser.add_argument("--prefix", default="", help="in front of each source of --tsv")
+    parser.add_argument("--limit", type=int, help="at most so many prompts of each file")
+    parser.add_argument("--num-draft", type=int, nargs="+", default=[3, 5, 8, 12])
+    parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--slope", type=float, default=0.06)
+    parser.add_argument("--second-pass", action="store_true", help="decode each file twice, with a store")
+    parser.add_argument("--index-cost", action="store_true")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "replay-cache.jsonl", help="one per model"
+    )
+    options = parser.parse_args()
+
+    _, tokenizer = load(options.model)
+    pieces = tokenizer.vocabulary.pieces
+    files = {path.name: path.read_text(encoding="utf-8").splitlines() for path in options.prompts}
+    if options.tsv:
+        rows = options.tsv.read_text(encoding="utf-8").splitlines()
+        files[options.tsv.name] = [options.prefix + row.split("\t")[0] for row in rows]
+    for name, prompts in files.items():
+        prompts = prompts[: options.limit]
+        requests = requests_of(prompts, options.model, options.draft_model, options.cache, options.max_tokens)
+        print(f"\n{name}: {len(requests)} requests, {sum(len(request.output) for request in requests)} tokens")
+        print(f"{'':34} num tok/call accepted  drafted tok/time   µs/tok")
+        if options.second_pass:
+            print_second_pass(requests, pieces, options.num_draft[-1], options.slope)
+            continue
+        for variant, make in variants(pieces).items():
+            for num_draft in options.num_draft:
+                print_row(variant, num_draft, replay(make(), requests, num_draft, options.max_tokens), options.slope)
+    if options.index_cost:
+        print_index_cost([token for prompts in files.values() for prompt in prompts for token in tokenizer.encode(prompt)])
+
+
+if __name__ == "__main__":
+    main()
