@@ -1,0 +1,212 @@
+"""What a round costs on this machine: measured once for each pair of models, kept in the user's cache folder.
+
+Knows models and clocks, nothing of acceptance. Costs never change a result: they only say which length is fastest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from . import blas
+from .models.base import EncoderDecoder
+from .models.cache import DecoderCache
+
+WIDEST = 16  # positions of the widest pass that is measured
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those measured where all would take too long
+DRAFTED = (2, 6)  # lengths of the drafts that are timed
+SOURCE_TOKENS, OFFSET = 32, 16  # a typical prompt, and tokens already in the cache
+BUDGET = 1.0  # seconds
+LEAST_REPEATS, MOST_REPEATS = 3, 15
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of the parts of a round: a round with g drafted tokens takes t(g + 1) + g c + h.
+
+    passes: t(1), t(2) and so on: a pass of the target over that many positions, with arg-max and read-back. Not always
+        increasing: some kernels are faster at whole tiles.
+    draft: c, one drafted token, in a chain that is evaluated together with the pass that verifies it.
+    host: h, what each round costs besides.
+    """
+
+    passes: tuple[float, ...]
+    draft: float = 0.0
+    host: float = 0.0
+
+    def __post_init__(self) -> None:
+        finite = all(map(math.isfinite, (*self.passes, self.draft, self.host)))
+        if len(self.passes) < 2 or not finite or min(self.passes) <= 0 or min(self.draft, self.host) < 0:
+            raise ValueError(f"costs must be positive, with two passes at least: {self}")
+
+    def pass_seconds(self, width: int) -> float:
+        """t(width). Beyond what was measured, along the line through the first and the last pass."""
+        measured = len(self.passes)
+        if width <= measured:
+            return self.passes[width - 1]
+        slope = max(0.0, self.passes[-1] - self.passes[0]) / (measured - 1)
+        return self.passes[-1] + (width - measured) * slope
+
+    def round_seconds(self, drafted: int) -> float:
+        return self.pass_seconds(drafted + 1) + drafted * self.draft + self.host
+
+    def with_free_draft(self) -> Costs:
+        """The same target with a draft that is only looked up."""
+        return replace(self, draft=0.0)
+
+
+def costs_of(target: EncoderDecoder, draft_model: EncoderDecoder | None = None) -> Costs:
+    """Measured in an earlier run with the same models, device and libraries, or measured now and kept."""
+    key = cost_key(target, draft_model)
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    path = blas.cache_folder() / f"costs-{name}.json"
+    costs = read(path, key)
+    if costs is None:
+        costs = measure(target, draft_model)
+        try:
+            write(path, key, costs)
+        except OSError as error:
+            warnings.warn(f"costs are measured anew in every run, for they cannot be kept: {error}", stacklevel=2)
+    return costs
+
+
+def cost_key(target: EncoderDecoder, draft_model: EncoderDecoder | None) -> dict[str, Any]:
+    """What costs depend on; weights do not matter, their shapes and types do."""
+    device = mx.default_device()
+    threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    return {
+        "version": 1,  # of the way they are measured
+        "target": shapes(target),
+        "draft": None if draft_model is None else shapes(draft_model),
+        "device": [str(device), str(mx.device_info().get("device_name"))],
+        "mlx": metadata.version("mlx"),
+        "blas": blas.chosen(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": {name: os.environ[name] for name in threads if name in os.environ},
+    }
+
+
+def shapes(model: EncoderDecoder) -> str:
+    """A digest of the configuration and of each parameter's name, shape and type; quantised layers show in them."""
+    parameters: Mapping[str, mx.array] = dict(tree_flatten(model.parameters()))
+    lines = [repr(model.config), *(f"{name} {a.shape} {a.dtype}" for name, a in sorted(parameters.items()))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def read(path: Path, key: Mapping[str, Any]) -> Costs | None:
+    """None if there is no such file, if it is damaged, or if it belongs to another key."""
+    try:
+        record = json.loads(path.read_text())
+        if record["key"] != key:
+            return None
+        parts = record["costs"]
+        return Costs(tuple(map(float, parts["passes"])), float(parts["draft"]), float(parts["host"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(path: Path, key: Mapping[str, Any], costs: Costs) -> None:
+    """Whole or not at all, also when two processes do this at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        partial = Path(scratch, path.name)
+        partial.write_text(json.dumps({"key": key, "costs": asdict(costs)}, indent=1))
+        partial.replace(path)
+
+
+def measure(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, *, budget: float = BUDGET) -> Costs:
+    """Time passes and rounds on random ids, in turns, until `budget` seconds are spent; medians.
+
+    In turns, because a machine is now slower and now faster, which must not favour one width. Large models get fewer
+    repeats and fewer widths, those between interpolated; three turns are taken in any case.
+    """
+    rig = Rig(target, draft_model)
+    started = time.perf_counter()
+    drafted = DRAFTED if draft_model is not None else ()
+    for count in (0, *drafted):
+        rig.round(count)  # compiles kernels, allocates
+    first = seconds_of(rig.one_pass, WIDEST)
+    afford = budget - (time.perf_counter() - started)
+    widths = range(1, WIDEST + 1) if afford > 2 * LEAST_REPEATS * WIDEST * first else WIDTHS
+    jobs = [(rig.one_pass, width) for width in widths] + [(rig.round, count) for count in (0, *drafted)]
+    samples: dict[tuple[Callable[[int], None], int], list[float]] = {job: [] for job in jobs}
+    for repeat in range(MOST_REPEATS):
+        if repeat >= LEAST_REPEATS and time.perf_counter() - started > budget:
+            break
+        for job in jobs if repeat % 2 else reversed(jobs):
+            samples[job].append(seconds_of(*job))
+    medians = {job: statistics.median(taken) for job, taken in samples.items()}
+
+    passes = interpolated({width: medians[rig.one_pass, width] for width in widths})
+    host = max(0.0, medians[rig.round, 0] - passes[0])
+    drafts = [(medians[rig.round, count] - passes[count] - host) / count for count in drafted]
+    return Costs(passes, max(0.0, statistics.mean(drafts)) if drafts else 0.0, host)
+
+
+def seconds_of(job: Callable[[int], None], size: int) -> float:
+    started = time.perf_counter()
+    job(size)
+    return time.perf_counter() - started
+
+
+def interpolated(known: Mapping[int, float]) -> tuple[float, ...]:
+    """Width -> seconds, for every width from 1 on: the known ones as they are, straight lines between."""
+    widths, values = sorted(known), []
+    for low, high in pairwise(widths):
+        step = (known[high] - known[low]) / (high - low)
+        values += [known[low] + (width - low) * step for width in range(low, high)]
+    return (*values, known[widths[-1]])
+
+
+class Rig:
+    """Both models in the middle of a request, on ids that mean nothing, doing what a round does."""
+
+    def __init__(self, target: EncoderDecoder, draft_model: EncoderDecoder | None) -> None:
+        models = [target] if draft_model is None else [target, draft_model]
+        dice, vocab = random.Random(0), min(model.config.vocab_size for model in models)
+        source, self._tokens = ([dice.randrange(vocab) for _ in range(n)] for n in (SOURCE_TOKENS, OFFSET + WIDEST + 1))
+        self._models = models
+        self._caches = [self._begun(model, source) for model in models]
+
+    def _begun(self, model: EncoderDecoder, source: Sequence[int]) -> DecoderCache:
+        cache = model.make_cache(model.encode(mx.array([source])))
+        mx.eval(model.decode(mx.array([self._tokens]), cache))  # the buffers as large as they get
+        cache.trim_to(OFFSET)
+        return cache
+
+    def one_pass(self, width: int) -> None:
+        """The target reads `width` tokens at once."""
+        fed = mx.array([self._tokens[OFFSET : OFFSET + width]])
+        mx.argmax(self._models[0].decode(fed, self._caches[0]), axis=-1).tolist()
+        self._caches[0].trim_to(OFFSET)
+
+    def round(self, drafted: int) -> None:
+        """A round of greedy decoding: drafted one by one, verified and read in one evaluation."""
+        new = last = mx.array([[self._tokens[OFFSET]]], mx.uint32)
+        draft = []
+        for _ in range(drafted):
+            new = mx.argmax(self._models[1].decode(new, self._caches[1])[:, -1:], axis=-1)
+            draft.append(new)
+        tokens = mx.concatenate([last, *draft], axis=1)
+        best = mx.argmax(self._models[0].decode(tokens, self._caches[0]), axis=-1)
+        accepted = mx.cumprod(tokens[:, 1:] == best[:, :-1], axis=1).sum(axis=1)
+        mx.eval(accepted, best, tokens)
+        _ = accepted.tolist(), best.tolist(), tokens.tolist()
+        for cache in self._caches:
+            cache.trim_to(OFFSET)
