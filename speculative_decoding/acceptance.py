@@ -47,7 +47,7 @@ class Verdict:
 
         Waits for the device unless `arrays` and the draft's tokens have been evaluated.
         """
-        accepted, next_token = int(self.accepted.item()), int(self.next_token.item())
+        accepted, next_token = cast(int, self.accepted.item()), cast(int, self.next_token.item())
         prices = [0.0] * draft.num_tokens if self.price is None else cast(list[list[float]], self.price.tolist())[0]
         return [*token_ids(draft.tokens)[:accepted], next_token], accepted, prices[: accepted + 1]
 

@@ -11,7 +11,6 @@ import math
 import os
 import random
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from mlx.utils import tree_flatten
 from . import blas
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
+from .safe_folder import write_file
 
 WIDEST = 16  # positions of the widest pass that is measured
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those measured where all would take too long
@@ -124,10 +124,7 @@ def read(path: Path, key: Mapping[str, Any]) -> Costs | None:
 def write(path: Path, key: Mapping[str, Any], costs: Costs) -> None:
     """Whole or not at all, also when two processes do this at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        partial = Path(scratch, path.name)
-        partial.write_text(json.dumps({"key": key, "costs": asdict(costs)}, indent=1))
-        partial.replace(path)
+    write_file(path, json.dumps({"key": key, "costs": asdict(costs)}, indent=1))
 
 
 def measure(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, *, budget: float = BUDGET) -> Costs:

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from .acceptance import Coupled
 from .draft_length import DraftLength
-from .drafters import BatchDrafter, Drafter, choose_drafter
+from .drafters import BatchDrafter, Drafter, DraftModel, NgramDrafter, choose_drafter
 from .loop import speculate, strict_width
 from .models.base import EncoderDecoder
 from .request import Request, choose_length, prepare
@@ -47,9 +47,9 @@ def stream_generate(
     tokenizer: Tokenizer,
     prompt: str,
     *,
-    draft_model: EncoderDecoder | None = None,
+    draft_model: EncoderDecoder | DraftModel | None = None,
     drafter: str | Drafter | None = None,
-    ngram: Any | None = None,
+    ngram: NgramDrafter | None = None,
     num_draft: int | str | DraftLength = 5,
     **options: Any,
 ) -> Iterator[GenerationResponse]:
@@ -60,17 +60,16 @@ def stream_generate(
         is copied, otherwise the draft model speaks), "none", or an object with `begin` and `propose`. By default the
         draft model if there is one, and regular decoding if not.
     ngram: what "ngram" and "auto" are to search and how, with the store that lives across requests.
-    num_draft: tokens drafted per round: a number; "auto", which measures what they cost and gain; "constant",
-        "heuristic" or "heuristic_transient", as transformers has them; or a `DraftLength`, which learns across the
-        requests that share it.
+    num_draft: tokens drafted per round: a number; "auto", which measures what they cost and gain;
+        "heuristic" or "heuristic_transient", as transformers has them; or a `DraftLength`, which learns across
+        the requests that share it.
     options: those of `prepare`: sampling, max_tokens, stop, acceptance, delta and so on.
 
     Arguments are checked here and now, before the first response is asked for. Raises `InputError` that names
     the argument. The cache belongs to this call: leaving the stream early leaves no trace in the next.
     """
-    length = choose_length(num_draft)
-    request = prepare(model, tokenizer, prompt, length=length, **options)
     source = choose_drafter(drafter, model, draft_model, ngram)
+    request = prepare(model, tokenizer, prompt, length=choose_length(num_draft, model, draft_model), **options)
     return _stream(model, source, request)
 
 
@@ -78,6 +77,7 @@ def _stream(model: EncoderDecoder, drafter: BatchDrafter, request: Request) -> I
     mx.reset_peak_memory()
     started = time.perf_counter()
     settings = request.settings
+    settings.length.begin()
     drafter.begin(0, request.source, settings.sampling, coupled=isinstance(settings.rule, Coupled))
     cache = model.make_cache(model.encode(mx.array([request.source])))
     mx.eval([(layer.cross_keys, layer.cross_values) for layer in cache.layers])

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import cast
 
 import mlx.core as mx
 
@@ -140,7 +141,7 @@ def speculate(
         offsets = [0 if row is None else len(row.tokens) - 1 for row in rows]  # every committed token but the last
         cache.trim_to(offsets if len(offsets) > 1 else offsets[0])
         for slot, ids in likeliest.items():
-            drafter.learn(slot, active[slot].tokens, ids[: len(outcomes[slot].tokens)].tolist())
+            drafter.learn(slot, active[slot].tokens, id_rows(ids)[: len(outcomes[slot].tokens)])
         for slot, row in active.items():
             if row.finish_reason:
                 drafter.end(slot, row.tokens)
@@ -183,6 +184,10 @@ def strict_width(cache: DecoderCache, settings: Settings) -> int:
 def top_ids(logits: mx.array, count: int) -> mx.array:
     """(L, V) -> (L, count): the likeliest ids, the likeliest first."""
     return mx.argsort(-logits, axis=-1)[..., :count]
+
+
+def id_rows(ids: mx.array) -> list[list[int]]:
+    return cast(list[list[int]], ids.tolist())
 
 
 def time_of(drafts: Iterable[Draft], started: float) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .acceptance import choose_rule
-from .costs import Costs
-from .draft_length import AdaptiveByKind, DraftLength, FixedLength, HeuristicLength
+from .adaptive_length import AdaptiveLength
+from .costs import costs_of
+from .draft_length import DraftLength, FixedLength, HeuristicLength
+from .drafters.base import MODEL
+from .drafters.model import DraftModel
 from .ending import Ending
 from .errors import InputError
 from .loop import Row, Settings
@@ -91,8 +94,10 @@ def check_token_ids(ids: Sequence[int], vocab_size: int) -> None:
             raise InputError(f"eos_token_ids must be between 0 and {vocab_size - 1}, not {token}")
 
 
-def choose_length(num_draft: int | str | DraftLength, draft_costs: Callable[[], Mapping[str, Costs]]) -> DraftLength:
-    """num_draft: a number, one of `SCHEDULES`, or a `DraftLength` as it is. draft_costs: asked for if they are needed."""
+def choose_length(
+    num_draft: int | str | DraftLength, model: EncoderDecoder, draft_model: EncoderDecoder | DraftModel | None = None
+) -> DraftLength:
+    """num_draft: a number, one of `SCHEDULES`, or a `DraftLength` as it is. "auto" measures the models if it must."""
     if isinstance(num_draft, DraftLength):
         return num_draft
     if not isinstance(num_draft, str):
@@ -100,5 +105,6 @@ def choose_length(num_draft: int | str | DraftLength, draft_costs: Callable[[], 
     if num_draft not in SCHEDULES:
         raise InputError(f"num_draft must be a number or one of {', '.join(SCHEDULES)}, not {num_draft!r}")
     if num_draft == "auto":
-        return AdaptiveByKind(draft_costs())
+        costs = costs_of(model, draft_model.model if isinstance(draft_model, DraftModel) else draft_model)
+        return AdaptiveLength(costs.with_free_draft(), kinds={MODEL: costs})
     return HeuristicLength(transient=num_draft == "heuristic_transient")

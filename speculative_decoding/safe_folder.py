@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, whatever happens while it is being written."""
+"""A folder, or a file, that appears whole or not at all, whatever happens while it is being written."""
 
 from __future__ import annotations
 
@@ -40,6 +40,22 @@ def whole_folder(target: Path) -> Iterator[Path]:
     finally:
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write UTF-8 text. An older file of that name stays until the new one is on disk. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = Path(name)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.chmod(0o644)
+        partial.replace(path)
+        sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def replace_folder(folder: Path, target: Path) -> None:

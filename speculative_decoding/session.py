@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .draft_length import DraftLength
-from .drafters import Drafter, NgramDrafter, choose_drafter
+from .drafters import Drafter, DraftModel, NgramDrafter, choose_drafter
 from .errors import InputError
 from .generate import GenerationResponse, GenerationResult, generate, stream_generate
-from .length_choice import choose_length
 from .load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
 from .models.base import EncoderDecoder
+from .request import choose_length
 from .tokenizer import Tokenizer
 
 
@@ -27,15 +27,15 @@ class Session:
 
     model: EncoderDecoder
     tokenizer: Tokenizer
-    draft_model: EncoderDecoder | None = None
+    draft_model: EncoderDecoder | DraftModel | None = None
     drafter: str | Drafter | None = None
     ngram: NgramDrafter | None = None
     num_draft: int | str | DraftLength = 5
-    _length: DraftLength = field(init=False, repr=False)
+    length: DraftLength = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         choose_drafter(self.drafter, self.model, self.draft_model, self.ngram)  # raises where they do not fit
-        self._length = choose_length(self.num_draft, self.model, self.draft_model)
+        self.length = choose_length(self.num_draft, self.model, self.draft_model)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.tokenizer))
@@ -49,7 +49,7 @@ class Session:
         return generate(self.model, self.tokenizer, prompt, **self._with(options))
 
     def _with(self, options: dict[str, Any]) -> dict[str, Any]:
-        ours = {"draft_model": self.draft_model, "drafter": self.drafter, "ngram": self.ngram, "num_draft": self._length}
+        ours = {"draft_model": self.draft_model, "drafter": self.drafter, "ngram": self.ngram, "num_draft": self.length}
         return ours | options
 
 
@@ -80,7 +80,9 @@ def load(
     draft_model = None
     if draft == SELF_DRAFT:
         if quantize is not None:
-            raise InputError(f"draft {SELF_DRAFT!r} needs a target that is not quantised; leave out quantize={quantize}")
+            raise InputError(
+                f"draft {SELF_DRAFT!r} needs a target that is not quantised; leave out quantize={quantize}"
+            )
         draft_model, _ = load_model(path_or_name, dtype=dtype, quantize=SELF_DRAFT_BITS, group_size=group_size)
     elif draft is not None:
         draft_model, _ = load_model(draft, dtype=dtype)

@@ -1,7 +1,7 @@
 """Does speculation change anything? Decode prompts both ways and compare token by token.
 
 `python -m speculative_decoding.verify` does it for the bundled prompts and ends with "600 of 600 identical".
-`--num-draft` and `--seed` take several values here, and every combination is tried.
+`--drafter`, `--num-draft` and `--seed` take several values here, and every combination is tried.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import Any
 import mlx.core as mx
 
 from .acceptance import Coupled, Greedy, choose_rule
-from .cli import common, options
+from .cli import common, drafting, options
+from .draft_length import DraftLength
 from .errors import InputError
-from .generate import generate
 from .models.base import EncoderDecoder
-from .request import encode_prompt
+from .request import choose_length, encode_prompt
 from .sampling import SamplingParams
+from .session import Session
 from .tokenizer import Tokenizer
 
 PROMPTS = Path(__file__).resolve().parent.parent / "data"
@@ -94,35 +96,74 @@ def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
             raise InputError(f"prompts {path}: not readable as UTF-8 text ({error})") from error
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way of decoding that is compared with regular decoding."""
+
+    session: Session
+    length: DraftLength
+    seed: int
+    name: str
+
+    def tokens(self, prompt: str, request: Mapping[str, Any], **options: Any) -> list[int]:
+        sampling = replace(request["sampling"], seed=self.seed)
+        return self.session.generate(
+            prompt, **{**request, "sampling": sampling, "num_draft": self.length, **options}
+        ).tokens
+
+
+def ways(chosen: argparse.Namespace, folders: common.Folders, sessions: ExitStack) -> list[Way]:
+    """All combinations of --drafter, --num-draft and --seed, with one session for each drafter."""
+    each_drafter = []
+    for drafter in getattr(chosen, "drafter", [None]):
+        one = argparse.Namespace(**{name: value for name, value in vars(chosen).items() if name != "drafter"})
+        if drafter is not None:
+            one.drafter = drafter
+        one.num_draft = max((count for count in chosen.num_draft if isinstance(count, int)), default=1)
+        drafting.settle(one, folders)
+        if one.drafter == "none" and chosen.num_draft != [0]:
+            raise InputError(
+                "verify: there is nothing to compare without a draft; choose a --drafter, or name a --draft-model"
+            )
+        each_drafter.append(one)
+    pair = common.open_pair(folders, chosen, use_draft=any(map(drafting.needs_draft, each_drafter)))
+    found = []
+    for one in each_drafter:
+        session = sessions.enter_context(drafting.session(one, pair))
+        lengths = {count: choose_length(count, session.model, session.draft_model) for count in chosen.num_draft}
+        found += [
+            Way(session, length, seed, f"drafter {one.drafter}, num-draft {count}, seed {seed}")
+            for seed, (count, length) in product(chosen.seed, lengths.items())
+        ]
+    return found
+
+
 def verify(chosen: argparse.Namespace) -> int:
     """Exit status 0 if all outputs are identical, 1 if not."""
     request = common.decoding_options(chosen)
     require_comparable(request, "verify")
     prompts = [prompt for prompt in read_prompt_files(chosen.prompts) if prompt.strip()]
-    pair = common.open_pair(chosen)
-    if pair.draft is None:
-        raise InputError("--draft-model is needed: there is nothing to compare without a draft")
-    pair.load_weights()
-
-    tried = list(product(chosen.seed, chosen.num_draft))
-    identical = tokens = 0
-    for number, prompt in enumerate(prompts, start=1):
-        regular: dict[tuple[int, ...], list[int]] = {}
-        for seed, num_draft in tried:
-            request |= {"sampling": replace(request["sampling"], seed=seed), "num_draft": num_draft}
-            # Without --strict regular decoding knows nothing of num_draft: once is enough.
-            known = (seed, num_draft) if chosen.strict else (seed,)
-            if known not in regular:
-                regular[known] = generate(pair.target, pair.tokenizer, prompt, **request).tokens
-            found = generate(pair.target, pair.tokenizer, prompt, draft_model=pair.draft, **request).tokens
-            tokens += len(found)
-            difference = first_divergence(pair.target, pair.tokenizer, prompt, regular[known], found, request)
-            identical += difference is None
-            if difference is not None:
-                where = f"prompt {number}, num-draft {num_draft}, seed {seed}"
-                print(f"{where}: {difference.text(pair.tokenizer)}", flush=True)
-        if number % 50 == 0:
-            common.say(f"{number} of {len(prompts)} prompts done")
+    folders = common.choose(chosen)
+    with ExitStack() as sessions:
+        tried = ways(chosen, folders, sessions)
+        identical = tokens = 0
+        for number, prompt in enumerate(prompts, start=1):
+            regular: dict[tuple[int, ...], list[int]] = {}
+            for way in tried:
+                # Without --strict regular decoding knows nothing of num_draft: once for each seed is enough.
+                known = (way.seed, way.length.most) if chosen.strict else (way.seed,)
+                if known not in regular:
+                    regular[known] = way.tokens(prompt, request, drafter="none")
+                found = way.tokens(prompt, request)
+                tokens += len(found)
+                at_seed = {**request, "sampling": replace(request["sampling"], seed=way.seed)}
+                model, tokenizer = way.session
+                difference = first_divergence(model, tokenizer, prompt, regular[known], found, at_seed)
+                identical += difference is None
+                if difference is not None:
+                    print(f"prompt {number}, {way.name}: {difference.text(tokenizer)}", flush=True)
+            if number % 50 == 0:
+                common.say(f"{number} of {len(prompts)} prompts done")
     total = len(prompts) * len(tried)
     print(f"{identical} of {total} identical ({tokens} tokens)")
     return 0 if identical == total else 1

@@ -82,7 +82,7 @@ def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixtu
     assert "4 of 4 identical" in capsys.readouterr().out
     (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
     assert verify_command.main([*arguments, "--delta", "1"]) == 1
-    assert "prompt 1, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
+    assert "prompt 1, drafter model, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
     assert verify_command.main([*arguments, "--temperature", "1"]) == 2
 
 

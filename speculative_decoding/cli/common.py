@@ -15,7 +15,7 @@ from ..acceptance import choose_rule
 from ..drafters.model import require_same_tokens
 from ..ending import check_stop
 from ..errors import InputError
-from ..load import Opened, find_folder, open_model
+from ..load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
 from ..models.base import EncoderDecoder
 from ..sampling import SamplingParams
 from ..tokenizer import Tokenizer
@@ -50,12 +50,13 @@ def run(program: str, command: Callable[[], int]) -> int:
         return 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pair:
-    """A target, and a draft if there is one, still without weights."""
+    """A target, and a draft if there is one, without weights until they are loaded."""
 
     opened_target: Opened
     opened_draft: Opened | None
+    is_loaded: bool = False
 
     @property
     def target(self) -> EncoderDecoder:
@@ -70,9 +71,11 @@ class Pair:
         return None if self.opened_draft is None else self.opened_draft.model
 
     def load_weights(self) -> None:
+        """Once, however often it is called."""
         for opened in (self.opened_target, self.opened_draft):
-            if opened is not None:
+            if opened is not None and not self.is_loaded:
                 opened.load_weights()
+        self.is_loaded = True
 
 
 def decoding_options(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -97,27 +100,40 @@ def decoding_options(chosen: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def open_pair(options: argparse.Namespace, *, use_draft: bool = True) -> Pair:
-    """The models that the options name, checked as far as that goes without their weights; says which they are."""
-    target_folder, draft_folder = choose(getattr(options, "model", None), getattr(options, "draft_model", None))
+@dataclass(frozen=True)
+class Folders:
+    """Where the models are. bits: the draft is the target itself, with its matrices in that many bits."""
+
+    target: Path
+    draft: Path | None
+    bits: int | None = None
+
+
+def open_pair(folders: Folders, options: argparse.Namespace, *, use_draft: bool = True) -> Pair:
+    """The models, checked as far as that goes without their weights."""
     dtype = getattr(options, "dtype", None)
-    target = open_model(target_folder, dtype=dtype)
+    target = open_model(folders.target, dtype=dtype)
     draft = None
-    if use_draft and draft_folder is not None:
-        draft = open_model(draft_folder, dtype=dtype)
+    if use_draft and folders.draft is not None:
+        draft = open_model(folders.draft, dtype=dtype, quantize=folders.bits)
         require_same_tokens(target.model, draft.model)
-    say(f"target {target_folder}, " + (f"draft {draft_folder}" if draft else "no draft: regular decoding"))
     return Pair(target, draft)
 
 
-def choose(model: str | None, draft_model: str | None) -> tuple[Path, Path | None]:
+def choose(options: argparse.Namespace) -> Folders:
+    """The folders that the options name."""
+    model, draft_model = getattr(options, "model", None), getattr(options, "draft_model", None)
+    draft: Path | None
     if model is not None:
-        return find(model, "--model"), None if draft_model is None else find(draft_model, "--draft-model")
-    try:
-        target, draft = map(find_folder, PREFERRED)
-    except InputError:
-        target, draft = (find(name, "the bundled pair") for name in BUNDLED_PAIR)
-    return target, draft if draft_model is None else find(draft_model, "--draft-model")
+        target, draft = find(model, "--model"), None
+    else:
+        try:
+            target, draft = map(find_folder, PREFERRED)
+        except InputError:
+            target, draft = (find(name, "the bundled pair") for name in BUNDLED_PAIR)
+    if draft_model == SELF_DRAFT:
+        return Folders(target, target, SELF_DRAFT_BITS)
+    return Folders(target, draft if draft_model is None else find(draft_model, "--draft-model"))
 
 
 def find(name: str, option: str) -> Path:

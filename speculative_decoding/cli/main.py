@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..generate import generate, stream_generate
 from ..request import check_token_ids, encode_prompt
+from ..session import Session
 from ..stats import GenerationStats
 from ..verify import first_divergence, require_comparable
-from . import common, options
+from . import common, drafting, options
 from .common import Pair, say
 
 
@@ -30,39 +30,41 @@ def decode(chosen: argparse.Namespace) -> int:
     if stats_file is not None and (stats_file.is_dir() or not stats_file.resolve().parent.is_dir()):
         raise InputError(f"--stats-json {stats_file}: cannot be written; name a file in a folder that exists")
     request = common.decoding_options(chosen)
-    request |= {"num_draft": chosen.num_draft, "sampling": replace(request["sampling"], seed=chosen.seed)}
-    use_draft = not chosen.regular_decode and chosen.num_draft > 0
+    request |= {"sampling": replace(request["sampling"], seed=chosen.seed)}
+    folders = common.choose(chosen)
+    drafting.settle(chosen, folders)
     if chosen.verify:
         require_comparable(request, "--verify")
-        if not use_draft:
-            raise InputError("--verify compares with and without a draft; leave out --regular-decode and --num-draft 0")
+        if chosen.drafter == "none":
+            raise InputError("--verify compares with and without a draft: choose a --drafter, or name a --draft-model")
     prompts = read_prompts(getattr(chosen, "prompt", None))
     first = next(prompts)
-    pair = common.open_pair(chosen, use_draft=use_draft)
+    pair = common.open_pair(folders, chosen, use_draft=drafting.needs_draft(chosen))
+    say(drafting.describe(chosen, folders))
     check_token_ids(chosen.eos_token_id, pair.target.config.vocab_size)
-    if chosen.verify and pair.draft is None:
-        raise InputError("--verify needs a --draft-model: there is nothing to compare without a draft")
     if first.strip():
         encode_prompt(pair.target, pair.tokenizer, first, chosen.allow_long_prompt)
-    pair.load_weights()
 
     total, same = GenerationStats(), True
-    for prompt in chain([first], prompts):
-        tokens, stats = decode_one(pair, prompt, request)
-        total.add(stats)
-        if chosen.verify and prompt.strip():
-            same = compare(pair, prompt, tokens, request) and same
-    say(summary(total, chosen))
+    with drafting.session(chosen, pair) as session:
+        for prompt in chain([first], prompts):
+            tokens, stats = decode_one(session, prompt, request)
+            total.add(stats)
+            if chosen.verify and prompt.strip():
+                same = compare(session, prompt, tokens, request) and same
+        say(summary(total, chosen))
+        if isinstance(chosen.num_draft, str):
+            say(f"--num-draft {chosen.num_draft}: {session.length.describe()}")
     if stats_file is not None:
         stats_file.write_text(json.dumps(settings(pair, chosen) | total.as_dict(), indent=2) + "\n", encoding="utf-8")
     return 0 if same else 1
 
 
-def decode_one(pair: Pair, prompt: str, request: dict[str, Any]) -> tuple[list[int], GenerationStats]:
+def decode_one(session: Session, prompt: str, request: dict[str, Any]) -> tuple[list[int], GenerationStats]:
     """Print the text of one prompt and a line end. A blank line of input gives a blank line of output."""
     stats, tokens = GenerationStats(), []
     if prompt.strip():
-        for response in stream_generate(pair.target, pair.tokenizer, prompt, draft_model=pair.draft, **request):
+        for response in session.stream(prompt, **request):
             print(response.text, end="", flush=True)
             tokens.append(response.token)
             stats = response.stats
@@ -70,11 +72,11 @@ def decode_one(pair: Pair, prompt: str, request: dict[str, Any]) -> tuple[list[i
     return tokens, stats
 
 
-def compare(pair: Pair, prompt: str, tokens: list[int], request: dict[str, Any]) -> bool:
+def compare(session: Session, prompt: str, tokens: list[int], request: dict[str, Any]) -> bool:
     """Decode once more without a draft; say and return whether that gives the same tokens."""
-    regular = generate(pair.target, pair.tokenizer, prompt, **request).tokens
-    difference = first_divergence(pair.target, pair.tokenizer, prompt, regular, tokens, request)
-    say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(pair.tokenizer)))
+    regular = session.generate(prompt, drafter="none", **request).tokens
+    difference = first_divergence(session.model, session.tokenizer, prompt, regular, tokens, request)
+    say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(session.tokenizer)))
     return difference is None
 
 
@@ -123,7 +125,17 @@ def summary(stats: GenerationStats, chosen: argparse.Namespace) -> str:
 
 
 def settings(pair: Pair, chosen: argparse.Namespace) -> dict[str, Any]:
-    names = ("num_draft", "acceptance", "delta", "max_tokens", "stop", "eos_token_id", "strict", "allow_long_prompt")
+    names = (
+        "drafter",
+        "num_draft",
+        "acceptance",
+        "delta",
+        "max_tokens",
+        "stop",
+        "eos_token_id",
+        "strict",
+        "allow_long_prompt",
+    )
     sampling = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     return {
         "model": str(pair.opened_target.folder),

@@ -84,7 +84,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--draft-model",
         "--draft-model-name",
         metavar="NAME",
-        help="the draft, likewise; without it a --model decodes regularly",
+        help="the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, "
+        "or with --drafter ngram",
         default=argparse.SUPPRESS,
     )
     group.add_argument(
@@ -100,25 +101,27 @@ def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> No
     group.add_argument(
         "--drafter",
         choices=DRAFTERS,
-        help="where drafts come from: the draft model, the text itself (input, output, store), whichever promises more, "
-        "or nowhere (default: what tune found best, else model, or ngram without a --draft-model)",
+        help="where drafts come from: the draft model; the text itself (prompt, output, store); auto, a copy where it "
+        "is likely right, else the draft model; or nowhere (default: what tune found best, else model if there is one)",
         default=argparse.SUPPRESS,
+        **many,
     )
     group.add_argument(
         "--num-draft",
         type=draft_length,
         metavar="N",
         help="tokens drafted per round, 0 to 64; or auto: as many as measured costs and acceptance make worth it; or "
-        "as in transformers: heuristic, heuristic_transient (default: what tune found best, else 5)",
-        default=argparse.SUPPRESS,
+        "as in transformers: heuristic, heuristic_transient (default: "
+        + ("5)" if many else "what tune found best, else 5)"),
+        default=[5] if many else argparse.SUPPRESS,
         **many,
     )
     group.add_argument(
         "--confidence-threshold",
         type=real(0, 1),
-        default=0.0,
         metavar="P",
-        help="stop a draft behind a token that the draft model gave less than this; waits for each token; 0 is off",
+        help="stop a draft behind a token to which the draft model gave less; waits for each token (default: off)",
+        default=argparse.SUPPRESS,
     )
     group.add_argument(
         "--draft-vocab",
@@ -131,10 +134,18 @@ def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> No
         "--draft-vocab-text", type=Path, metavar="FILE", help="text like the outputs to come", default=argparse.SUPPRESS
     )
     group.add_argument(
-        "--max-ngram-size", type=whole(1), default=16, metavar="N", help="the longest stretch of text to look up"
+        "--max-ngram-size",
+        type=whole(1),
+        metavar="N",
+        help="the longest stretch of text to look up (default: 16)",
+        default=argparse.SUPPRESS,
     )
     group.add_argument(
-        "--min-ngram-size", type=whole(1), default=1, metavar="N", help="the shortest match that is believed"
+        "--min-ngram-size",
+        type=whole(1),
+        metavar="N",
+        help="the shortest match that is believed (default: 1)",
+        default=argparse.SUPPRESS,
     )
     group.add_argument(
         "--ngram-store",
@@ -161,11 +172,12 @@ def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> No
         "--guess-unknown",
         action="store_true",
         help="a store of n-grams goes on behind an unknown one with its most frequent token",
+        default=argparse.SUPPRESS,
     )
 
 
 def add_decoding(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """several: --num-draft and --seed take a list, to try them all."""
+    """several: --drafter, --num-draft and --seed take a list, to try them all."""
     many: dict[str, Any] = {"nargs": "+"} if several else {}
     add_drafting(parser, many)
     group = parser.add_argument_group("decoding")

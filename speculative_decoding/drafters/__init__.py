@@ -69,5 +69,7 @@ def one_drafter(drafter: Drafter) -> BatchDrafter:
     """For a single row: the object that a caller brought."""
     for name in ("begin", "propose"):
         if not callable(getattr(drafter, name, None)):
-            raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}")
+            raise InputError(
+                f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}"
+            )
     return SeparateDrafters(lambda sampling, coupled: drafter)

@@ -5,36 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..sampling import SamplingParams
-from .base import Draft
-from .batch import Asked, BatchDrafter, SeparateDrafters
+from .base import COPY, MODEL, Draft
+from .batch import Asked, BatchDrafter
 from .ngram import NgramDrafter
 
-LONG_MATCH = 4  # tokens; from here on a copy is right at least as often as a draft model, and costs nothing
+SURE = 0.8  # a copy that is right with this chance, token by token, is better than a draft model, and costs nothing
 
 
 class AutoDrafter(BatchDrafter):
-    """A match of at least `long_match` tokens is copied, otherwise `model` speaks (algorithms of SAM-Decoding,
-    2411.10666, section 3.3: the length of the match says how sure the copy is).
+    """A copy that is right with at least `sure` chance per token is taken, otherwise `model` speaks.
+
+    As in SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3), where the length of the match decides; here it is what
+    matches of that length and origin have been worth so far.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, long_match: int = LONG_MATCH) -> None:
-        self._copies = SeparateDrafters(lambda sampling, coupled: ngram.fresh())
-        self._model, self._long_match = model, long_match
+    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, sure: float = SURE) -> None:
+        self._ngram, self._model, self._sure = ngram, model, sure
+        self._copies: dict[int, NgramDrafter] = {}
 
     def begin(self, slot: int, input_tokens: Sequence[int], sampling: SamplingParams, *, coupled: bool) -> None:
-        self._ngrams[slot] = self._ngram.fresh()
-        self._ngrams[slot].begin(input_tokens)
+        self._copies[slot] = self._ngram.fresh()
+        self._copies[slot].begin(input_tokens)
         self._model.begin(slot, input_tokens, sampling, coupled=coupled)
 
     def kind(self, slot: int, tokens: Sequence[int]) -> str:
-        return "copy" if self._ngrams[slot].match(tokens).length >= self._long_match else "model"
+        return COPY if self._copies[slot].match(tokens).chance >= self._sure else MODEL
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        drafts = {
-            each.slot: self._ngrams[each.slot].propose(each.tokens, each.num_draft_tokens)
-            for each in asked
-            if each.kind == "copy"
-        }
-        spoken = [each for each in asked if each.kind != "copy"]
-        drafts |= dict(zip([each.slot for each in spoken], self._model.propose(spoken), strict=True))
+        spoken = [each for each in asked if each.kind != COPY]
+        drafts = {each.slot: draft for each, draft in zip(spoken, self._model.propose(spoken), strict=True)}
+        for each in asked:
+            if each.kind == COPY:
+                drafts[each.slot] = self._copies[each.slot].propose(each.tokens, each.num_draft_tokens)
         return [drafts[each.slot] for each in asked]
+
+    def end(self, slot: int, tokens: Sequence[int]) -> None:
+        self._copies[slot].end(tokens)
+
+    def top_k(self, slot: int) -> int:
+        return self._copies[slot].top_k
+
+    def learn(self, slot: int, tokens: Sequence[int], likeliest: Sequence[Sequence[int]]) -> None:
+        self._copies[slot].learn(tokens, likeliest)

@@ -9,6 +9,8 @@ from typing import cast
 
 import mlx.core as mx
 
+MODEL, COPY = "model", "copy"  # kinds of draft, see `Drafter.kind`
+
 
 @dataclass(frozen=True)
 class Draft:

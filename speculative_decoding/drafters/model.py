@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..models.base import EncoderDecoder, Head
 from ..models.cache import DecoderCache
 from ..sampling import SamplingParams, Use, key
-from .base import Draft, Drafter, token_ids
+from .base import MODEL, Draft, Drafter, token_ids
 from .vocabulary import DraftVocabulary
 
 
@@ -104,7 +104,7 @@ class ModelDrafter(Drafter):
         self._draft = Draft.empty()  # behind them, all of the last draft but its last token
 
     def kind(self, tokens: Sequence[int]) -> str:
-        return "model"
+        return MODEL
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
         if num_draft_tokens < 1:

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..errors import InputError
 from .alignment import Alignment, Pieces
-from .base import Draft, Drafter
+from .base import COPY, Draft, Drafter
 from .ngram_store import Store
 from .suffix_index import SuffixIndex
 from .trust import Trust
@@ -29,6 +29,7 @@ CHANCES = {
     "store": (0.2, 0.3, 0.5, 0.7, 0.8),
 }
 WEIGHT = 3.0
+LOOKED_AHEAD = 16  # tokens of a match that nobody asked to draft
 LONGEST = 4  # the last of these classes of length
 
 
@@ -122,6 +123,9 @@ class NgramDrafter(Drafter):
         self._source = list(input_tokens)
         self._restart()
 
+    def kind(self, tokens: Sequence[int]) -> str:
+        return COPY
+
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
         if num_draft_tokens < 1:
             return Draft.empty()
@@ -129,7 +133,7 @@ class NgramDrafter(Drafter):
         count = self._trust.reach(kind(match), self._min_chance, len(match.continuation)) if match.origin else 0
         return Draft(mx.array([match.continuation[:count]], mx.uint32)) if count else Draft.empty()
 
-    def match(self, tokens: Sequence[int], num_draft_tokens: int) -> Match:
+    def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKED_AHEAD) -> Match:
         """The best match for the committed decoder ids `tokens` (start token first), however unlikely."""
         self._synchronise(tokens)
         if self._guess is not None and num_draft_tokens <= self._asked:  # asked again

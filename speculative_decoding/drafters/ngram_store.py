@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..safe_folder import sync
+from ..safe_folder import write_file
 from .suffix_index import BOUNDARY, SuffixIndex
 
+STORAGES = ("texts", "multilevel", "onelevel")  # by their names for users, see `make_store`
 FORMAT = "speculative-decoding n-gram store"
 FORMAT_VERSION = 1
 MAX_ID = 2**31
@@ -71,23 +70,12 @@ class Store(ABC):
         content = json.dumps({"kind": self.kind, "vocabulary": self.vocabulary, **self._content()})
         digest = hashlib.sha256(content.encode()).hexdigest()
         head = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest})
-        partial = None
         try:
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-                partial = Path(file.name)
-                file.write(f"{head}\n{content}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-            partial = None
-            sync(path.parent)
+            write_file(path, f"{head}\n{content}\n")
         except OSError as error:
             raise InputError(
                 f"n-gram store {path}: cannot be written ({error.strerror}); choose another file"
             ) from error
-        finally:
-            if partial is not None:
-                partial.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | Path, vocabulary: str | None = None) -> Store:
@@ -279,6 +267,19 @@ class TextStore(Store):
 
 
 KINDS: dict[str, type[NgramStore] | type[TextStore]] = {store.kind: store for store in (NgramStore, TextStore)}
+
+
+def make_store(storage: str, max_ngram_size: int, vocabulary: str, filler_top_k: int, stop_if_unknown: bool) -> Store:
+    """An empty store: whole texts, counts of all n-grams up to a size, or of those of that size alone."""
+    if storage == "texts":
+        return TextStore(max_ngram_size, vocabulary=vocabulary)
+    return NgramStore(
+        max_ngram_size,
+        max_ngram_size if storage == "onelevel" else 1,
+        filler_top_k=filler_top_k,
+        stop_if_unknown=stop_if_unknown,
+        vocabulary=vocabulary,
+    )
 
 
 def checked(values: Any, least: int = 0) -> list[int]:

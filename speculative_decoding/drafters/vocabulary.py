@@ -21,7 +21,9 @@ class DraftVocabulary:
     ids: tuple[int, ...]
 
     @classmethod
-    def most_frequent(cls, size: int, outputs: Iterable[Sequence[int]], eos_token_ids: Sequence[int]) -> DraftVocabulary:
+    def most_frequent(
+        cls, size: int, outputs: Iterable[Sequence[int]], eos_token_ids: Sequence[int]
+    ) -> DraftVocabulary:
         """The `size` ids that occur most often in `outputs`, token ids of a target or of a text like them."""
         if size < 1:
             raise InputError(f"draft_vocab must be >= 1, not {size}")

@@ -290,7 +290,7 @@ class T5(EncoderDecoder):
         if "scales" not in parts:
             return partial(linear, parts["weight"])
         settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
-        return lambda x: mx.quantized_matmul(x, *parts.values(), transpose=True, **settings)
+        return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:
