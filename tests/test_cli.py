@@ -157,7 +157,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
         (["--eos-token-id", "99999"], "eos_token_ids must be between 0 and"),
         (["--verify", "--temperature", "1"], "--verify needs --temperature 0 or --acceptance coupled"),
         (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
-        (["--verify", "--model", "t5-web-docs"], "--verify needs a --draft-model"),
+        (["--verify", "--model", "t5-web-docs"], "--verify compares with and without a draft"),
         (["--dtype", "int8"], "--dtype"),
         (["--gamma", "5"], "--gamma"),
         (["--prompt", "  "], "--prompt '  ': is empty"),
