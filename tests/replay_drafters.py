@@ -108,9 +108,7 @@ def variants(pieces: dict[int, str]) -> dict[str, Variant]:
         "input and output": lambda: NgramDrafter(pieces=pieces),
         "input only": lambda: NgramDrafter(pieces=pieces, search_output=False),
         "output only": lambda: NgramDrafter(search_input=False),
-        "output only, n <= 2, always (HF)": lambda: NgramDrafter(
-            search_input=False, max_ngram_size=2, min_chance=0.0
-        ),
+        "output only, n <= 2, always (HF)": lambda: NgramDrafter(search_input=False, max_ngram_size=2, min_chance=0.0),
         "input and output, always": lambda: NgramDrafter(pieces=pieces, min_chance=0.0),
         "input and output, ids alone": lambda: NgramDrafter(),
         "with a store of texts": lambda: NgramDrafter(pieces=pieces, store=TextStore()),
@@ -205,7 +203,9 @@ def main() -> None:
             for num_draft in options.num_draft:
                 print_row(variant, num_draft, replay(make(), requests, num_draft, options.max_tokens), options.slope)
     if options.index_cost:
-        print_index_cost([token for prompts in files.values() for prompt in prompts for token in tokenizer.encode(prompt)])
+        print_index_cost(
+            [token for prompts in files.values() for prompt in prompts for token in tokenizer.encode(prompt)]
+        )
 
 
 if __name__ == "__main__":

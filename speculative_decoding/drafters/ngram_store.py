@@ -90,10 +90,11 @@ class Store(ABC):
                 partial.unlink(missing_ok=True)
 
     @staticmethod
-    def load(path: str | Path, vocabulary: str | None = None) -> Store:
+    def load(path: str | Path, expected_vocabulary: str | None = None) -> Store:
         """Read what `save` wrote, whichever kind it is.
 
-        vocabulary: refuse a store that was made with another one. Raises `InputError` for a missing or damaged file.
+        expected_vocabulary: refuse a store that was made with another one.
+        Raises `InputError` for that, and for a missing or damaged file.
         """
         path = Path(path)
         try:
@@ -106,14 +107,17 @@ class Store(ABC):
             if hashlib.sha256(content.encode()).hexdigest() != facts["sha256"]:
                 raise ValueError("its checksum is not the one it was written with")
             fields = json.loads(content)
-            store = KINDS[fields.pop("kind")]._restore(fields)
+            kind, vocabulary = fields.pop("kind"), fields["vocabulary"]
+            if not (vocabulary is None or isinstance(vocabulary, str)):
+                raise ValueError("no vocabulary")
+            store = KINDS[kind]._restore(fields)
         except OSError as error:
             raise InputError(
                 f"n-gram store {path}: cannot be read ({error.strerror}); name a file that was saved as one"
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"n-gram store {path}: damaged or of another kind ({error}); delete it") from error
-        if vocabulary is not None and store.vocabulary is not None and vocabulary != store.vocabulary:
+        if None not in (vocabulary, expected_vocabulary) and vocabulary != expected_vocabulary:
             raise InputError(f"n-gram store {path}: made with other tokens than this model's; name another file")
         return store
 
@@ -124,7 +128,7 @@ class NgramStore(Store):
     Multi-level: all n from `min_ngram_size` to `max_ngram_size`; one-level: both the same. (Here an n-gram is the
     context alone. In romsto's Speculative-Decoding, whose stores these are, n counts the token behind it as well.)
 
-    filler_top_k: count also the ids that the target found likeliest.
+    filler_top_k: above 1, count besides what was written also the ids that the target found so many likeliest.
     stop_if_unknown: draft nothing behind an unknown n-gram; else the most frequent token of all.
     max_entries: the most pairs of an n-gram and a token behind it; n-grams not met for longest go first.
     """
@@ -162,9 +166,9 @@ class NgramStore(Store):
         return self._entries
 
     def learn(self, text: Sequence[int], start: int = 0, likeliest: Sequence[Sequence[int]] = ()) -> None:
-        known_from = len(text) - len(likeliest)
+        first = len(text) - (len(likeliest) if self.filler_top_k > 1 else 0)
         for end in range(start, len(text)):
-            following = [text[end], *(likeliest[end - known_from][: self.filler_top_k] if end >= known_from else ())]
+            following = [text[end], *(likeliest[end - first][: self.filler_top_k] if end >= first else ())]
             if not self.stop_if_unknown:
                 self._totals[text[end]] = self._totals.get(text[end], 0) + 1
             for size in range(self._min_size, min(self._max_size, end) + 1):
@@ -212,6 +216,7 @@ class NgramStore(Store):
     @classmethod
     def _restore(cls, content: dict[str, Any]) -> NgramStore:
         counts, totals = content.pop("counts"), content.pop("totals")
+        checked([content[name] for name in ("max_ngram_size", "min_ngram_size", "filler_top_k", "max_entries")])
         store = cls(**content)
         store._counts = {
             tuple(checked(ngram)): dict(zip(checked(t for t, _ in pairs), checked(n for _, n in pairs), strict=True))
@@ -273,6 +278,7 @@ class TextStore(Store):
     @classmethod
     def _restore(cls, content: dict[str, Any]) -> TextStore:
         tokens = checked(content.pop("tokens"), least=BOUNDARY)
+        checked([content["max_ngram_size"], content["max_entries"]])
         store = cls(**content)
         store._index.extend(tokens)
         return store
