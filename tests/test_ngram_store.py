@@ -65,7 +65,7 @@ def test_the_longest_known_ngram_gives_its_most_frequent_continuation(most: int,
     assert sizes >= set(range(least, most + 1))
 
 
-def test_a_store_of_texts_copies_from_the_latest_longest_match() -> None:
+def test_a_store_of_texts_copies_from_where_the_longest_context_stood() -> None:
     texts = random_texts(3)
     store = TextStore(5)
     for text in texts:
@@ -80,8 +80,10 @@ def test_a_store_of_texts_copies_from_the_latest_longest_match() -> None:
             if text[end - size : end] == context[-size:]
         ]
         if matches:
-            size, number, end = max(matches)
-            assert (length, drafted) == (size, texts[number][end : end + 4])
+            longest = max(size for size, _, _ in matches)
+            last = sorted((number, end) for size, number, end in matches if size == longest)[-4:]
+            number, end = max(last, key=lambda place: (len(texts[place[0]][place[1] : place[1] + 4]), place))
+            assert (length, drafted) == (longest, texts[number][end : end + 4])
         else:
             assert (length, drafted) == (0, [])
 

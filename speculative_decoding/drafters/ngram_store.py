@@ -228,7 +228,8 @@ class NgramStore(Store):
 
 
 class TextStore(Store):
-    """Keeps whole texts and copies from the latest place that shares the longest context: best for repetitions.
+    """Keeps whole texts and copies from where the longest context stood: best for repetitions. Of the last such places
+    it takes the one with the longest continuation, and of equals the latest.
 
     max_ngram_size: the longest context looked up.
     max_entries: the most tokens kept; when there are more, the older half is forgotten.
@@ -264,13 +265,15 @@ class TextStore(Store):
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
         found = self._index.find(text)
-        if not found:
-            return 0, []
-        latest, known = found[-1][-1], self._index.tokens
-        continuation = known[latest : latest + count]
-        if BOUNDARY in continuation:
-            continuation = continuation[: continuation.index(BOUNDARY)]
-        return len(found), continuation
+        best: list[int] = []
+        for end in reversed(found[-1][-count:] if found else ()):  # where a text repeats itself, back from its end
+            if len(best) == count:
+                break
+            continuation = self._index.tokens[end : end + count]
+            if BOUNDARY in continuation:
+                continuation = continuation[: continuation.index(BOUNDARY)]
+            best = max(best, continuation, key=len)
+        return len(found), best
 
     def _content(self) -> dict[str, Any]:
         return {"max_ngram_size": self._max_size, "max_entries": self._max_entries, "tokens": self._index.tokens}
