@@ -65,7 +65,9 @@ def replay(drafter: Drafter, requests: Iterable[Request], num_draft: int, max_to
         drafter.begin(request.source)
         tokens, done = [START], 0
         while done < len(request.output):
-            draft = token_ids(drafter.propose(tokens, min(num_draft, max_tokens - done - 1)).tokens)
+            proposal = drafter.propose(tokens, min(num_draft, max_tokens - done - 1))
+            sums.seconds += time.perf_counter() - started
+            draft = token_ids(proposal.tokens)
             rest = request.output[done:]
             accepted = 0
             while accepted < min(len(draft), len(rest)) and draft[accepted] == rest[accepted]:
@@ -77,6 +79,7 @@ def replay(drafter: Drafter, requests: Iterable[Request], num_draft: int, max_to
             sums.tokens += len(new)
             sums.drafted += len(draft)
             sums.accepted += accepted
+            started = time.perf_counter()
         if isinstance(drafter, NgramDrafter):
             drafter.learn(tokens)
         sums.seconds += time.perf_counter() - started

@@ -12,7 +12,17 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from speculative_decoding.acceptance import AcceptanceRule, choose_rule
 from speculative_decoding.draft_length import FixedLength
-from speculative_decoding.drafters import Draft, Drafter, ModelDrafter, NoDrafter, SeparateDrafters
+from speculative_decoding.drafters import (
+    Draft,
+    Drafter,
+    ModelDrafter,
+    NgramDrafter,
+    NgramStore,
+    NoDrafter,
+    SeparateDrafters,
+    Store,
+    TextStore,
+)
 from speculative_decoding.loop import Row, Settings, speculate, strict_width
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
@@ -113,6 +123,13 @@ class Scripted(Drafter):
         )
 
 
+def taught(store: Store, regular: Sequence[int]) -> Store:
+    """The store, after it has seen the regular output and, like many a session, also something that nobody writes."""
+    store.learn([CONFIG.get("decoder_start_token_id", 0), *regular])
+    store.learn([token for token in regular for _ in range(2)])
+    return store
+
+
 # Every drafter that exists, by name: made from (target, draft model, sampling, regular output, whether sampling is
 # coupled). They all inherit the laws of tests/test_generate.py.
 DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Sequence[int], bool], Drafter]] = {
@@ -120,6 +137,19 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Se
     "model": lambda target, draft, sampling, regular, coupled: ModelDrafter(draft, target, sampling, coupled=coupled),
     "target itself": lambda target, draft, sampling, regular, coupled: ModelDrafter(
         target, target, sampling, coupled=coupled
+    ),
+    "n-grams": lambda target, draft, sampling, regular, coupled: NgramDrafter(),
+    "n-grams of the output": lambda target, draft, sampling, regular, coupled: NgramDrafter(
+        search_input=False, min_chance=0.0
+    ),
+    "n-grams of the input": lambda target, draft, sampling, regular, coupled: NgramDrafter(
+        search_output=False, max_ngram_size=2, min_chance=0.0
+    ),
+    "n-grams of a session": lambda target, draft, sampling, regular, coupled: NgramDrafter(
+        store=taught(TextStore(), regular), min_chance=0.0
+    ),
+    "n-grams, guessing on": lambda target, draft, sampling, regular, coupled: NgramDrafter(
+        store=taught(NgramStore(3, 2, stop_if_unknown=False), regular), min_chance=0.0
     ),
     "always right": lambda target, draft, sampling, regular, coupled: Scripted(regular, lambda i, token: token),
     "always wrong": lambda target, draft, sampling, regular, coupled: Scripted(

@@ -13,9 +13,7 @@ from .suffix_index import SuffixIndex
 SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a space in front of a piece
 PREFIX = 12  # a colon among this many first tokens ends a task prefix ("grammar: ")
 BEHIND, AHEAD = 4, 8  # tokens around the expected place within which a single equal token is taken for it
-LONGER = 3  # a match elsewhere must be this much longer than one near the expected place
 ANCHOR = 2  # tokens in step that make the place where they end worth resuming from
-MISSED = 3  # after so many tokens that are not in the source nobody knows where the output stands
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ class Alignment:
         opening = (i + 1 for i, token in enumerate(source[:PREFIX]) if token in pieces.ends_prefix)
         self._expected = next(opening, 0)  # where the source goes on if the output follows it
         self._in_step = 0  # tokens since the output began to follow it
+        self._strayed: list[int] = []  # output tokens since it last did
         self._anchored = True  # whether the expected place is one where the output has really been
-        self._missed: list[int] = []  # output tokens since it last followed
 
     def read(self, token: int) -> None:
         same = self._pieces.classes.get(token, token)
@@ -85,12 +83,12 @@ class Alignment:
         if self._expected < len(known) and known[self._expected] == same:
             self._expected += 1
             self._in_step += 1
-            self._missed.clear()
+            self._strayed.clear()
         else:
-            if not self._missed:
+            if not self._strayed:
                 self._anchored = self._in_step >= ANCHOR or not self._read
             self._in_step = 0
-            self._missed.append(token)
+            self._strayed.append(token)
         self._read.append(same)
 
     def place(self) -> Place | None:
@@ -98,35 +96,33 @@ class Alignment:
         if not self._read:
             return Place(self._expected, 0, "opening")
         if best := self._longest_match():
-            if best.start != self._expected or self._missed:
+            if best.start != self._expected or self._strayed:
                 self._expected, self._in_step = best.start, best.length
-                self._missed.clear()
+                self._strayed.clear()
             return best
-        if self._missed and self._anchored and len(self._missed) <= MISSED:
-            return Place(self._behind_replaced(), 0, "resumed")
+        if len(self._strayed) == 1 and self._anchored:
+            return Place(self._behind_replaced(self._strayed[0]), 0, "resumed")
         return None
 
     def _longest_match(self) -> Place | None:
-        """The longest suffix of the output in the source, unless one almost as long is near the expected place."""
+        """The longest suffix of the output in the source, there the place nearest to the expected one."""
         found, expected = self._index.find(self._read), self._expected
-        near = range(expected - BEHIND, expected + AHEAD) if self._anchored or not self._missed else range(0)
-        best: Place | None = None
+        anchored = self._anchored or not self._strayed
         for size in range(len(found), 0, -1):
             end = nearest(found[size - 1], expected)
-            if end in near and (best is None or size + LONGER > best.length):
-                return Place(end, max(size, self._in_step), "near")
-            if best is None and size >= self._min_size:
-                best = Place(end, size, "far")
-        return best
+            if anchored and expected - BEHIND <= end < expected + AHEAD:
+                return Place(end, max(size, self._in_step) if end == expected else size, "near")
+            if size >= self._min_size:
+                return Place(end, size, "far")
+        return None
 
-    def _behind_replaced(self) -> int:
-        """Behind as many words of the source as were written instead; what only prolongs a word replaces none."""
-        starts, source = self._pieces.begins_word, self._source
-        place = self._expected
-        for _ in range(sum(token in starts for token in self._missed) if starts else len(self._missed)):
+    def _behind_replaced(self, token: int) -> int:
+        """Where the source goes on behind the word (without pieces: the token) that `token` was written for. A token
+        that only prolongs the word before it replaces nothing.
+        """
+        starts, source, place = self._pieces.begins_word, self._source, self._expected
+        if not starts or token in starts:
             place += 1
-            while starts and place < len(source) and source[place] not in starts:
-                place += 1
         while starts and place < len(source) and source[place] not in starts:
             place += 1
         return place

@@ -50,8 +50,12 @@ class Match:
 
 
 class NgramDrafter(Drafter):
-    """The longest match wins; among equals the source before the output before the store, in the output the earliest
-    (the longest continuation), in the source the one nearest to where the output is aligned.
+    """Looks in the source, in the output so far, in a store, and copies behind what stands there as the last tokens do.
+
+    In each text the longest match wins; among equally long ones in the source the one nearest to where the output is
+    aligned, in the output the earliest (it has the longest continuation), in a store of texts the latest. Among the
+    texts the one whose match, by its length, is right most often wins; at first sight the source before the output
+    before the store.
 
     pieces: `tokenizer.vocabulary.pieces`; with it the same word with and without a leading space or a capital matches,
         copying begins behind a task prefix, and resumes behind a replaced word rather than a replaced token.
@@ -74,7 +78,7 @@ class NgramDrafter(Drafter):
         store: Store | None = None,
         max_ngram_size: int = 16,
         min_ngram_size: int = 1,
-        min_chance: float = 0.2,
+        min_chance: float = 0.15,
     ) -> None:
         if min_ngram_size < 1:
             raise InputError(f"min_ngram_size must be >= 1, not {min_ngram_size}")

@@ -78,10 +78,11 @@ class Store(ABC):
             ) from error
 
     @staticmethod
-    def load(path: str | Path, vocabulary: str | None = None) -> Store:
+    def load(path: str | Path, expected_vocabulary: str | None = None) -> Store:
         """Read what `save` wrote, whichever kind it is.
 
-        vocabulary: refuse a store that was made with another one. Raises `InputError` for a missing or damaged file.
+        expected_vocabulary: refuse a store that was made with another one.
+        Raises `InputError` for that, and for a missing or damaged file.
         """
         path = Path(path)
         try:
@@ -94,14 +95,17 @@ class Store(ABC):
             if hashlib.sha256(content.encode()).hexdigest() != facts["sha256"]:
                 raise ValueError("its checksum is not the one it was written with")
             fields = json.loads(content)
-            store = KINDS[fields.pop("kind")]._restore(fields)
+            kind, vocabulary = fields.pop("kind"), fields["vocabulary"]
+            if not (vocabulary is None or isinstance(vocabulary, str)):
+                raise ValueError("no vocabulary")
+            store = KINDS[kind]._restore(fields)
         except OSError as error:
             raise InputError(
                 f"n-gram store {path}: cannot be read ({error.strerror}); name a file that was saved as one"
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"n-gram store {path}: damaged or of another kind ({error}); delete it") from error
-        if vocabulary is not None and store.vocabulary is not None and vocabulary != store.vocabulary:
+        if None not in (vocabulary, expected_vocabulary) and vocabulary != expected_vocabulary:
             raise InputError(f"n-gram store {path}: made with other tokens than this model's; name another file")
         return store
 
@@ -112,7 +116,7 @@ class NgramStore(Store):
     Multi-level: all n from `min_ngram_size` to `max_ngram_size`; one-level: both the same. (Here an n-gram is the
     context alone. In romsto's Speculative-Decoding, whose stores these are, n counts the token behind it as well.)
 
-    filler_top_k: count also the ids that the target found likeliest.
+    filler_top_k: above 1, count besides what was written also the ids that the target found so many likeliest.
     stop_if_unknown: draft nothing behind an unknown n-gram; else the most frequent token of all.
     max_entries: the most pairs of an n-gram and a token behind it; n-grams not met for longest go first.
     """
@@ -150,9 +154,9 @@ class NgramStore(Store):
         return self._entries
 
     def learn(self, text: Sequence[int], start: int = 0, likeliest: Sequence[Sequence[int]] = ()) -> None:
-        known_from = len(text) - len(likeliest)
+        first = len(text) - (len(likeliest) if self.filler_top_k > 1 else 0)
         for end in range(start, len(text)):
-            following = [text[end], *(likeliest[end - known_from][: self.filler_top_k] if end >= known_from else ())]
+            following = [text[end], *(likeliest[end - first][: self.filler_top_k] if end >= first else ())]
             if not self.stop_if_unknown:
                 self._totals[text[end]] = self._totals.get(text[end], 0) + 1
             for size in range(self._min_size, min(self._max_size, end) + 1):
@@ -200,6 +204,7 @@ class NgramStore(Store):
     @classmethod
     def _restore(cls, content: dict[str, Any]) -> NgramStore:
         counts, totals = content.pop("counts"), content.pop("totals")
+        checked([content[name] for name in ("max_ngram_size", "min_ngram_size", "filler_top_k", "max_entries")])
         store = cls(**content)
         store._counts = {
             tuple(checked(ngram)): dict(zip(checked(t for t, _ in pairs), checked(n for _, n in pairs), strict=True))
@@ -211,7 +216,8 @@ class NgramStore(Store):
 
 
 class TextStore(Store):
-    """Keeps whole texts and copies from the latest place that shares the longest context: best for repetitions.
+    """Keeps whole texts and copies from where the longest context stood: best for repetitions. Of the last such places
+    it takes the one with the longest continuation, and of equals the latest.
 
     max_ngram_size: the longest context looked up.
     max_entries: the most tokens kept; when there are more, the older half is forgotten.
@@ -247,13 +253,15 @@ class TextStore(Store):
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
         found = self._index.find(text)
-        if not found:
-            return 0, []
-        latest, known = found[-1][-1], self._index.tokens
-        continuation = known[latest : latest + count]
-        if BOUNDARY in continuation:
-            continuation = continuation[: continuation.index(BOUNDARY)]
-        return len(found), continuation
+        best: list[int] = []
+        for end in reversed(found[-1][-count:] if found else ()):  # where a text repeats itself, back from its end
+            if len(best) == count:
+                break
+            continuation = self._index.tokens[end : end + count]
+            if BOUNDARY in continuation:
+                continuation = continuation[: continuation.index(BOUNDARY)]
+            best = max(best, continuation, key=len)
+        return len(found), best
 
     def _content(self) -> dict[str, Any]:
         return {"max_ngram_size": self._max_size, "max_entries": self._max_entries, "tokens": self._index.tokens}
@@ -261,6 +269,7 @@ class TextStore(Store):
     @classmethod
     def _restore(cls, content: dict[str, Any]) -> TextStore:
         tokens = checked(content.pop("tokens"), least=BOUNDARY)
+        checked([content["max_ngram_size"], content["max_entries"]])
         store = cls(**content)
         store._index.extend(tokens)
         return store

@@ -1,0 +1,91 @@
+"""The index against naive search, on random texts of few symbols, where long repeats are common."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from speculative_decoding.drafters.suffix_index import BOUNDARY, SuffixIndex
+
+
+def naive(tokens: Sequence[int], text: Sequence[int], max_size: int) -> list[list[int]]:
+    """For each size: every end at which the last `size` tokens of the text stand and a token follows."""
+    found = []
+    for size in range(1, min(max_size, len(text)) + 1):
+        suffix = list(text[-size:])
+        ends = [
+            end
+            for end in range(size, len(tokens))
+            if list(tokens[end - size : end]) == suffix and tokens[end] != BOUNDARY
+        ]
+        if not ends:
+            break
+        found.append(ends)
+    return found
+
+
+@pytest.mark.parametrize("max_size", [1, 2, 4, 30])
+@pytest.mark.parametrize("symbols", [1, 2, 5])
+def test_a_foreign_text_is_found_where_naive_search_finds_it(max_size: int, symbols: int) -> None:
+    generator = random.Random(symbols)
+    longest = 0
+    for _ in range(60):
+        tokens = generator.choices(range(symbols), k=generator.randrange(40))
+        index = SuffixIndex(max_size, tokens)
+        for _ in range(12):
+            text = generator.choices(range(symbols + 1), k=generator.randrange(12))
+            found = index.find(text)
+            assert found == naive(tokens, text, max_size)
+            longest = max(longest, len(found))
+    assert longest >= min(max_size, 4)
+
+
+@pytest.mark.parametrize("max_size", [1, 3, 50])
+@pytest.mark.parametrize("symbols", [1, 2, 4])
+def test_a_growing_text_finds_itself_at_every_length(max_size: int, symbols: int) -> None:
+    """Searches between the appends split nodes that later appends must keep up to date; boundaries come at any time."""
+    generator = random.Random(symbols)
+    for _ in range(20):
+        tokens: list[int] = []
+        index = SuffixIndex(max_size)
+        while len(tokens) < 60:
+            new = generator.choices(range(symbols), k=generator.choice([1, 1, 1, 2, 5]))
+            if generator.random() < 0.1:
+                new.append(BOUNDARY)
+            tokens += new
+            if len(new) == 1:
+                index.append(new[0])
+            else:
+                index.extend(new)
+            assert index.tokens == tokens
+            if tokens[-1] != BOUNDARY and generator.random() < 0.7:
+                assert index.find(tokens) == naive(tokens, tokens, max_size)
+            foreign = generator.choices(range(symbols), k=8)
+            assert index.find(foreign) == naive(tokens, foreign, max_size)
+
+
+def test_no_context_reaches_across_a_boundary_and_none_is_continued_with_one() -> None:
+    index = SuffixIndex(8, [1, 2, BOUNDARY, 3, 4, 5])
+    assert index.find([1, 2]) == []  # 2 has nothing behind it
+    assert index.find([2, 3]) == [[4]]
+    assert index.find([1, 2, 3, 4]) == [[5], [5]]
+
+
+def test_the_work_does_not_grow_with_the_number_of_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position moves down a level once, whatever is searched: at worst size x depth moves, and then none."""
+    split, moved = SuffixIndex._split, []
+
+    def counting(self: SuffixIndex, node: object, size: int) -> object:
+        moved.append(len(node.ends))  # type: ignore[attr-defined]
+        return split(self, node, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SuffixIndex, "_split", counting)
+    index = SuffixIndex(8, [3] * 500)
+    for _ in range(50):
+        assert len(index.find([3] * 20)) == 8
+    assert 0 < sum(moved) <= 500 * 8
+    done = len(moved)
+    index.find([3] * 20)
+    assert len(moved) == done
