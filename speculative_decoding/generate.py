@@ -78,7 +78,8 @@ def _stream(model: EncoderDecoder, drafter: BatchDrafter, request: Request) -> I
     started = time.perf_counter()
     settings = request.settings
     settings.length.begin()
-    drafter.begin(0, request.source, settings.sampling, coupled=isinstance(settings.rule, Coupled))
+    (reading,) = drafter.read([request.source])
+    drafter.begin(0, request.source, reading, settings.sampling, coupled=isinstance(settings.rule, Coupled))
     cache = model.make_cache(model.encode(mx.array([request.source])))
     mx.eval([(layer.cross_keys, layer.cross_values) for layer in cache.layers])
     stats = GenerationStats(prompt_tokens=len(request.source))

@@ -93,7 +93,7 @@ def run(
     sampling = sampling or SamplingParams()
     one = drafter or NoDrafter()
     batch = SeparateDrafters(lambda sampling, coupled: one)
-    batch.begin(0, source, sampling, coupled=False)  # the drafter was made for its sampling
+    batch.begin(0, source, None, sampling, coupled=False)  # the drafter was made for its sampling
     cache = model.make_cache(model.encode(mx.array([list(source)])))
     settings = Settings(FixedLength(num_draft), max_tokens, sampling, rule or choose_rule(sampling), strict)
     row = Row(settings, ends or model.config.eos_token_ids.__contains__, [model.config.decoder_start_token_id])

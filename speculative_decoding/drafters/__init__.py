@@ -7,7 +7,7 @@ from ..models.base import EncoderDecoder
 from .auto import AutoDrafter
 from .base import Draft, Drafter, NoDrafter
 from .batch import Asked, BatchDrafter, SeparateDrafters
-from .model import DraftModel, ModelDrafter, require_same_tokens
+from .model import BatchModelDrafter, DraftModel, ModelDrafter, require_same_tokens
 from .ngram import Match, NgramDrafter
 from .ngram_store import NgramStore, Store, TextStore
 
@@ -16,6 +16,7 @@ __all__ = [
     "Asked",
     "AutoDrafter",
     "BatchDrafter",
+    "BatchModelDrafter",
     "Draft",
     "DraftModel",
     "Drafter",
@@ -38,6 +39,7 @@ def choose_drafter(
     target: EncoderDecoder,
     draft_model: EncoderDecoder | DraftModel | None = None,
     ngram: NgramDrafter | None = None,
+    slots: int = 1,
 ) -> BatchDrafter:
     """One of `DRAFTERS`, or an object with `begin` and `propose`; None is "model", or "none" without a draft model.
 
@@ -61,7 +63,7 @@ def choose_drafter(
     copies = SeparateDrafters(lambda sampling, coupled: ngram.fresh())
     if choice == "ngram" or draft_model is None:
         return copies
-    models = SeparateDrafters(lambda sampling, coupled: ModelDrafter(speaker, target, sampling, coupled=coupled))
+    models = BatchModelDrafter(speaker, target, slots)
     return models if choice == "model" else AutoDrafter(ngram, models)
 
 

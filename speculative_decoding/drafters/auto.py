@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..sampling import SamplingParams
 from .base import COPY, MODEL, Draft
@@ -23,10 +24,13 @@ class AutoDrafter(BatchDrafter):
         self._ngram, self._model, self._sure = ngram, model, sure
         self._copies: dict[int, NgramDrafter] = {}
 
-    def begin(self, slot: int, input_tokens: Sequence[int], sampling: SamplingParams, *, coupled: bool) -> None:
+    def read(self, sources: Sequence[Sequence[int]]) -> list[Any]:
+        return self._model.read(sources)
+
+    def begin(self, slot: int, source: Sequence[int], reading: Any, sampling: SamplingParams, *, coupled: bool) -> None:
         self._copies[slot] = self._ngram.fresh()
-        self._copies[slot].begin(input_tokens)
-        self._model.begin(slot, input_tokens, sampling, coupled=coupled)
+        self._copies[slot].begin(source)
+        self._model.begin(slot, source, reading, sampling, coupled=coupled)
 
     def kind(self, slot: int, tokens: Sequence[int]) -> str:
         return COPY if self._copies[slot].match(tokens).chance >= self._sure else MODEL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..sampling import SamplingParams
 from .base import Draft, Drafter
@@ -23,8 +24,14 @@ class Asked:
 class BatchDrafter(ABC):
     """Proposes for several rows at once; of each it knows what a `Drafter` knows."""
 
+    def read(self, sources: Sequence[Sequence[int]]) -> list[Any]:
+        """Requests that will get slots soon, as ids that the encoder reads: what `begin` is to be told of each. A chance
+        to encode them together.
+        """
+        return [None] * len(sources)
+
     @abstractmethod
-    def begin(self, slot: int, input_tokens: Sequence[int], sampling: SamplingParams, *, coupled: bool) -> None:
+    def begin(self, slot: int, source: Sequence[int], reading: Any, sampling: SamplingParams, *, coupled: bool) -> None:
         """A new request in this slot, decoded with these settings; coupled: with the noise of each position."""
 
     @abstractmethod
@@ -55,9 +62,9 @@ class SeparateDrafters(BatchDrafter):
         self._make = make
         self._drafters: dict[int, Drafter] = {}
 
-    def begin(self, slot: int, input_tokens: Sequence[int], sampling: SamplingParams, *, coupled: bool) -> None:
+    def begin(self, slot: int, source: Sequence[int], reading: Any, sampling: SamplingParams, *, coupled: bool) -> None:
         self._drafters[slot] = self._make(sampling, coupled)
-        self._drafters[slot].begin(input_tokens)
+        self._drafters[slot].begin(source)
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         return [self._drafters[each.slot].propose(each.tokens, each.num_draft_tokens) for each in asked]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import mlx.core as mx
 
@@ -13,6 +14,7 @@ from ..models.base import EncoderDecoder, Head
 from ..models.cache import DecoderCache
 from ..sampling import SamplingParams, Use, key
 from .base import MODEL, Draft, Drafter, token_ids
+from .batch import Asked, BatchDrafter
 from .vocabulary import DraftVocabulary
 
 
@@ -40,14 +42,14 @@ class DraftModel:
         assert self.vocabulary is not None
         return self.model.head_of(mx.array(self._known(self.vocabulary.ids)))
 
-    def head_for(self, source: Sequence[int]) -> PartialHead | None:
-        """The head over `vocabulary` and the ids of this source; None for the whole head."""
+    def head_for(self, source: Sequence[int], vocab_size: int) -> PartialHead | None:
+        """The head over `vocabulary` and the ids of this source, of the target's `vocab_size`; None: the whole head."""
         if self.vocabulary is None:
             return None
         frequent = self._known(self.vocabulary.ids)
         others = sorted(set(self._known(source)) - set(frequent))
         heads = [self._head, self.model.head_of(mx.array(others))] if others else [self._head]
-        return PartialHead(heads, mx.array(frequent + others), self.model.config.vocab_size)
+        return PartialHead(heads, mx.array(frequent + others), vocab_size)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
         return [token for token in ids if token < self.model.config.vocab_size]
@@ -72,14 +74,182 @@ class PartialHead:
         return whole
 
 
-class ModelDrafter(Drafter):
-    """Decodes ahead with a model, sampling as the target will, and stays lazy: nothing here waits for the device,
-    unless a confidence threshold makes it.
-
-    coupled: sample with the noise that belongs to each position, as the target then does; the tokens count as certain.
+class BatchModelDrafter(BatchDrafter):
+    """Decodes ahead with a model, all rows in one pass, each sampling as the target will, and stays lazy: nothing here
+    waits for the device, unless a confidence threshold makes it.
 
     Raises `InputError` if the model numbers its tokens differently from the target.
     """
+
+    def __init__(self, draft_model: EncoderDecoder | DraftModel, target: EncoderDecoder, slots: int = 1) -> None:
+        self._speaker = draft_model if isinstance(draft_model, DraftModel) else DraftModel(draft_model)
+        self._model = self._speaker.model
+        require_same_tokens(target, self._model)
+        self._vocab_size = target.config.vocab_size
+        self._rows: list[Speech | None] = [None] * slots
+        self._cache: DecoderCache | None = None
+
+    def read(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+        return self._model.encode_rows(sources)
+
+    def begin(
+        self, slot: int, source: Sequence[int], reading: mx.array, sampling: SamplingParams, *, coupled: bool
+    ) -> None:
+        self._cache = self._model.seated(self._cache, slot, len(self._rows), reading)
+        head = self._speaker.head_for(source, self._vocab_size)
+        self._rows[slot] = Speech(sampling, coupled, head, self._vocab_size, self._speaker.confidence_threshold)
+
+    def kind(self, slot: int, tokens: Sequence[int]) -> str:
+        return MODEL
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        speaking = {each.slot: self._rows[each.slot] for each in asked if each.num_draft_tokens > 0}
+        for each in asked:
+            if (row := speaking.get(each.slot)) is not None:
+                row.ask(each.tokens, each.num_draft_tokens)
+        if speaking:
+            self._speak(cast(dict[int, Speech], speaking))
+        return [Draft.empty() if row is None else row.draft for row in map(speaking.get, (each.slot for each in asked))]
+
+    def _speak(self, rows: Mapping[int, Speech]) -> None:
+        """Chain the passes of a draft. Rows that do not speak are fed padding, and put back where they were."""
+        cache, slots = self._cache, range(len(self._rows))
+        assert cache is not None
+        before = cache.offsets
+        cache.trim_to([rows[slot].kept if slot in rows else before[slot] for slot in slots])
+        states = self._catch_up(cache, rows)
+        cache.trim_to([len(rows[slot].tokens) if slot in rows else before[slot] for slot in slots])
+        while True:
+            new = self._next(states, rows)
+            if all(row.is_done for row in rows.values()):
+                break
+            states = self._model.states(new, cache)
+        cache.trim_to([cache.offsets[slot] if slot in rows else before[slot] for slot in slots])
+
+    def _catch_up(self, cache: DecoderCache, rows: Mapping[int, Speech]) -> mx.array:
+        """Feed the committed tokens that the cache does not hold; the states behind each row's last, (B, 1, d)."""
+        known, padding = self._model.config.vocab_size - 1, self._model.config.pad_token_id
+        missing = [
+            [min(token, known) for token in rows[slot].tokens[rows[slot].kept :]] if slot in rows else [padding]
+            for slot in range(len(self._rows))
+        ]  # min: the target's table may be padded beyond the draft's
+        width = max(map(len, missing))
+        states = self._model.states(mx.array([ids + [padding] * (width - len(ids)) for ids in missing]), cache)
+        if all(len(ids) == width for slot, ids in enumerate(missing) if slot in rows):
+            return states[:, -1:]
+        last = mx.array([len(ids) - 1 for ids in missing])[:, None, None]
+        return mx.take_along_axis(states, last, axis=1)
+
+    def _next(self, states: mx.array, rows: Mapping[int, Speech]) -> mx.array:
+        """(B, 1, d) -> the next token of each row, (B, 1)."""
+        speaking = [row for row in rows.values() if not row.is_done]
+        if all(row.is_plain for row in speaking):  # one arg-max for all
+            logits = self._model.logits(states)[..., : self._vocab_size]
+            best = mx.argmax(logits, axis=-1).astype(mx.uint32)
+            for slot, row in rows.items():
+                if not row.is_done:
+                    row.say(best[slot : slot + 1])
+            return best
+        logits = self._model.logits(states) if any(row.head is None for row in speaking) else None
+        new = [mx.zeros((1, 1), mx.uint32)] * len(self._rows)
+        for slot, row in rows.items():
+            if row.is_done:
+                continue
+            if row.head is not None:
+                new[slot] = row.choose(row.head(states[slot : slot + 1]))
+            else:
+                assert logits is not None
+                new[slot] = row.choose(logits[slot : slot + 1])
+        return mx.concatenate(new)
+
+
+class Speech:
+    """What a draft model says in one row. The distributions it samples from are the target's kind: same settings.
+
+    coupled: sample with the noise that belongs to each position, as the target then does; the tokens count as certain.
+    kept: how many of the committed `tokens` its cache may keep. The last is always fed anew.
+    """
+
+    def __init__(
+        self, sampling: SamplingParams, coupled: bool, head: PartialHead | None, vocab_size: int, threshold: float
+    ) -> None:
+        self.head = head
+        self.tokens: Sequence[int] = []
+        self.kept = 0
+        self.draft = Draft.empty()
+        self._sampling, self._coupled = sampling, coupled and not sampling.is_greedy
+        self._vocab_size, self._threshold = vocab_size, threshold
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says whatever is likeliest, of all tokens and without looking back."""
+        simple = self._sampling.is_greedy and not self._sampling.needs_history
+        return simple and self.head is None and not self._threshold
+
+    @property
+    def is_done(self) -> bool:
+        return self._count == len(self._said)
+
+    def ask(self, tokens: Sequence[int], count: int) -> None:
+        """The draft before this one was evaluated with the round that verified it, so reading it costs no wait."""
+        held = [*self.tokens, *token_ids(self.draft.tokens)[:-1]]
+        shared = next(
+            (i for i, (ours, theirs) in enumerate(zip(held, tokens, strict=False)) if ours != theirs),
+            min(len(held), len(tokens)),
+        )
+        self.kept = min(shared, len(tokens) - 1)
+        self.tokens, self._count = list(tokens), count
+        self._said: list[mx.array] = []
+        self._probs: list[mx.array] = []
+        self._preceding = mx.array([self.tokens]) if self._sampling.needs_history else None
+        if not (self._sampling.is_greedy or self._coupled):
+            self._dice = mx.random.split(key(self._sampling.seed, len(tokens), Use.DRAFT), count)
+
+    def say(self, new: mx.array, probs: mx.array | None = None) -> mx.array:
+        self._said.append(new)
+        if probs is not None:
+            self._probs.append(probs)
+        if self._preceding is not None:
+            self._preceding = mx.concatenate([self._preceding, new.astype(self._preceding.dtype)], axis=1)
+        if self.is_done:
+            drawn = mx.concatenate(self._probs, axis=1) if self._probs else None
+            self.draft = Draft(mx.concatenate(self._said, axis=1), drawn)
+        return new
+
+    def choose(self, logits: mx.array) -> mx.array:
+        """(1, 1, ids of the head) -> the next token, (1, 1)."""
+        sampling = self._sampling
+        position, said = len(self.tokens) + len(self._said), len(self._said)
+        whole = logits[..., : self._vocab_size] if self.head is None else self.head.spread(logits)
+        whole = padded(whole, self._vocab_size)
+        probs = None
+        if sampling.is_greedy:
+            new = mx.argmax(sampling.scores(whole, self._preceding), axis=-1)
+        elif self._coupled:
+            new = mx.argmax(sampling.perturbed(whole, self._preceding, position), axis=-1)
+        else:
+            logprobs = sampling.logprobs(whole, self._preceding)
+            new, probs = mx.random.categorical(logprobs, key=self._dice[said]), mx.exp(logprobs)
+        new = new.astype(mx.uint32)
+        if self._threshold and self._is_unsure(new, whole, probs):
+            self._count = said + 1  # it is kept: to stop in front of it would bias the output
+        return self.say(new, probs)
+
+    def _is_unsure(self, new: mx.array, logits: mx.array, probs: mx.array | None) -> bool:
+        if probs is None:
+            probs = mx.softmax(logits.astype(mx.float32), axis=-1)
+        chance = mx.take_along_axis(probs, new[..., None], axis=-1)
+        return cast(float, chance.item()) < self._threshold  # waits
+
+
+def padded(logits: mx.array, vocab_size: int) -> mx.array:
+    """(B, L, V of the draft) -> (B, L, V of the target), which may be padded further."""
+    missing = vocab_size - logits.shape[-1]
+    return mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else logits
+
+
+class ModelDrafter(Drafter):
+    """A draft model for one row: `BatchModelDrafter` with one slot."""
 
     def __init__(
         self,
@@ -89,93 +259,18 @@ class ModelDrafter(Drafter):
         *,
         coupled: bool = False,
     ) -> None:
-        self._speaker = model if isinstance(model, DraftModel) else DraftModel(model)
-        self._model = self._speaker.model
-        require_same_tokens(target, self._model)
-        self._vocab_size = target.config.vocab_size
-        self._sampling = sampling
-        self._coupled = coupled and not sampling.is_greedy
+        self._batch = BatchModelDrafter(model, target)
+        self._sampling, self._coupled = sampling, coupled
 
     def begin(self, input_tokens: Sequence[int]) -> None:
-        memory = self._model.encode(mx.array([input_tokens]))
-        self._cache: DecoderCache = self._model.make_cache(memory)
-        self._head = self._speaker.head_for(input_tokens)
-        self._fed: list[int] = []  # the committed tokens in the cache
-        self._draft = Draft.empty()  # behind them, all of the last draft but its last token
+        (reading,) = self._batch.read([input_tokens])
+        self._batch.begin(0, input_tokens, reading, self._sampling, coupled=self._coupled)
 
     def kind(self, tokens: Sequence[int]) -> str:
         return MODEL
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
-        if num_draft_tokens < 1:
-            return Draft.empty()
-        self._rewind(tokens)
-        known = self._model.config.vocab_size - 1  # the target's table may be padded beyond the draft's
-        new = mx.array([[min(token, known) for token in tokens[self._cache.offset :]]])
-        drafted: list[mx.array] = []
-        probs: list[mx.array] = []
-        preceding = mx.array([list(tokens)]) if self._sampling.needs_history else None
-        dice = mx.random.split(key(self._sampling.seed, len(tokens), Use.DRAFT), num_draft_tokens)
-        for i in range(num_draft_tokens):
-            logits = self._model.decode(new, self._cache, self._head)[:, -1:]
-            new, q = self._choose(logits, preceding, len(tokens) + i, dice[i])
-            drafted.append(new)
-            if q is not None:
-                probs.append(q)
-            if preceding is not None:
-                preceding = mx.concatenate([preceding, new.astype(preceding.dtype)], axis=1)
-            if self._is_unsure(new, logits, q):
-                break
-        self._fed = list(tokens)
-        self._draft = Draft(mx.concatenate(drafted, axis=1), mx.concatenate(probs, axis=1) if probs else None)
-        return self._draft
-
-    def _choose(
-        self, logits: mx.array, preceding: mx.array | None, position: int, dice: mx.array
-    ) -> tuple[mx.array, mx.array | None]:
-        """(1, 1, ids of the head) -> the token drafted for a position, (1, 1), and the distribution (1, 1, V) that it
-        was drawn from, if it was drawn.
-        """
-        sampling = self._sampling
-        if sampling.is_greedy and not sampling.needs_history:
-            best = mx.argmax(logits, axis=-1)
-            return best if self._head is None else self._head.ids[best], None
-        logits = self._fit(logits if self._head is None else self._head.spread(logits))
-        if sampling.is_greedy:
-            return mx.argmax(sampling.scores(logits, preceding), axis=-1), None
-        if self._coupled:
-            return mx.argmax(sampling.perturbed(logits, preceding, position), axis=-1), None
-        logprobs = sampling.logprobs(logits, preceding)
-        return mx.random.categorical(logprobs, key=dice), mx.exp(logprobs)
-
-    def _is_unsure(self, new: mx.array, logits: mx.array, q: mx.array | None) -> bool:
-        """Whether to stop behind `new`, which is kept: stopping in front of it would bias the output."""
-        if not self._speaker.confidence_threshold:
-            return False
-        if q is None:
-            likeliest = mx.softmax(logits.astype(mx.float32), axis=-1).max()
-        else:
-            likeliest = mx.take_along_axis(q, new[..., None], axis=-1)
-        return likeliest.item() < self._speaker.confidence_threshold  # type: ignore[operator]  # waits
-
-    def _rewind(self, tokens: Sequence[int]) -> None:
-        """Keep what the cache and the committed tokens share, but for the last token, which is always fed anew.
-
-        The draft was evaluated with the round that verified it, so reading it here costs no wait.
-        """
-        held = self._fed + token_ids(self._draft.tokens)[:-1]
-        shared = next(
-            (i for i, (ours, theirs) in enumerate(zip(held, tokens, strict=False)) if ours != theirs),
-            min(len(held), len(tokens)),
-        )
-        self._cache.trim_to(min(shared, len(tokens) - 1))
-
-    def _fit(self, logits: mx.array) -> mx.array:
-        """(B, L, V of the draft) -> (B, L, V of the target): tables are padded to different sizes in some families."""
-        missing = self._vocab_size - logits.shape[-1]
-        if missing > 0:
-            return mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
-        return logits[..., : self._vocab_size]
+        return self._batch.propose([Asked(0, tokens, num_draft_tokens)])[0]
 
 
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:

@@ -6,7 +6,7 @@ Knows nothing of speculation and nothing of text.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
@@ -61,15 +61,46 @@ class EncoderDecoder(nn.Module):
         """A cache for one request; projects the memory's cross keys and values, once."""
 
     @abstractmethod
-    def decode(self, tokens: mx.array, cache: DecoderCache, head: Head | None = None) -> mx.array:
-        """(B, L) token ids that follow what the cache holds -> raw logits (B, L, V). The cache grows by L.
+    def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
 
-        head: one from `head_of`, for fewer logits.
+        Every row grows by L. Where a row has fewer tokens, padding follows them, and `cache.trim_to` forgets it.
         """
 
     @abstractmethod
+    def logits(self, states: mx.array) -> mx.array:
+        """(B, L, d_model) -> raw logits (B, L, V)."""
+
+    def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        """`states`, then `logits`."""
+        return self.logits(self.states(tokens, cache))
+
+    def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+        """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
+        longest = max(map(len, sources))
+        if all(len(source) == longest for source in sources):
+            return list(mx.split(self.encode(mx.array(sources)), len(sources)))
+        padding = self.config.pad_token_id
+        tokens = mx.array([[*source, *[padding] * (longest - len(source))] for source in sources])
+        mask = mx.arange(longest)[None] < mx.array([len(source) for source in sources])[:, None]
+        memory = self.encode(tokens, mask)
+        return [memory[i : i + 1, : len(source)] for i, source in enumerate(sources)]
+
+    def seated(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
+        """A cache of `slots` rows with a new request, whose memory is (1, S, d_model), in one of them; the same cache if
+        there is one already.
+        """
+        fresh = self.make_cache(memory)
+        if slots == 1:
+            return fresh
+        if cache is None:
+            cache = self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype))
+        cache.assign([slot], fresh)
+        return cache
+
+    @abstractmethod
     def head_of(self, ids: mx.array) -> Head:
-        """The head for these ids alone, (N,): the last hidden states (B, L, d_model) -> raw logits (B, L, N)."""
+        """The head for these ids alone, (N,): states (B, L, d_model) -> raw logits (B, L, N)."""
 
     @classmethod
     @abstractmethod

@@ -267,17 +267,16 @@ class T5(EncoderDecoder):
         biases = [bias.of_decoder() for bias in self.decoder.position_biases]
         return DecoderCache(layers, biases, additive(mask, memory.dtype))
 
-    def decode(self, tokens: mx.array, cache: DecoderCache, head: Head | None = None) -> mx.array:
+    def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         x = self.embedding(tokens)
         biases = self.decoder.for_layers(cache.biases_of(tokens.shape[1]))
         for layer, bias, layer_cache in zip(self.decoder.layers, biases, cache.layers, strict=True):
             x = layer(x, bias, layer_cache, cache.memory_mask)
         x = self.decoder.norm(x)
-        if self.config.head_is_scaled:
-            x = x * self.config.d_model**-0.5
-        if head is not None:
-            return head(x)
-        return self.embedding.as_linear(x) if self.config.tie_word_embeddings else self.head(x)
+        return x * self.config.d_model**-0.5 if self.config.head_is_scaled else x
+
+    def logits(self, states: mx.array) -> mx.array:
+        return self.embedding.as_linear(states) if self.config.tie_word_embeddings else self.head(states)
 
     def head_of(self, ids: mx.array) -> Head:
         layer = self.embedding if self.config.tie_word_embeddings else self.head
