@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from .relative_position import BiasWindows
+
 
 class KVCache:
     """Self-attention keys and values of one layer, (B, H, T, D), in a buffer that grows in steps."""
@@ -67,6 +69,7 @@ class DecoderCache:
     """All layers of one request, and the additive mask of its memory, (B, 1, 1, S), or None without padding."""
 
     layers: Sequence[LayerCache]
+    biases: Sequence[BiasWindows]  # one for each layer, or one for all
     memory_mask: mx.array | None = None
 
     @property
@@ -76,6 +79,10 @@ class DecoderCache:
 
     def keys_after(self, length: int) -> int:
         return self.layers[0].self_attention.keys_after(length)
+
+    def biases_of(self, length: int) -> list[mx.array]:
+        """The additive masks, (H, length, keys), of a pass over `length` more tokens."""
+        return [windows(self.offset, length, self.keys_after(length)) for windows in self.biases]
 
     def fix_size(self, size: int) -> None:
         """Attend over `size` keys or a few more in every pass, from the first on; a mask must hide what is behind."""

@@ -1,8 +1,10 @@
-"""T5's relative position bias: which bucket a distance falls in (Raffel et al. 2020, section 2.1)."""
+"""T5's relative position bias (Raffel et al. 2020, section 2.1): which bucket a distance falls in, and the additive
+mask that a pass of the decoder makes of it.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import mlx.core as mx
 import numpy as np
@@ -43,8 +45,8 @@ def bucket_matrix(
 ) -> mx.array:
     """(queries, keys) bucket of each pair; query i stands at position offset + i.
 
-    With `causal`, pairs in the future are given bucket `num_buckets`, for which `bias_table` holds -inf: one gather
-    yields bias and mask. A row of the matrix is a window of one vector, so nothing is computed per pass.
+    With `causal`, pairs in the future are given bucket `num_buckets`, for which `BiasWindows` holds -inf: one
+    gather yields bias and mask. A row of the matrix is a window of one vector, so nothing is computed per pass.
     """
     size = 64
     while size < max(keys, offset + queries):
@@ -55,7 +57,33 @@ def bucket_matrix(
     return mx.array(windows[np.arange(start, start - queries, -1)])
 
 
-def bias_table(weight: mx.array) -> mx.array:
-    """(num_buckets, H) -> (H, num_buckets + 1); the last column hides."""
-    hidden = mx.full((1, weight.shape[1]), -mx.inf, weight.dtype)
-    return mx.contiguous(mx.concatenate([weight, hidden]).T)
+def bias_matrix(weight: mx.array, length: int, max_distance: int) -> mx.array:
+    """(num_buckets, H) weights -> (H, length, length) bias of an encoder's self-attention."""
+    buckets = bucket_matrix(0, length, length, causal=False, num_buckets=weight.shape[0], max_distance=max_distance)
+    return mx.take(weight.T, buckets, axis=1)
+
+
+class BiasWindows:
+    """The causal bias of one decoder layer, or of all that share it, for the passes of one request: gathered once,
+    then cut. weight: (num_buckets, H).
+    """
+
+    width = 16  # queries; a longer pass, as over a prefix, is gathered for itself
+
+    def __init__(self, weight: mx.array, max_distance: int) -> None:
+        hidden = mx.full((1, weight.shape[1]), -mx.inf, weight.dtype)
+        self._table = mx.contiguous(mx.concatenate([weight, hidden]).T)  # (H, num_buckets + 1); the last column hides
+        self._buckets = partial(bucket_matrix, causal=True, num_buckets=weight.shape[0], max_distance=max_distance)
+        self._size = 32
+        self._windows: mx.array | None = None  # (H, width, 2 * size): query i stands at position size - 1 + i
+
+    def __call__(self, offset: int, queries: int, keys: int) -> mx.array:
+        """(H, queries, keys) additive mask; query i stands at position offset + i and sees keys up to there."""
+        if queries > self.width:
+            return mx.take(self._table, self._buckets(offset, queries, keys), axis=1)
+        if self._windows is None or self._size < max(offset + 1, keys):
+            while self._size < max(offset + 1, keys):
+                self._size *= 2
+            self._windows = mx.take(self._table, self._buckets(self._size - 1, self.width, 2 * self._size), axis=1)
+        start = self._size - 1 - offset
+        return self._windows[:, :queries, start : start + keys]

@@ -19,7 +19,7 @@ from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
 from .base import EncoderDecoder
 from .cache import DecoderCache, LayerCache
-from .relative_position import bias_table, bucket_matrix
+from .relative_position import BiasWindows, bias_matrix
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -127,7 +127,8 @@ class T5Config:
 def split_heads(x: mx.array, parts: int, heads: int) -> list[mx.array]:
     """(B, L, parts * H * D) -> parts times (B, H, L, D)."""
     batch, length, _ = x.shape
-    return list(x.reshape(batch, length, parts, heads, -1).transpose(2, 0, 3, 1, 4))
+    together = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
+    return [*mx.split(together, parts, axis=1)] if parts > 1 else [together]
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
@@ -213,37 +214,30 @@ class DecoderLayer(nn.Module):
 class RelativePositionBias(nn.Module):
     """The learned bias of each (distance bucket, head), for one layer or shared by all."""
 
-    def __init__(self, config: T5Config, *, causal: bool) -> None:
+    def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.weight = mx.zeros((config.relative_attention_num_buckets, config.num_heads))
-        self.causal = causal
+        self.max_distance = config.relative_attention_max_distance
 
-    def __call__(self, buckets: mx.array) -> mx.array:
-        """(L, T) buckets -> (H, L, T) additive mask."""
-        return mx.take(bias_table(self.weight), buckets, axis=1)
+    def of_encoder(self, length: int) -> mx.array:
+        """(H, length, length): every token sees every other."""
+        return bias_matrix(self.weight, length, self.max_distance)
+
+    def of_decoder(self) -> BiasWindows:
+        return BiasWindows(self.weight, self.max_distance)
 
 
 class Stack(nn.Module):
     """What encoder and decoder have in common: layers, position biases, and a norm at the end."""
 
-    def __init__(self, config: T5Config, layers: list[nn.Module], *, causal: bool) -> None:
+    def __init__(self, config: T5Config, layers: list[nn.Module]) -> None:
         super().__init__()
         self.layers = layers
         self.norm = nn.RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
-        self.position_biases = [
-            RelativePositionBias(config, causal=causal) for _ in (layers if config.bias_per_layer else layers[:1])
-        ]
-        self.buckets = partial(
-            bucket_matrix,
-            causal=causal,
-            num_buckets=config.relative_attention_num_buckets,
-            max_distance=config.relative_attention_max_distance,
-        )
+        self.position_biases = [RelativePositionBias(config) for _ in (layers if config.bias_per_layer else layers[:1])]
 
-    def biases(self, offset: int, queries: int, keys: int) -> list[mx.array]:
-        """One (H, queries, keys) bias for each layer; gathered once where layers share it."""
-        buckets = self.buckets(offset, queries, keys)
-        biases = [bias(buckets) for bias in self.position_biases]
+    def for_layers(self, biases: list[mx.array]) -> list[mx.array]:
+        """One bias for each layer, where they share one too."""
         return biases if len(biases) == len(self.layers) else biases * len(self.layers)
 
 
@@ -254,8 +248,8 @@ class T5(EncoderDecoder):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = Stack(config, [EncoderLayer(config) for _ in range(config.num_layers)], causal=False)
-        self.decoder = Stack(config, [DecoderLayer(config) for _ in range(config.decoder_layers)], causal=True)
+        self.encoder = Stack(config, [EncoderLayer(config) for _ in range(config.num_layers)])
+        self.decoder = Stack(config, [DecoderLayer(config) for _ in range(config.decoder_layers)])
         if not config.tie_word_embeddings:
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
@@ -263,18 +257,19 @@ class T5(EncoderDecoder):
         x = self.embedding(tokens)
         length = tokens.shape[1]
         hidden = additive(mask, x.dtype)
-        for layer, bias in zip(self.encoder.layers, self.encoder.biases(0, length, length), strict=True):
+        biases = self.encoder.for_layers([bias.of_encoder(length) for bias in self.encoder.position_biases])
+        for layer, bias in zip(self.encoder.layers, biases, strict=True):
             x = layer(x, bias if hidden is None else bias + hidden)
         return self.encoder.norm(x)
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
         layers = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
-        return DecoderCache(layers, additive(mask, memory.dtype))
+        biases = [bias.of_decoder() for bias in self.decoder.position_biases]
+        return DecoderCache(layers, biases, additive(mask, memory.dtype))
 
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         x = self.embedding(tokens)
-        offset, length = cache.offset, tokens.shape[1]
-        biases = self.decoder.biases(offset, length, cache.keys_after(length))
+        biases = self.decoder.for_layers(cache.biases_of(tokens.shape[1]))
         for layer, bias, layer_cache in zip(self.decoder.layers, biases, cache.layers, strict=True):
             x = layer(x, bias, layer_cache, cache.memory_mask)
         return self.logits(self.decoder.norm(x))
