@@ -55,11 +55,14 @@ class EncoderDecoder(nn.Module):
 
     @abstractmethod
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        """A cache for one request; projects the memory's cross keys and values, once."""
+        """A cache with a row for each row of the memory; projects its cross keys and values, once."""
 
     @abstractmethod
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        """(B, L) token ids that follow what the cache holds -> raw logits (B, L, V). The cache grows by L."""
+        """(B, L) token ids that follow what each row of the cache holds -> raw logits (B, L, V).
+
+        Every row grows by L. Where a row has fewer tokens, padding follows them, and `cache.trim_to` forgets it.
+        """
 
     @classmethod
     @abstractmethod
