@@ -138,8 +138,7 @@ def speculate(
         mx.eval([[verdicts[slot].arrays, drafts[slot].tokens] for slot in active], likeliest)  # the only wait
 
         outcomes = {slot: row.take(verdicts[slot], drafts[slot]) for slot, row in active.items()}
-        offsets = [0 if row is None else len(row.tokens) - 1 for row in rows]  # every committed token but the last
-        cache.trim_to(offsets if len(offsets) > 1 else offsets[0])
+        cache.trim_to([0 if row is None else len(row.tokens) - 1 for row in rows])  # every committed token but the last
         for slot, ids in likeliest.items():
             drafter.learn(slot, active[slot].tokens, id_rows(ids)[: len(outcomes[slot].tokens)])
         for slot, row in active.items():

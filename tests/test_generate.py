@@ -53,12 +53,12 @@ def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft: int)
 
 def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     trim = KVCache.trim_to
-    monkeypatch.setattr(KVCache, "trim_to", lambda self, offset: trim(self, max(0, offset - 1)))
+    monkeypatch.setattr(KVCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets]))
 
 
 def rewind_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     trim = DecoderCache.trim_to
-    monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offset: trim(self, offset + 1))
+    monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offsets: trim(self, [each + 1 for each in offsets]))
 
 
 def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:

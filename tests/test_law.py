@@ -199,7 +199,7 @@ def draft_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     trim = KVCache.trim_to
-    monkeypatch.setattr(KVCache, "trim_to", lambda self, offset: trim(self, max(0, offset - 1)))
+    monkeypatch.setattr(KVCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets]))
 
 
 def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:

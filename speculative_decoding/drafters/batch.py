@@ -25,9 +25,7 @@ class BatchDrafter(ABC):
     """Proposes for several rows at once; of each it knows what a `Drafter` knows."""
 
     def read(self, sources: Sequence[Sequence[int]]) -> list[Any]:
-        """Requests that will get slots soon, as ids that the encoder reads: what `begin` is to be told of each. A chance
-        to encode them together.
-        """
+        """What `begin` is to be told of each request; they will get slots soon. A chance to encode them together."""
         return [None] * len(sources)
 
     @abstractmethod

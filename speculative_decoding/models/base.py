@@ -58,7 +58,7 @@ class EncoderDecoder(nn.Module):
 
     @abstractmethod
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        """A cache for one request; projects the memory's cross keys and values, once."""
+        """A cache with a row for each row of the memory; projects its cross keys and values, once."""
 
     @abstractmethod
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
@@ -79,7 +79,7 @@ class EncoderDecoder(nn.Module):
         """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
         longest = max(map(len, sources))
         if all(len(source) == longest for source in sources):
-            return list(mx.split(self.encode(mx.array(sources)), len(sources)))
+            return list(mx.split(self.encode(mx.array([[*source] for source in sources])), len(sources)))
         padding = self.config.pad_token_id
         tokens = mx.array([[*source, *[padding] * (longest - len(source))] for source in sources])
         mask = mx.arange(longest)[None] < mx.array([len(source) for source in sources])[:, None]
@@ -87,9 +87,7 @@ class EncoderDecoder(nn.Module):
         return [memory[i : i + 1, : len(source)] for i, source in enumerate(sources)]
 
     def seated(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
-        """A cache of `slots` rows with a new request, whose memory is (1, S, d_model), in one of them; the same cache if
-        there is one already.
-        """
+        """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, d_model)."""
         fresh = self.make_cache(memory)
         if slots == 1:
             return fresh

@@ -1,5 +1,5 @@
-"""T5's relative position bias: which bucket a distance falls in (Raffel et al. 2020, section 2.1), and the additive mask
-that a pass of the decoder needs of it.
+"""T5's relative position bias (Raffel et al. 2020, section 2.1): which bucket a distance falls in, and the additive
+mask that a pass of the decoder makes of it.
 """
 
 from __future__ import annotations

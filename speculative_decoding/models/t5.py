@@ -18,7 +18,7 @@ import mlx.nn as nn
 from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
 from .base import EncoderDecoder, Head
-from .cache import DecoderCache, LayerCache
+from .cache import DecoderCache, KVCache, LayerCache
 from .relative_position import BiasWindows, bias_matrix
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -128,7 +128,7 @@ def split_heads(x: mx.array, parts: int, heads: int) -> list[mx.array]:
     """(B, L, parts * H * D) -> parts times (B, H, L, D)."""
     batch, length, _ = x.shape
     together = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
-    return mx.split(together, parts, axis=1) if parts > 1 else [together]
+    return [*mx.split(together, parts, axis=1)] if parts > 1 else [together]
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
@@ -162,7 +162,7 @@ class CrossAttention(nn.Module):
 
     def project(self, memory: mx.array) -> LayerCache:
         keys, values = split_heads(self.kv(memory), 2, self.heads)
-        return LayerCache(mx.contiguous(keys), mx.contiguous(values))
+        return LayerCache(mx.contiguous(keys), mx.contiguous(values), KVCache(memory.shape[0]))
 
     def __call__(self, x: mx.array, cache: LayerCache, memory_mask: mx.array | None) -> mx.array:
         (queries,) = split_heads(self.q(x), 1, self.heads)
@@ -307,10 +307,15 @@ def linear(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def additive(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
-    """(B, S) bool -> (B, 1, 1, S): 0 where there is a token, -inf on padding."""
+    """(B, S) bool -> (B, 1, 1, S): 0 where there is a token, -inf on padding.
+
+    A row without any token, as of a slot that is free, is left open: with nothing to attend to it would be NaN.
+    """
     if mask is None:
         return None
-    return mx.where(mask, mx.array(0, dtype), mx.array(-mx.inf, dtype))[:, None, None, :]
+    return mx.where(mask | ~mask.any(axis=1, keepdims=True), mx.array(0, dtype), mx.array(-mx.inf, dtype))[
+        :, None, None, :
+    ]
 
 
 def embedding_table(names: Set[str]) -> str:
