@@ -71,14 +71,14 @@ class Costs:
         return replace(self, draft=0.0)
 
 
-def costs_of(target: EncoderDecoder, draft_model: EncoderDecoder | None = None) -> Costs:
+def costs_of(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1) -> Costs:
     """Measured in an earlier run with the same models, device and libraries, or measured now and kept."""
-    key = cost_key(target, draft_model)
+    key = cost_key(target, draft_model, rows)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     path = blas.cache_folder() / f"costs-{name}.json"
     costs = read(path, key)
     if costs is None:
-        costs = measure(target, draft_model)
+        costs = measure(target, draft_model, rows)
         try:
             write(path, key, costs)
         except OSError as error:
@@ -86,12 +86,13 @@ def costs_of(target: EncoderDecoder, draft_model: EncoderDecoder | None = None) 
     return costs
 
 
-def cost_key(target: EncoderDecoder, draft_model: EncoderDecoder | None) -> dict[str, Any]:
+def cost_key(target: EncoderDecoder, draft_model: EncoderDecoder | None, rows: int = 1) -> dict[str, Any]:
     """What costs depend on; weights do not matter, their shapes and types do."""
     device = mx.default_device()
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     return {
         "version": 1,  # of the way they are measured
+        "rows": rows,
         "target": shapes(target),
         "draft": None if draft_model is None else shapes(draft_model),
         "device": [str(device), str(mx.device_info().get("device_name"))],

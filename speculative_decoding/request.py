@@ -95,9 +95,14 @@ def check_token_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def choose_length(
-    num_draft: int | str | DraftLength, model: EncoderDecoder, draft_model: EncoderDecoder | DraftModel | None = None
+    num_draft: int | str | DraftLength,
+    model: EncoderDecoder,
+    draft_model: EncoderDecoder | DraftModel | None = None,
+    rows: int = 1,
 ) -> DraftLength:
-    """num_draft: a number, one of `SCHEDULES`, or a `DraftLength` as it is. "auto" measures the models if it must."""
+    """num_draft: a number, one of `SCHEDULES`, or a `DraftLength` as it is. "auto" measures the models if it must, with
+    as many rows as are decoded together.
+    """
     if isinstance(num_draft, DraftLength):
         return num_draft
     if not isinstance(num_draft, str):
@@ -105,6 +110,6 @@ def choose_length(
     if num_draft not in SCHEDULES:
         raise InputError(f"num_draft must be a number or one of {', '.join(SCHEDULES)}, not {num_draft!r}")
     if num_draft == "auto":
-        costs = costs_of(model, draft_model.model if isinstance(draft_model, DraftModel) else draft_model)
+        costs = costs_of(model, draft_model.model if isinstance(draft_model, DraftModel) else draft_model, rows)
         return AdaptiveLength(costs.with_free_draft(), kinds={MODEL: costs})
     return HeuristicLength(transient=num_draft == "heuristic_transient")

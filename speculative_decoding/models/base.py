@@ -89,9 +89,9 @@ class EncoderDecoder(nn.Module):
     def seated(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
         """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, d_model)."""
         fresh = self.make_cache(memory)
-        if slots == 1:
-            return fresh
         if cache is None:
+            if slots == 1:
+                return fresh
             cache = self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype))
         cache.assign([slot], fresh)
         return cache
