@@ -118,7 +118,7 @@ def shortfalls(make: Callable[[Costs], DraftLength], noise: float = 0.0) -> list
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_it_is_about_as_fast_as_the_best_fixed_length_and_never_slower_than_none(noise: float) -> None:
-    assert shortfalls(AdaptiveLength, noise) == []
+    print(*shortfalls(AdaptiveLength, noise), sep='\n'); assert 0
 
 
 class IgnoresCosts(AdaptiveLength):
