@@ -24,8 +24,13 @@ MEMORY = 0.985  # of what was seen, per round that drafted
 MOOD_STEP, MOOD_MEMORY, LOUDEST = 0.2, 0.95, 3.0
 CARRIED_OVER = 0.3  # of the mood, into the next request
 
-SPEED_STEP, CORRECTION_STEP, TRUST, PLAIN_TRUST = 0.1, 0.02, 16, 4  # trust: how many rounds the measurement beforehand is worth
-MOST_SURPRISE, ODD = 0.5, 0.3  # of a round's seconds, as logarithms: what counts at most; what is checked again at once
+SPEED_STEP, CORRECTION_STEP, TRUST, PLAIN_TRUST = (
+    0.1,
+    0.015,
+    24,
+    4,
+)  # trust: how many rounds the measurement beforehand is worth
+MOST_SURPRISE, ODD = 0.3, 0.3  # of a round's seconds, as logarithms: what counts at most; what is checked again at once
 
 
 class AdaptiveLength(DraftLength):
@@ -224,7 +229,7 @@ class RoundClock:
         self._corrections = [0.0] * len(measured)  # logarithms
         self._rounds = [0] * len(measured)
         self._speed = 0.0  # a logarithm
-        self._odd = False  # whether the last round without a draft took much more or less than expected
+        self._odd = 0.0  # by how much the last round without a draft differed from what was expected, if by much
         self._caught_up = False  # whether the draft model holds all committed tokens
         self.seconds = list(measured)
 
@@ -232,7 +237,7 @@ class RoundClock:
         """After how many rounds that drafted there should be one that does not, so that both costs are known."""
         if self._odd:
             return 1
-        return min(50, 2 + 2 * self._rounds[0]) if unsure else min(256, 32 << min(self._rounds[0], 3))
+        return 8 << min(self._rounds[0], 3) if unsure else 128
 
     def begin(self) -> None:
         self._caught_up = False
@@ -243,10 +248,17 @@ class RoundClock:
         if drafted >= len(self._measured) or seconds <= 0 or (drafted and not caught_up):
             return
         surprise = math.log(seconds / self.seconds[drafted]) - self._speed
-        if drafted == 0:
-            self._odd = abs(surprise) > ODD
+        self._rounds[drafted] += 1
+        step = max(CORRECTION_STEP, 1.0 / (self._rounds[drafted] + (TRUST if drafted else PLAIN_TRUST)))
+        if drafted == 0 and caught_up:
+            before, self._odd = self._odd, surprise if abs(surprise) > ODD else 0.0
+            if before * self._odd > 0:  # twice in a row is no accident
+                self._correct(0, surprise / 2)
+                return
         surprise = max(-MOST_SURPRISE, min(MOST_SURPRISE, surprise))
         self._speed += SPEED_STEP * surprise
-        self._rounds[drafted] += 1
-        self._corrections[drafted] += max(CORRECTION_STEP, 1.0 / (self._rounds[drafted] + (TRUST if drafted else PLAIN_TRUST))) * surprise
+        self._correct(drafted, step * surprise)
+
+    def _correct(self, drafted: int, by: float) -> None:
+        self._corrections[drafted] += by
         self.seconds[drafted] = self._measured[drafted] * math.exp(self._corrections[drafted])
