@@ -17,15 +17,20 @@ HOPES = (0.8, 0.95, 1.0)  # the acceptance that a probe hopes for: the least tha
 PROBE_SHARE = 0.01  # of the time since the last probe is the most that a probe may cost
 FIRST_WAIT, LONGEST_WAIT = 8, 64  # rounds between probes; twice as many after each that failed
 PROVEN = 4.0  # rounds' worth of time gained, after which earlier failures are forgotten
-SURE, PLAIN_EVERY = 1.3, 50  # below this gain, the cost of a round without a draft is checked, at least this often
+SURE = 1.3  # below this gain, what a round without a draft costs is checked more often
 
 PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in rounds
 MEMORY = 0.985  # of what was seen, per round that drafted
 MOOD_STEP, MOOD_MEMORY, LOUDEST = 0.2, 0.95, 3.0
 CARRIED_OVER = 0.3  # of the mood, into the next request
 
-SPEED_STEP, CORRECTION_STEP, TRUST = 0.1, 0.02, 8  # trust: how many rounds the measurement beforehand is worth
-MOST_SURPRISE = 0.3
+SPEED_STEP, CORRECTION_STEP, TRUST, PLAIN_TRUST = (
+    0.1,
+    0.015,
+    24,
+    4,
+)  # trust: how many rounds the measurement beforehand is worth
+MOST_SURPRISE, ODD = 0.3, 0.3  # of a round's seconds, as logarithms: what counts at most; what is checked again at once
 
 
 class AdaptiveLength(DraftLength):
@@ -115,8 +120,7 @@ class Controller:
         if self._gain >= WORTHWHILE:
             self._parked_since = None
             self._since_plain += 1
-            unsure = self._gain < SURE and self._since_plain > min(PLAIN_EVERY, 2 + 2 * self._clock.plain_rounds)
-            return 0 if unsure else self._best
+            return 0 if self._since_plain > self._clock.plain_rounds_until(self._gain < SURE) else self._best
         if self._parked_since is None:
             self._parked_since, self._waited, self._gained = self._rounds - 1, 0, 0.0
         self._waited += 1
@@ -225,13 +229,15 @@ class RoundClock:
         self._corrections = [0.0] * len(measured)  # logarithms
         self._rounds = [0] * len(measured)
         self._speed = 0.0  # a logarithm
+        self._odd = 0.0  # by how much the last round without a draft differed from what was expected, if by much
         self._caught_up = False  # whether the draft model holds all committed tokens
         self.seconds = list(measured)
 
-    @property
-    def plain_rounds(self) -> int:
-        """How many rounds without a draft were timed."""
-        return self._rounds[0]
+    def plain_rounds_until(self, unsure: bool) -> int:
+        """After how many rounds that drafted there should be one that does not, so that both costs are known."""
+        if self._odd:
+            return 1
+        return 8 << min(self._rounds[0], 3) if unsure else 128
 
     def begin(self) -> None:
         self._caught_up = False
@@ -242,8 +248,17 @@ class RoundClock:
         if drafted >= len(self._measured) or seconds <= 0 or (drafted and not caught_up):
             return
         surprise = math.log(seconds / self.seconds[drafted]) - self._speed
+        self._rounds[drafted] += 1
+        step = max(CORRECTION_STEP, 1.0 / (self._rounds[drafted] + (TRUST if drafted else PLAIN_TRUST)))
+        if drafted == 0 and caught_up:
+            before, self._odd = self._odd, surprise if abs(surprise) > ODD else 0.0
+            if before * self._odd > 0:  # twice in a row is no accident
+                self._correct(0, surprise / 2)
+                return
         surprise = max(-MOST_SURPRISE, min(MOST_SURPRISE, surprise))
         self._speed += SPEED_STEP * surprise
-        self._rounds[drafted] += 1
-        self._corrections[drafted] += max(CORRECTION_STEP, 1.0 / (self._rounds[drafted] + TRUST)) * surprise
+        self._correct(drafted, step * surprise)
+
+    def _correct(self, drafted: int, by: float) -> None:
+        self._corrections[drafted] += by
         self.seconds[drafted] = self._measured[drafted] * math.exp(self._corrections[drafted])
