@@ -1,4 +1,5 @@
-"""What a round costs on this machine: measured once for each pair of models, kept in the user's cache folder.
+"""What a round costs on this machine: measured once for each pair of models and number of rows, and kept in the user's
+cache folder.
 
 Knows models and clocks, nothing of acceptance. Costs never change a result: they only say which length is fastest.
 """
@@ -31,6 +32,7 @@ from .safe_folder import write_file
 WIDEST = 16  # positions of the widest pass that is measured
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those measured where all would take too long
 DRAFTED = (2, 6)  # lengths of the drafts that are timed
+RAGGED = 4  # how far rows are apart
 SOURCE_TOKENS, OFFSET = 32, 16  # a typical prompt, and tokens already in the cache
 BUDGET = 1.0  # seconds
 LEAST_REPEATS, MOST_REPEATS = 3, 15
@@ -128,13 +130,15 @@ def write(path: Path, key: Mapping[str, Any], costs: Costs) -> None:
     write_file(path, json.dumps({"key": key, "costs": asdict(costs)}, indent=1))
 
 
-def measure(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, *, budget: float = BUDGET) -> Costs:
+def measure(
+    target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1, *, budget: float = BUDGET
+) -> Costs:
     """Time passes and rounds on random ids, in turns, until `budget` seconds are spent; medians.
 
     In turns, because a machine is now slower and now faster, which must not favour one width. Large models get fewer
     repeats and fewer widths, those between interpolated; three turns are taken in any case.
     """
-    rig = Rig(target, draft_model)
+    rig = Rig(target, draft_model, rows)
     started = time.perf_counter()
     drafted = DRAFTED if draft_model is not None else ()
     for count in (0, *drafted):
@@ -173,30 +177,31 @@ def interpolated(known: Mapping[int, float]) -> tuple[float, ...]:
 
 
 class Rig:
-    """Both models in the middle of a request, on ids that mean nothing, doing what a round does."""
+    """Both models in the middle of their requests, on ids that mean nothing, doing what a round does."""
 
-    def __init__(self, target: EncoderDecoder, draft_model: EncoderDecoder | None) -> None:
+    def __init__(self, target: EncoderDecoder, draft_model: EncoderDecoder | None, rows: int = 1) -> None:
         models = [target] if draft_model is None else [target, draft_model]
         dice, vocab = random.Random(0), min(model.config.vocab_size for model in models)
         source, self._tokens = ([dice.randrange(vocab) for _ in range(n)] for n in (SOURCE_TOKENS, OFFSET + WIDEST + 1))
-        self._models = models
+        self._models, self._rows = models, rows
+        self._offsets = [OFFSET - row % RAGGED for row in range(rows)]  # rows of a batch do not keep step
         self._caches = [self._begun(model, source) for model in models]
 
     def _begun(self, model: EncoderDecoder, source: Sequence[int]) -> DecoderCache:
-        cache = model.make_cache(model.encode(mx.array([source])))
-        mx.eval(model.decode(mx.array([self._tokens]), cache))  # the buffers as large as they get
-        cache.trim_to(OFFSET)
+        cache = model.make_cache(model.encode(mx.array([source] * self._rows)))
+        mx.eval(model.decode(mx.array([self._tokens] * self._rows), cache))  # the buffers as large as they get
+        cache.trim_to(self._offsets)
         return cache
 
     def one_pass(self, width: int) -> None:
         """The target reads `width` tokens at once."""
-        fed = mx.array([self._tokens[OFFSET : OFFSET + width]])
+        fed = mx.array([self._tokens[OFFSET : OFFSET + width]] * self._rows)
         mx.argmax(self._models[0].decode(fed, self._caches[0]), axis=-1).tolist()
-        self._caches[0].trim_to(OFFSET)
+        self._caches[0].trim_to(self._offsets)
 
     def round(self, drafted: int) -> None:
         """A round of greedy decoding: drafted one by one, verified and read in one evaluation."""
-        new = last = mx.array([[self._tokens[OFFSET]]], mx.uint32)
+        new = last = mx.array([[self._tokens[OFFSET]]] * self._rows, mx.uint32)
         draft = []
         for _ in range(drafted):
             new = mx.argmax(self._models[1].decode(new, self._caches[1])[:, -1:], axis=-1)
@@ -207,4 +212,4 @@ class Rig:
         mx.eval(accepted, best, tokens)
         _ = accepted.tolist(), best.tolist(), tokens.tolist()
         for cache in self._caches:
-            cache.trim_to(OFFSET)
+            cache.trim_to(self._offsets)
