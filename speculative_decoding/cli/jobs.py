@@ -26,6 +26,7 @@ from .common import Folders, Pair, say
 ONLY_WITH_INPUT = ("output", "resume", "force", "slots", "max_memory", "input_format")
 NOT_WITH_INPUT = ("prompt", "verify")
 SLOTS = 8
+REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
 NOTE_SECONDS = 30.0  # between notes where there is no terminal
 
 # What changes no record; models and format are recorded by what they are, not by how they were named.
@@ -55,7 +56,7 @@ def flag(name: str) -> str:
 
 
 def decode_file(chosen: argparse.Namespace, folders: Folders, request: Mapping[str, Any]) -> int:
-    """request: what `generate` is asked for each row, but for models and drafts. Returns 1 if some lines were errors."""
+    """request: what `generate` is asked for each row, but for the drafts. Returns 1 if some lines were errors."""
     given, output = vars(chosen), getattr(chosen, "output", None)
     with ExitStack() as stack:
         file, name, size = stack.enter_context(open_input(chosen.input, output))
@@ -73,7 +74,11 @@ def decode_file(chosen: argparse.Namespace, folders: Folders, request: Mapping[s
         if totals.lines:
             say(f"resuming {output} behind line {totals.lines}")
         session = stack.enter_context(drafting.session(chosen, pair))
-        drafts = {"draft_model": session.draft_model, "drafter": session.drafter, "ngram": session.ngram}
+        drafts: dict[str, Any] = {
+            "draft_model": session.draft_model,
+            "drafter": session.drafter,
+            "ngram": session.ngram,
+        }
         slots = given.get("slots", SLOTS)
         limit = {"max_memory_gb": chosen.max_memory} if "max_memory" in given else {}
         job = Job(
@@ -84,7 +89,7 @@ def decode_file(chosen: argparse.Namespace, folders: Folders, request: Mapping[s
             ),
             Stream(sys.stdout.buffer) if journal is None else journal,
             slots=slots,
-            counts=isinstance(chosen.num_draft, int) and "ngram_store" not in given,  # else they may vary
+            counts=isinstance(chosen.num_draft, int) and chosen.drafter in REPEATABLE,
             totals=totals,
         )
         watched = output is not None or not sys.stdout.isatty()  # records and a bar on one screen are neither
