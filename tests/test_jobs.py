@@ -217,7 +217,7 @@ def test_a_last_line_torn_anywhere_is_made_whole(tmp_path: Path) -> None:
 
 
 def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """At any commit: what was not synchronised is lost, or zeros, or there; the checkpoint is the old or the new one."""
+    """At any commit: what was not synchronised is lost, zeros, or there; the checkpoint is the old or the new one."""
     path, lost = folder / "out", folder / "lost"
     lost.mkdir()
     synced = 0
