@@ -16,7 +16,7 @@ from ..request import check_token_ids, encode_prompt
 from ..session import Session
 from ..stats import GenerationStats
 from ..verify import first_divergence, require_comparable
-from . import common, drafting, options
+from . import common, drafting, jobs, options
 from .common import Pair, say
 
 
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def decode(chosen: argparse.Namespace) -> int:
+    jobs.require_consistent(chosen)
     stats_file: Path | None = getattr(chosen, "stats_json", None)
     if stats_file is not None and (stats_file.is_dir() or not stats_file.resolve().parent.is_dir()):
         raise InputError(f"--stats-json {stats_file}: cannot be written; name a file in a folder that exists")
@@ -33,6 +34,8 @@ def decode(chosen: argparse.Namespace) -> int:
     request |= {"sampling": replace(request["sampling"], seed=chosen.seed)}
     folders = common.choose(chosen)
     drafting.settle(chosen, folders)
+    if "input" in chosen:
+        return jobs.decode_file(chosen, folders, request)
     if chosen.verify:
         require_comparable(request, "--verify")
         if chosen.drafter == "none":

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ..acceptance import ACCEPTANCE
 from ..drafters import DRAFTERS
 from ..drafters.ngram_store import STORAGES
+from ..jobs.rows import FORMATS
 from ..load import BITS, DTYPES, GROUP_SIZES, KEEP
 from ..request import SCHEDULES
 
@@ -259,6 +260,44 @@ def add_decoding(parser: argparse.ArgumentParser, *, several: bool = False) -> N
     )
 
 
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("many prompts")
+    group.add_argument(
+        "--input",
+        metavar="FILE",
+        help="decode each line: text (.txt), or a JSON object (.jsonl) with prompt, its own options, and fields to "
+        "carry through; - is standard input",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--input-format",
+        choices=FORMATS,
+        help="what the lines are (default: by the file's name, or else by whether the first line begins with {)",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="a JSON object for each line of the input, in its order (default: standard output)",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--resume", action="store_true", help="go on with an output where it was interrupted, or begin it"
+    )
+    group.add_argument("--force", action="store_true", help="replace an existing output")
+    group.add_argument(
+        "--slots", type=whole(1), metavar="N", help="rows decoded together (default: 8)", default=argparse.SUPPRESS
+    )
+    group.add_argument(
+        "--max-memory",
+        type=real(0, above=True),
+        metavar="GB",
+        help="use fewer slots rather than more memory than this",
+        default=argparse.SUPPRESS,
+    )
+
+
 def main_parser() -> Parser:
     parser = Parser(
         prog="main.py",
@@ -271,6 +310,7 @@ def main_parser() -> Parser:
         help="what to decode; without it each line of standard input, and at a terminal an example",
         default=argparse.SUPPRESS,
     )
+    add_jobs(parser)
     add_models(parser)
     add_decoding(parser)
     parser.add_argument("--regular-decode", action="store_true", help="the target alone, without a draft")

@@ -1,0 +1,11 @@
+"""Jobs over files: each line of input gives one line of output, in the same order, whatever happens in between.
+
+The n-th line of the output belongs to the n-th line of the input. That is the whole format: a job that was interrupted
+goes on behind the lines that are there.
+"""
+
+from .job import Job, Totals
+from .output import Journal, Stream
+from .rows import Line, RowParser, choose_format, read_lines
+
+__all__ = ["Job", "Journal", "Line", "RowParser", "Stream", "Totals", "choose_format", "read_lines"]

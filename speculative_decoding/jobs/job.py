@@ -1,0 +1,198 @@
+"""A job: rows in, records out, in order, in bounded memory. Knows nothing of models, files and screens.
+
+The engine takes rows ahead of those it has finished, and finishes them in any order; what is done waits here until
+its turn comes. If the oldest row takes so long that too much waits, the engine is told that the input ends, finishes
+what it has, and is started again behind it. So input read ahead and records that wait never exceed a window.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from ..batch import BatchResult
+from ..generate import GenerationResult
+from ..stats import GenerationStats
+from .output import Sink
+from .rows import Line, Row
+
+WINDOW_LINES_PER_SLOT = 64
+WINDOW_LINES = 256  # at least
+WINDOW_BYTES = 2**26
+SHOWN_ERRORS = 5  # of which the line numbers are kept
+
+Engine = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
+
+
+@dataclass
+class Totals:
+    """What a job has done. Times are wall-clock seconds; those of rows that were decoded together overlap, so
+    `encode_`, `draft_` and `target_seconds` share out the time of the whole job as the rows' own times divide.
+
+    lines, errors: written, with those of earlier runs if it was resumed. All else is of this run alone.
+    error_lines: the first few.
+    input_bytes: how far into the input that reaches.
+    batch_time_to_first_token: until each of the first `slots` rows had one.
+    """
+
+    lines: int = 0
+    errors: int = 0
+    error_lines: list[int] = field(default_factory=list)
+    input_bytes: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    first_token_seconds: float = 0.0  # summed over rows
+    batch_time_to_first_token: float = 0.0
+    stats: GenerationStats = field(default_factory=GenerationStats)
+
+    def add(self, result: GenerationResult, *, is_first: bool) -> None:
+        """is_first: one of the rows that filled the slots when the engine began."""
+        self.rows += 1
+        self.stats.add(result.stats)
+        self.first_token_seconds += result.stats.time_to_first_token
+        if is_first:
+            self.batch_time_to_first_token = max(self.batch_time_to_first_token, result.stats.time_to_first_token)
+
+    @property
+    def mean_time_to_first_token(self) -> float:
+        return self.first_token_seconds / self.rows if self.rows else 0.0
+
+    @property
+    def end_to_end_tps(self) -> float:
+        """Generated tokens per second of the job."""
+        return self.stats.generated_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        """Generated tokens per second of decoding, all slots together."""
+        seconds = self.draft_seconds + self.target_seconds
+        return self.stats.generated_tokens / seconds if seconds else 0.0
+
+    @property
+    def accepted_per_target_call(self) -> float:
+        return self.stats.accepted_tokens / self.stats.target_calls if self.stats.target_calls else 0.0
+
+    @property
+    def encode_seconds(self) -> float:
+        return self.stats.encode_seconds * self._share
+
+    @property
+    def draft_seconds(self) -> float:
+        return self.stats.draft_seconds * self._share
+
+    @property
+    def target_seconds(self) -> float:
+        return self.stats.verify_seconds * self._share
+
+    @property
+    def _share(self) -> float:
+        busy = self.stats.encode_seconds + self.stats.decode_seconds
+        return min(1.0, self.seconds / busy) if busy else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
+        names = ("lines", "errors", "rows", "seconds", "mean_time_to_first_token", "batch_time_to_first_token")
+        tps = ("decode_tps", "end_to_end_tps", "accepted_per_target_call")
+        shared = ("encode_seconds", "draft_seconds", "target_seconds")
+        stats = self.stats.as_dict()
+        kept = (
+            *("prompt_tokens", "generated_tokens", "target_calls", "drafted_tokens", "accepted_tokens"),
+            *("accepted_histogram", "acceptance_rate", "tokens_per_target_call", "peak_memory_bytes", "lossless"),
+            "delta_total_variation",
+        )
+        values = {name: getattr(self, name) for name in (*names, *tps, *shared)}
+        return values | {"iterations": self.stats.target_calls} | {name: stats[name] for name in kept}
+
+
+class Job:
+    """lines: still to do, behind `totals.lines`. totals: to go on from.
+    counts: whether records say how the row was drafted: they may where that is the same in every run.
+    """
+
+    def __init__(
+        self,
+        lines: Iterator[Line],
+        parse: Callable[[Line], Row],
+        engine: Engine,
+        sink: Sink,
+        *,
+        slots: int = 8,
+        counts: bool = True,
+        totals: Totals | None = None,
+    ) -> None:
+        self.totals = Totals() if totals is None else totals
+        self._lines, self._parse, self._engine, self._sink = lines, parse, engine, sink
+        self._slots, self._counts = slots, counts
+        self._window = max(WINDOW_LINES, WINDOW_LINES_PER_SLOT * slots)
+        self._asked: dict[int, Row] = {}  # by the engine's index
+        self._done: dict[int, tuple[bytes, Line, bool]] = {}  # by line number: records whose turn has not come
+        self._read = self.totals.lines  # up to this line
+        self._waiting_bytes = 0  # of the lines that are read, but not written
+        self._at_end = False
+
+    def run(self) -> Iterator[Totals]:
+        """Do it; yield the totals after each row, always the same object."""
+        started = time.perf_counter()
+        is_first = True
+        while not self._at_end:
+            for answer in self._engine(self._ask()):
+                row = self._asked.pop(answer.index)
+                if answer.result is not None:
+                    self.totals.add(answer.result, is_first=is_first and answer.index < self._slots)
+                self._finish(row, answer.result, answer.error)
+                self.totals.seconds = time.perf_counter() - started
+                yield self.totals
+            assert not self._asked, "the engine has left rows without an answer"
+            is_first = False
+        self.totals.seconds = time.perf_counter() - started
+
+    def _ask(self) -> Iterator[Mapping[str, Any]]:
+        """Requests for the engine, until the input ends or the window is full."""
+        index = count()
+        while self._read - self.totals.lines < self._window and self._waiting_bytes < WINDOW_BYTES:
+            line = next(self._lines, None)
+            if line is None:
+                self._at_end = True
+                return
+            row = self._parse(line)
+            self._read, self._waiting_bytes = line.number, self._waiting_bytes + len(line.content or b"")
+            if row.request is None:
+                self._finish(row, None, row.error)
+            else:
+                self._asked[next(index)] = row
+                yield row.request
+
+    def _finish(self, row: Row, result: GenerationResult | None, error: str | None) -> None:
+        """Make the record, and write all those whose turn has come."""
+        self._done[row.line.number] = record(row, result, error, self._counts), row.line, error is not None
+        totals = self.totals
+        while totals.lines + 1 in self._done:
+            content, line, is_error = self._done.pop(totals.lines + 1)
+            self._sink.write(content, line)
+            self._waiting_bytes -= len(line.content or b"")
+            totals.lines, totals.input_bytes = line.number, line.end
+            if is_error:
+                totals.errors += 1
+                totals.error_lines = [*totals.error_lines, line.number][:SHOWN_ERRORS]
+
+
+def record(row: Row, result: GenerationResult | None, error: str | None, counts: bool = True) -> bytes:
+    """A line of output. It depends on nothing but the row and its decoding: no times, nothing of the rows beside it."""
+    fields: dict[str, Any] = {"line": row.line.number, **row.carried}
+    if error is not None:
+        fields["error"] = error
+    elif result is None:
+        fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
+    else:
+        stats = result.stats
+        fields |= {"text": result.text, "finish_reason": result.finish_reason}
+        fields |= {"prompt_tokens": stats.prompt_tokens, "generated_tokens": stats.generated_tokens}
+        if row.seed is not None:
+            fields["seed"] = row.seed
+        if counts:
+            fields |= {name: getattr(stats, name) for name in ("target_calls", "drafted_tokens", "accepted_tokens")}
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,231 @@
+"""Lines of input -> rows: what the engine is asked, or why it cannot be. Knows nothing of models and of output."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import PurePath
+from typing import Any, BinaryIO
+
+from ..sampling import is_whole
+
+MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
+MAX_NUM_DRAFT = 64
+FORMATS = ("text", "jsonl")
+SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line as it stands in the input, without its end.
+
+    content: None if it is longer than `MAX_LINE`.
+    digest: of this line and of all before it.
+    end: how many bytes of the input it ends behind.
+    """
+
+    number: int  # from 1
+    content: bytes | None
+    digest: bytes
+    end: int
+
+
+def read_lines(file: BinaryIO) -> Iterator[Line]:
+    """One line at a time; nothing is kept."""
+    digest, end = b"", 0
+    for number in count(1):
+        part = file.readline(MAX_LINE)
+        if not part:
+            return
+        whole = part.endswith(b"\n") or len(part) < MAX_LINE
+        content = part.rstrip(b"\r\n")
+        chain = hashlib.sha256(digest + content)
+        end += len(part)
+        while len(part) == MAX_LINE and not part.endswith(b"\n"):
+            part = file.readline(MAX_LINE)
+            chain.update(part)
+            end += len(part)
+        digest = chain.digest()
+        yield Line(number, content if whole else None, digest, end)
+
+
+def choose_format(name: str, first_line: bytes) -> str:
+    """ "jsonl" or "text": by the end of the file's name; where that says nothing, objects if the first line begins with
+    a brace.
+    """
+    by_name = SUFFIXES.get(PurePath(name).suffix.lower())
+    return by_name or ("jsonl" if first_line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "text")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_list_of(test: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(test, value))
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+# What a row may set for itself, and what it must look like. Whether a number is in range is for the engine to say.
+OPTIONS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "max_tokens": (is_whole, "a whole number"),
+    "stop": (is_list_of(is_text), "a list of strings"),
+    "eos_token_ids": (is_list_of(is_whole), "a list of whole numbers"),
+    "seed": (is_whole, "a whole number"),
+    "temperature": (is_number, "a number"),
+    "top_k": (is_whole, "a whole number"),
+    "top_p": (is_number, "a number"),
+    "min_p": (is_number, "a number"),
+    "repetition_penalty": (is_number, "a number"),
+    "acceptance": (is_text, "a string"),
+    "delta": (is_number, "a number"),
+    "num_draft": (
+        lambda value: is_whole(value) and 0 <= value <= MAX_NUM_DRAFT,  # type: ignore[operator]
+        f"a whole number from 0 to {MAX_NUM_DRAFT}",
+    ),
+}
+FOR_ALL_ROWS = ("slots", "strict", "allow_long_prompt", "drafter", "draft_model", "dtype", "skip_sample_adjustment")
+
+# What a record of output says besides the fields that are carried through.
+RECORD = (
+    *("line", "text", "finish_reason", "prompt_tokens", "generated_tokens", "seed"),
+    *("target_calls", "drafted_tokens", "accepted_tokens", "error"),
+)
+
+
+def plain(name: str) -> str:
+    """What is left of a field's name when it is not looked at closely."""
+    return name.lower().replace("-", "").replace("_", "").removesuffix("s")
+
+
+LOOKS_LIKE = {plain(name): name for name in ("prompt", *OPTIONS, *FOR_ALL_ROWS)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line, understood. It has a request for the engine, or an error, or neither: a blank line of text.
+
+    seed: where the row samples, what its random numbers derive from.
+    carried: fields that are not ours, for the output.
+    """
+
+    line: Line
+    request: Mapping[str, Any] | None = None
+    seed: int | None = None
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RowParser:
+    """format: of `FORMATS`. seed, temperature: of the rows that do not say."""
+
+    format: str
+    seed: int = 0
+    temperature: float = 0.0
+
+    def __call__(self, line: Line) -> Row:
+        carried: dict[str, Any] = {}
+        try:
+            return self._parse(line, carried)
+        except RowError as error:
+            return Row(line, carried=carried, error=str(error))
+
+    def _parse(self, line: Line, carried: dict[str, Any]) -> Row:
+        text = decoded(line)
+        if self.format == "text":
+            if not text.strip():
+                return Row(line)
+            request: dict[str, Any] = {"prompt": text}
+        else:
+            given = parsed(text)
+            carried |= {name: value for name, value in given.items() if name not in ("prompt", *OPTIONS, *RECORD)}
+            if unwritable(carried):
+                carried.clear()
+                raise RowError("holds what cannot be written back as JSON: half a character, or a number out of range")
+            check_fields(given, carried)
+            request = {name: value for name, value in given.items() if name == "prompt" or name in OPTIONS}
+        request.setdefault("seed", row_seed(self.seed, line.number))
+        samples = request.get("temperature", self.temperature) > 0
+        return Row(line, request, request["seed"] if samples else None, carried)
+
+
+class RowError(Exception):
+    """Why a line is no row, in one line."""
+
+
+def decoded(line: Line) -> str:
+    if line.content is None:
+        raise RowError(f"longer than {MAX_LINE} bytes; split it")
+    try:
+        return line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise RowError(f"not UTF-8 ({error.reason}, byte {error.start + 1}); convert it to UTF-8") from error
+
+
+def parsed(text: str) -> dict[str, Any]:
+    if not text.strip():
+        raise RowError('is empty; each line must be a JSON object with a "prompt"')
+    try:
+        value = json.loads(text, parse_constant=no_constant, object_pairs_hook=no_duplicates)
+    except json.JSONDecodeError as error:
+        raise RowError(f"not JSON ({error.msg}, column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"not JSON that can be read ({error})") from error
+    if not isinstance(value, dict):
+        raise RowError('must be a JSON object with a "prompt"')
+    return value
+
+
+def no_constant(name: str) -> None:
+    raise RowError(f"not JSON ({name} is no number there)")
+
+
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RowError(f"field {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return fields
+
+
+def unwritable(fields: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return True
+    return False
+
+
+def check_fields(given: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
+    """Raise `RowError` for what is missing, of another type, or would be ignored."""
+    for name in given:
+        if name in RECORD and name not in OPTIONS:
+            raise RowError(f"field {name!r} is one that the output has already; rename it")
+    for name in carried:
+        if (meant := LOOKS_LIKE.get(plain(name))) in FOR_ALL_ROWS:
+            raise RowError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
+        if meant is not None:
+            raise RowError(f"unknown option {name!r}; write {meant!r}, or rename the field if it is none")
+    if "prompt" not in given:
+        raise RowError('has no "prompt"')
+    for name, (test, wanted) in {"prompt": (is_text, "a string"), **OPTIONS}.items():
+        if name in given and not test(given[name]):
+            raise RowError(f"{name} must be {wanted}, not {json.dumps(given[name])[:80]}")
+    if not given["prompt"].strip():
+        raise RowError("prompt is empty; give it some text")
+    if unwritable({"prompt": given["prompt"], "stop": given.get("stop")}):
+        raise RowError("prompt or stop holds half a character (a lone surrogate)")
+
+
+def row_seed(seed: int, number: int) -> int:
+    """The seed of a line that gives none. It depends on nothing but --seed and the line's number, so that resuming
+    shifts nothing; hashed, so that neighbouring seeds do not share their rows' seeds.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")

@@ -1,0 +1,270 @@
+"""A stand-in for the engine, jobs made of it, and victims that are killed at any moment. test_jobs.py runs this as a
+program: only a process without threads and devices may fork.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from speculative_decoding.batch import BatchResult
+from speculative_decoding.generate import GenerationResult
+from speculative_decoding.jobs import Job, Journal, RowParser, Totals, output, read_lines
+from speculative_decoding.jobs.job import Engine
+from speculative_decoding.stats import GenerationStats
+
+SETTINGS = {"temperature": 0.0, "stop": ["x"]}
+Choose = Callable[[list[int]], int]  # which of the rows that are decoded is finished next
+
+
+def first(rows: list[int]) -> int:
+    return rows[0]
+
+
+def last(rows: list[int]) -> int:
+    """The oldest row is finished when there is no other."""
+    return rows[-1]
+
+
+def at_random(seed: int = 0) -> Choose:
+    return random.Random(seed).choice
+
+
+def engine(choose: Choose = first, slots: int = 4, seconds: float = 0.0) -> Engine:
+    """Answers with the prompt backwards, in the order that `choose` says; an error where the prompt says so."""
+
+    def run(rows: Iterator[Mapping[str, Any]]) -> Iterator[BatchResult]:
+        waiting: dict[int, Mapping[str, Any]] = {}
+        numbered = enumerate(rows)
+        while True:
+            while len(waiting) < slots and (pair := next(numbered, None)):
+                waiting[pair[0]] = pair[1]
+            if not waiting:
+                return
+            if seconds:
+                time.sleep(seconds)
+            index = choose(list(waiting))
+            prompt = waiting.pop(index)["prompt"]
+            error = "too long" if "too long" in prompt else None
+            yield BatchResult(index, None if error else result_of(prompt), error)
+
+    return run
+
+
+def result_of(prompt: str) -> GenerationResult:
+    count = len(prompt.split()) + 1
+    stats = GenerationStats(
+        prompt_tokens=count,
+        generated_tokens=count,
+        target_calls=2,
+        drafted_tokens=6,
+        accepted_tokens=count - 2,
+        encode_seconds=0.5,
+        decode_seconds=1.5,
+        split_seconds=1.0,
+        split_draft_seconds=0.25,
+        time_to_first_token=0.5 + count / 10,
+    )
+    return GenerationResult(prompt[::-1], list(range(count)), "stop", stats)
+
+
+class Pipe(io.BytesIO):
+    """Can be read once."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def run_job(
+    path: Path,
+    content: bytes,
+    decode: Engine | None = None,
+    *,
+    format: str = "text",
+    settings: Mapping[str, Any] = SETTINGS,
+    resume: bool = False,
+    force: bool = False,
+    source: type[io.BytesIO] = io.BytesIO,
+    after_row: Callable[[Journal], None] = lambda journal: None,
+) -> Totals:
+    with Journal.open(path, settings, resume=resume, force=force) as journal:
+        lines = journal.remaining(source(content), "input")
+        totals = Totals(lines=journal.done.lines, errors=journal.errors)
+        job = Job(lines, RowParser(format), decode or engine(), journal, slots=4, totals=totals)
+        with journal.running():
+            for _ in job.run():
+                after_row(journal)
+    return job.totals
+
+
+def sample_input(count: int) -> bytes:
+    """Texts of many lengths, some blank, some errors."""
+    dice = random.Random(5)
+    lines = [" ".join("wört" for _ in range(dice.randrange(9))) for _ in range(count)]
+    return "\n".join("too long" if i % 11 == 3 else line for i, line in enumerate(lines)).encode()
+
+
+def fork(victim: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        victim()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    os._exit(1)
+
+
+def killed_at_random(folder: Path, kills: int = 20) -> dict[str, Any]:
+    """One job, killed so many times and resumed each time. Says how often that was in the middle of something."""
+    output.COMMIT_SECONDS = 0.03
+    content, path, whole = sample_input(700), folder / "results.jsonl", folder / "whole.jsonl"
+    run_job(whole, content)
+    dice = random.Random()
+    killed = ahead = 0
+    while killed < kills:
+        before = path.stat().st_size if path.exists() else 0
+        pid = fork(lambda: run_job(path, content, engine(at_random(), seconds=0.002), resume=True))
+        while killed % 2 and path.stat().st_size <= before:  # every second time, not before it is writing
+            time.sleep(0.001)
+        time.sleep(dice.uniform(0, 0.12))
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        killed += os.WIFSIGNALED(status)
+        assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+        checkpoint = output.checkpoint_path(path)
+        if path.exists() and checkpoint.exists():
+            ahead += path.stat().st_size > json.loads(checkpoint.read_text())["size"]
+        if not os.WIFSIGNALED(status):  # finished: begin another
+            assert path.read_bytes() == whole.read_bytes()
+            path.unlink()
+    run_job(path, content, resume=True)
+    return {"identical": path.read_bytes() == whole.read_bytes(), "ahead": ahead}
+
+
+class HalfWrites:
+    """A file whose writes take place in two halves, with a moment between."""
+
+    def __init__(self, file: Any, moment: Callable[[], None]) -> None:
+        self._file, self._moment = file, moment
+
+    def write(self, data: memoryview) -> int:
+        self._file.write(data[: len(data) // 2])
+        self._moment()
+        self._file.write(data[len(data) // 2 :])
+        self._moment()
+        return len(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def killed_at_every_moment(folder: Path) -> dict[str, Any]:
+    """Before and after each system call that matters, in a new job and in one that is resumed."""
+    output.COMMIT_SECONDS = 1e9  # commits come when we say
+    content, path, whole = sample_input(5), folder / "results.jsonl", folder / "whole.jsonl"
+    run_job(whole, content)
+    half = folder / "half.jsonl"
+    run_job(half, b"\n".join(content.split(b"\n")[:3]))
+
+    def victim(last: int) -> None:
+        moments = 0
+
+        def moment() -> None:
+            nonlocal moments
+            moments += 1
+            if moments == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def around(function: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*arguments: Any, **options: Any) -> Any:
+                moment()
+                result = function(*arguments, **options)
+                moment()
+                return result
+
+            return wrapped
+
+        def torn_text(self: Path, text: str, **options: Any) -> int:
+            for part in (text[: len(text) // 2], text):
+                self.write_bytes(part.encode())
+                moment()
+            return len(text)
+
+        os.fsync, Path.replace, Path.write_text = around(os.fsync), around(Path.replace), torn_text  # type: ignore[assignment, method-assign]
+        begin = Journal.__init__
+        Journal.__init__ = lambda self, path, file, settings: begin(self, path, HalfWrites(file, moment), settings)  # type: ignore[assignment, method-assign, arg-type, misc]
+        run_job(path, content, resume=True, after_row=lambda journal: journal._commit())
+        os._exit(7)  # there are no more moments
+
+    counts = []
+    for start in (None, half):
+        last = 0
+        while True:
+            last += 1
+            for each in (path, output.checkpoint_path(path)):
+                each.unlink(missing_ok=True)
+            if start is not None:
+                shutil.copy(start, path)
+                shutil.copy(output.checkpoint_path(start), output.checkpoint_path(path))
+            pid = fork(lambda last=last: victim(last))  # type: ignore[misc]
+            _, status = os.waitpid(pid, 0)
+            if not os.WIFSIGNALED(status):
+                assert os.waitstatus_to_exitcode(status) == 7
+                break
+            run_job(path, content, resume=True)
+            if path.read_bytes() != whole.read_bytes():
+                return {"identical": False, "moment": last}
+        counts.append(last - 1)
+    return {"identical": True, "moments": counts}
+
+
+def memory(lines: int, window: int | None = None) -> dict[str, Any]:
+    """How many blocks of Python's memory a job has at most in its first tenth and behind it; how far it read ahead."""
+
+    class Source(io.RawIOBase):
+        read_lines = 0
+
+        def readline(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+            if self.read_lines == lines:
+                return b""
+            self.read_lines += 1
+            return b"some words and number %d\n" % self.read_lines
+
+    class Null:
+        def write(self, record: bytes, line: object) -> None:
+            pass
+
+    source = Source()
+    job = Job(read_lines(source), RowParser("text"), engine(last, 8), Null(), slots=8)  # type: ignore[arg-type]
+    if window is not None:
+        job._window = window
+
+    ahead, peaks = 0, [0, 0]
+    for totals in job.run():
+        ahead = max(ahead, source.read_lines - totals.lines)
+        behind = totals.rows > lines // 10
+        peaks[behind] = max(peaks[behind], sys.getallocatedblocks())
+    return {"lines": totals.lines, "peaks": peaks, "ahead": ahead}
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    if name == "memory":
+        print(json.dumps(memory(*map(int, arguments))))
+    else:
+        if "--no-cut" in arguments:  # a planted fault
+            Journal._cut = lambda self: self._file.seek(0, os.SEEK_END)  # type: ignore[assignment, method-assign, return-value]
+        print(json.dumps(globals()[name](Path(arguments[0]))))
