@@ -19,9 +19,10 @@ from .drafters import BatchDrafter, Drafter, DraftModel, NgramDrafter, choose_dr
 from .errors import InputError
 from .generate import GenerationResult
 from .loop import Row, speculate, strict_width
+from .memory import slots_within
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
-from .request import Request, choose_length, prepare
+from .request import MAX_TOKENS, Request, choose_length, prepare
 from .sampling import SamplingParams
 from .stats import GenerationStats, Round
 from .tokenizer import Tokenizer
@@ -49,6 +50,7 @@ def batch_generate(
     drafter: str | Drafter | None = None,
     ngram: NgramDrafter | None = None,
     num_draft: int | str | DraftLength = 5,
+    max_memory_gb: float | None = None,
     **options: Any,
 ) -> Iterator[BatchResult]:
     """Yield the results as prompts finish. Each is what `generate` gives for that prompt alone.
@@ -58,6 +60,7 @@ def batch_generate(
     slots: how many rows are decoded together.
     draft_model, drafter, ngram, num_draft, options: as `stream_generate` takes them, for all prompts. A drafter must be
         given by name: each row needs its own.
+    max_memory_gb: take fewer slots where their caches would not fit beside the weights (`slots_within`).
 
     Raises `InputError` for these; a prompt that is empty or too long, or has bad options, gets an error of its own.
     """
@@ -65,6 +68,9 @@ def batch_generate(
         raise InputError(f"slots must be >= 1, not {slots}")
     if not (drafter is None or isinstance(drafter, str)):
         raise InputError(f"drafter must be given by name for several prompts, not {drafter!r}: each row needs its own")
+    if max_memory_gb is not None:
+        speaker = draft_model.model if isinstance(draft_model, DraftModel) else draft_model
+        slots = slots_within(max_memory_gb, slots, model, speaker, options.get("max_tokens", MAX_TOKENS))
     source = choose_drafter(drafter, model, draft_model, ngram, slots)
     length = choose_length(num_draft, model, draft_model, slots)
     options["length"] = length

@@ -18,6 +18,7 @@ from .models.base import EncoderDecoder
 from .sampling import SamplingParams
 from .tokenizer import Tokenizer
 
+MAX_TOKENS = 100
 SCHEDULES = ("auto", "heuristic", "heuristic_transient")
 
 
@@ -41,7 +42,7 @@ def prepare(
     *,
     length: DraftLength,
     sampling: SamplingParams | None = None,
-    max_tokens: int = 100,
+    max_tokens: int = MAX_TOKENS,
     stop: Sequence[str] = (),
     eos_token_ids: Sequence[int] = (),
     acceptance: str = "rejection",
