@@ -5,7 +5,7 @@ Prompt lookup that also reads the encoder's input, where the text to copy is in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -134,7 +134,7 @@ class NgramDrafter(Drafter):
         if num_draft_tokens < 1:
             return Draft.empty()
         match = self.match(tokens, num_draft_tokens)
-        count = self._trust.reach(kind(match), self._min_chance, len(match.continuation)) if match.origin else 0
+        count = self._reach(match)
         return Draft(mx.array([match.continuation[:count]], mx.uint32)) if count else Draft.empty()
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKED_AHEAD) -> Match:
@@ -143,13 +143,19 @@ class NgramDrafter(Drafter):
         if self._guess is not None and num_draft_tokens <= self._asked:  # asked again
             return replace(self._guess, continuation=self._guess.continuation[:num_draft_tokens])
         best = Match()
-        for found in self._matches(tokens, num_draft_tokens):
-            found = replace(found, chance=self._trust.chance(kind(found)))
-            if found.continuation and (not best.origin or found.chance > best.chance):
-                best = found
+        for length, continuation, origin in self._found(tokens, num_draft_tokens):
+            if continuation:
+                chance = self._trust.chance(kind(origin, length))
+                if not best.origin or chance > best.chance:
+                    best = Match(length, continuation, origin, chance)
         if best.origin:
             self._guess, self._asked = best, num_draft_tokens
         return best
+
+    def _reach(self, match: Match) -> int:
+        if not match.origin:
+            return 0
+        return self._trust.reach(kind(match.origin, match.length), self._min_chance, len(match.continuation))
 
     def learn(self, tokens: Sequence[int], likeliest: Sequence[Sequence[int]] = ()) -> None:
         """Teach the store the committed decoder ids of this request. To be called when it ends, or more often.
@@ -181,31 +187,28 @@ class NgramDrafter(Drafter):
             seen = self._output.tokens
         new = tokens[len(seen) :]
         if self._guess is not None and new:
-            self._trust.learn(kind(self._guess), self._guess.continuation, new)
+            self._trust.learn(kind(self._guess.origin, self._guess.length), self._guess.continuation, new)
             self._guess = None
         if self._search_input:
             for token in new if seen else new[1:]:
                 self._alignment.read(token)
         self._output.extend(new)
 
-    def _matches(self, tokens: Sequence[int], count: int) -> list[Match]:
-        """One of each text, those with precedence first."""
-        matches = []
+    def _found(self, tokens: Sequence[int], count: int) -> Iterator[tuple[int, list[int], str]]:
+        """(length, continuation, origin) of the match in each text, those with precedence first."""
         if self._search_input and (place := self._alignment.place()):
-            continuation = self._source[place.start : place.start + count]
-            matches.append(Match(place.length, continuation, place.origin))
+            yield place.length, self._source[place.start : place.start + count], place.origin
         if self._search_output:
             found = self._output.find(tokens)
             if len(found) >= self._min_size:
                 earliest = found[-1][0]
-                matches.append(Match(len(found), self._output.tokens[earliest : earliest + count], "output"))
+                yield len(found), self._output.tokens[earliest : earliest + count], "output"
         if self._store is not None:
             length, continuation = self._store.look_up(self._recent(tokens), count)
             if length >= len(tokens):  # it reaches into the source: its end and the start token are in every request
                 length = max(length - 2, 0)
             if length >= self._min_size or not self._store.stop_if_unknown:
-                matches.append(Match(length, continuation, "store"))
-        return matches
+                yield length, continuation, "store"
 
     def _recent(self, tokens: Sequence[int]) -> list[int]:
         """The last `max_ngram_size` tokens of the source and the output in one."""
@@ -213,6 +216,6 @@ class NgramDrafter(Drafter):
         return [*self._source[-missing:], *tokens] if missing > 0 else list(tokens[-self._max_size :])
 
 
-def kind(match: Match) -> tuple[str, int]:
+def kind(origin: str, length: int) -> tuple[str, int]:
     """What `Trust` tells apart: where a match is from, and the number of binary digits of its length."""
-    return match.origin, min(match.length.bit_length(), LONGEST)
+    return origin, min(length.bit_length(), LONGEST)
