@@ -50,8 +50,8 @@ def needed(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
     """Of a repository's files, those that conversion reads."""
     files = list(files)
     wanted = [file for file in files if file in SMALL_FILES]
-    if gguf_file in files:
-        return [*wanted, gguf_file]
+    if gguf_file is not None:
+        return [*wanted, *(file for file in files if file == gguf_file)]
     for stem, ending in WEIGHT_STEMS:
         weights = [
             file

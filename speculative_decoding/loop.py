@@ -222,8 +222,10 @@ def strict_width(cache: DecoderCache, settings: Settings, given: int = 1) -> int
 def logprobs_of(draft: Draft, verdict: Verdict, logits: mx.array) -> mx.array:
     """(K + 1,): of the drafted tokens, and behind them of the verdict's next token. Lazy."""
     next_logits = mx.take_along_axis(logits, verdict.accepted[:, None, None], axis=1)[:, 0]  # (1, V)
-    drafted = token_logprobs(logits[:, : draft.num_tokens], draft.tokens)[0]
-    return mx.concatenate([drafted, token_logprobs(next_logits, verdict.next_token)])
+    following = token_logprobs(next_logits, verdict.next_token)
+    if not draft.num_tokens:
+        return following
+    return mx.concatenate([token_logprobs(logits[:, : draft.num_tokens], draft.tokens)[0], following])
 
 
 def top_ids(logits: mx.array, count: int) -> mx.array:
