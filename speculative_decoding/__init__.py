@@ -7,8 +7,9 @@ blas.load_fast_blas()  # before anything imports mlx
 from .errors import CheckpointError, InputError  # noqa: E402
 from .generate import GenerationResponse, GenerationResult, generate, stream_generate  # noqa: E402
 from .sampling import SamplingParams  # noqa: E402
+from .scoring import Score, encode, score  # noqa: E402
 from .session import Session, load  # noqa: E402
-from .stats import GenerationStats  # noqa: E402
+from .stats import GenerationStats, Round  # noqa: E402
 from .version import __version__  # noqa: E402
 
 __all__ = [
@@ -17,10 +18,14 @@ __all__ = [
     "GenerationResult",
     "GenerationStats",
     "InputError",
+    "Round",
     "SamplingParams",
+    "Score",
     "Session",
     "__version__",
+    "encode",
     "generate",
     "load",
+    "score",
     "stream_generate",
 ]

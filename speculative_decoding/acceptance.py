@@ -31,16 +31,18 @@ class Verdict:
 
     price (B, K): for each drafted token the total variation between the law it was decided by and the target's,
         given what stands before it; None where the rule is lossless.
+    logprobs (K + 1,): of the drafted tokens and of the next one, where the request asks for them.
     """
 
     accepted: mx.array
     next_token: mx.array
     price: mx.array | None = None
+    logprobs: mx.array | None = None
 
     @property
     def arrays(self) -> list[mx.array]:
         """What is to be evaluated before `read`."""
-        return [each for each in (self.accepted, self.next_token, self.price) if each is not None]
+        return [each for each in (self.accepted, self.next_token, self.price, self.logprobs) if each is not None]
 
     def read(self, draft: Draft) -> tuple[list[int], int, list[float]]:
         """Of one row: its new tokens, how many of them were drafted, and their prices.
@@ -50,6 +52,13 @@ class Verdict:
         accepted, next_token = cast(int, self.accepted.item()), cast(int, self.next_token.item())
         prices = [0.0] * draft.num_tokens if self.price is None else cast(list[list[float]], self.price.tolist())[0]
         return [*token_ids(draft.tokens)[:accepted], next_token], accepted, prices[: accepted + 1]
+
+    def read_logprobs(self, accepted: int) -> list[float] | None:
+        """Of the new tokens, `accepted` drafted ones and the next; None if nobody asked."""
+        if self.logprobs is None:
+            return None
+        *drafted, following = cast(list[float], self.logprobs.tolist())
+        return [*drafted[:accepted], following]
 
 
 class AcceptanceRule(ABC):

@@ -15,12 +15,21 @@ class Ending:
     eos_token_ids: end the text and are no part of it.
     stop: strings that end the text in front of them, wherever token borders fall. Nothing is given out that may yet
         turn out to be the beginning of one.
+    prefix: ids that stand in front of the first token and are no part of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Collection[int], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        stop: Sequence[str] = (),
+        prefix: Sequence[int] = (),
+    ) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop = check_stop(stop)
         self._detokenizer = StreamingDetokenizer(tokenizer)
+        for token in prefix:  # so that the first word comes with its space, and half a character is completed
+            self._detokenizer.add(token)
         self._held = ""  # text that may be the beginning of a stop string
         self._stopped = False
         self._pieces: deque[str] = deque()

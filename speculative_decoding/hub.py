@@ -13,9 +13,10 @@ SECONDS = 20.0  # how long the Hub may take to answer
 WEIGHT_STEMS = (("model", ".safetensors"), ("pytorch_model", ".bin"))  # safetensors if there are any
 
 
-def fetch(name: str, revision: str | None = None) -> Path:
+def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
     """Download what conversion needs of a model and nothing else; what is in the Hub's cache already is used.
 
+    gguf_file: the one to take in the place of other weights.
     Raises `InputError` if there is no such model, or no network and nothing in the cache.
     """
     from huggingface_hub import HfApi, snapshot_download
@@ -28,7 +29,7 @@ def fetch(name: str, revision: str | None = None) -> Path:
 
     try:
         siblings = HfApi().model_info(name, revision=revision, timeout=SECONDS).siblings or []
-        files = needed(file.rfilename for file in siblings)
+        files = needed((file.rfilename for file in siblings), gguf_file)
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise InputError(f"model {name!r} is neither a folder here nor a model on the Hub; check the name") from error
@@ -45,10 +46,12 @@ def fetch(name: str, revision: str | None = None) -> Path:
         ) from error
 
 
-def needed(files: Iterable[str]) -> list[str]:
+def needed(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
     """Of a repository's files, those that conversion reads."""
     files = list(files)
     wanted = [file for file in files if file in SMALL_FILES]
+    if gguf_file is not None:
+        return [*wanted, *(file for file in files if file == gguf_file)]
     for stem, ending in WEIGHT_STEMS:
         weights = [
             file

@@ -50,6 +50,7 @@ def load_model(
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int = 64,
+    gguf_file: str | os.PathLike[str] | None = None,
 ) -> tuple[EncoderDecoder, Tokenizer]:
     """See `speculative_decoding.load`."""
     try:
@@ -57,8 +58,9 @@ def load_model(
     except InputError:
         if not HUB_NAME.fullmatch(str(path_or_name)):
             raise
-        folder = hub.fetch(str(path_or_name))
-    opened = open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size)
+        folder = hub.fetch(str(path_or_name), gguf_file=None if gguf_file is None else str(gguf_file))
+    gguf = None if gguf_file is None else find_gguf(folder, Path(gguf_file))
+    opened = open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size, gguf=gguf)
     opened.load_weights()
     return opened.model, opened.tokenizer
 
@@ -69,14 +71,15 @@ def open_model(
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int = 64,
+    gguf: Path | None = None,
 ) -> Opened:
-    """Everything of `load_model` but finding the folder and reading the weights."""
+    """Everything of `load_model` but finding the folder and its files, and reading the weights."""
     manifest.check_sizes(folder)
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
-    raw: Mapping[str, Any] = checkpoints.read_config(folder)
-    checkpoint = checkpoints.read(folder)
-    if (record := manifest.read(folder)) is not None and record.get("dtype") == dtype:
+    raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
+    checkpoint = checkpoints.read(folder, gguf)
+    if gguf is None and (record := manifest.read(folder)) is not None and record.get("dtype") == dtype:
         dtype = None  # conversion saw to it already
     raw, checkpoint = transformed(raw, checkpoint, dtype, quantize, group_size)
     model = models.build(raw, checkpoint)
@@ -124,6 +127,14 @@ def transformed(
             raise InputError(f"quantize: no layer of this model has rows that divide into groups of {group_size}")
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, group_size)
     return raw, checkpoint
+
+
+def find_gguf(folder: Path, file: Path) -> Path:
+    """A path as it is, or a file within the folder."""
+    for path in (file, folder / file):
+        if path.is_file():
+            return path
+    raise InputError(f"gguf_file {str(file)!r} is no file, here or in {folder}; name one that is")
 
 
 def find_folder(path_or_name: str | os.PathLike[str]) -> Path:

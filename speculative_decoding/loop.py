@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import cast
 
@@ -15,12 +15,12 @@ import mlx.core as mx
 
 from .acceptance import AcceptanceRule, Greedy, Verdict
 from .draft_length import DraftLength, FixedLength
-from .drafters.base import Draft
+from .drafters.base import Draft, token_ids
 from .drafters.batch import Asked, BatchDrafter
 from .errors import InputError
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
-from .sampling import SamplingParams
+from .sampling import SamplingParams, token_logprobs
 from .stats import Round
 
 SPLIT_EVERY = 8  # every eighth round waits for its drafts as well, to learn what share of the time that takes
@@ -33,6 +33,8 @@ class Settings:
     """How a request is decoded, whatever its models and prompt. See `stream_generate` for the fields.
 
     length: how many tokens to draft; requests may share one, which then learns from them all.
+    logprobs: report the log-probability of every token.
+    timed: measure in every round, not in every eighth, how its time is spent; costs a wait per round.
 
     Raises `InputError` that names the field.
     """
@@ -42,6 +44,8 @@ class Settings:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rule: AcceptanceRule = field(default_factory=Greedy)
     strict: bool = False
+    logprobs: bool = False
+    timed: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -78,8 +82,9 @@ class Row:
 
     def judge(self, draft: Draft, logits: mx.array) -> Verdict:
         """logits (1, L >= K + 1, V), raw."""
-        settings = self.settings
-        return settings.rule.verdict(draft, logits[:, : draft.num_tokens + 1], settings.sampling, self.tokens)
+        settings, logits = self.settings, logits[:, : draft.num_tokens + 1]
+        verdict = settings.rule.verdict(draft, logits, settings.sampling, self.tokens)
+        return replace(verdict, logprobs=logprobs_of(draft, verdict, logits)) if settings.logprobs else verdict
 
     def take(self, verdict: Verdict, draft: Draft) -> Outcome:
         """Commit the new tokens up to the one that ends the output, which stays."""
@@ -90,24 +95,48 @@ class Row:
                 new, self.finish_reason = new[: i + 1], "stop"
                 break
         self.tokens += new
-        return Outcome(new, draft.num_tokens, accepted, sum(prices[: len(new)]))
+        logprobs = verdict.read_logprobs(accepted)
+        return Outcome(
+            new, token_ids(draft.tokens), accepted, sum(prices[: len(new)]), logprobs and logprobs[: len(new)]
+        )
 
-    def report(self, asked: Asked, outcome: Outcome, seconds: float, draft_seconds: float | None) -> Round:
+    def report(self, asked: Asked, outcome: Outcome, times: Times) -> Round:
         """The cycle as others see it; its length learns from it first."""
-        new, drafted, accepted = outcome.tokens, outcome.drafted, outcome.accepted
-        self.settings.length.observe(drafted, accepted, seconds, asked.kind)
-        accepted = min(accepted, len(new))
-        return Round(new, drafted, accepted, seconds, draft_seconds, self.finish_reason, outcome.price, asked.kind)
+        new, drafted, accepted = outcome.tokens, len(outcome.proposed), outcome.accepted
+        self.settings.length.observe(drafted, accepted, times.seconds, asked.kind)
+        return Round(
+            new,
+            drafted,
+            min(accepted, len(new)),
+            times.seconds,
+            times.draft,
+            self.finish_reason,
+            outcome.price,
+            asked.kind,
+            outcome.proposed,
+            times.verify,
+            outcome.logprobs,
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row's part of a cycle: its new tokens, how many were drafted and how many of those the rule accepted."""
+    """A row's part of a cycle: its new tokens, what was drafted and how many of that the rule accepted."""
 
     tokens: list[int]
-    drafted: int
+    proposed: list[int]
     accepted: int
     price: float
+    logprobs: list[float] | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of a cycle, in seconds; of its two parts only if it measured them."""
+
+    seconds: float
+    draft: float | None
+    verify: float | None
 
 
 def speculate(
@@ -130,12 +159,15 @@ def speculate(
         started = time.perf_counter()
         asked = [row.ask(slot, drafter) for slot, row in active.items()]
         drafts = dict(zip(active, drafter.propose(asked), strict=True))
-        draft_seconds = time_of(drafts.values(), started) if index % SPLIT_EVERY == 0 else None
+        is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
+        draft_seconds = time_of(drafts.values(), started) if is_split else None
 
         logits = verify_pass(model, cache, rows, drafts, width)  # (B, K + 1, V)
         verdicts = {slot: row.judge(drafts[slot], logits[slot : slot + 1]) for slot, row in active.items()}
         likeliest = {slot: top_ids(logits[slot], k) for slot in active if (k := drafter.top_k(slot))}
+        asking = time.perf_counter()
         mx.eval([[verdicts[slot].arrays, drafts[slot].tokens] for slot in active], likeliest)  # the only wait
+        verify_seconds = time.perf_counter() - asking if is_split else None
 
         outcomes = {slot: row.take(verdicts[slot], drafts[slot]) for slot, row in active.items()}
         cache.trim_to([0 if row is None else len(row.tokens) - 1 for row in rows])  # every committed token but the last
@@ -144,8 +176,14 @@ def speculate(
         for slot, row in active.items():
             if row.finish_reason:
                 drafter.end(slot, row.tokens)
-        seconds = time.perf_counter() - started
-        yield {each.slot: active[each.slot].report(each, outcomes[each.slot], seconds, draft_seconds) for each in asked}
+        times = Times(time.perf_counter() - started, draft_seconds, verify_seconds)
+        yield {each.slot: active[each.slot].report(each, outcomes[each.slot], times) for each in asked}
+
+
+def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: Row) -> None:
+    """Feed a forced prefix, all but its last token, with which `speculate` begins. Lazy. For a cache of one row."""
+    if row.given > 1:
+        model.decode(mx.array([row.tokens[:-1]]), cache)
 
 
 def verify_pass(
@@ -168,16 +206,26 @@ def verify_pass(
     return model.decode(fed[0] if len(fed) == 1 else mx.concatenate(fed), cache)
 
 
-def strict_width(cache: DecoderCache, settings: Settings) -> int:
+def strict_width(cache: DecoderCache, settings: Settings, given: int = 1) -> int:
     """Strict mode: all passes have one shape, in queries and in keys, so that no kernel and no order of additions can
     differ between decoding with and without a draft. Fixes the cache's size, returns the width of a pass.
 
     Whole tiles only: matrix kernels add up the rows of a tile that is cut short in another order, and then a
-    token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode").
+    token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode"). given: how many tokens stand
+    at the beginning (`Row.given`).
     """
     width = -(-(settings.length.most + 1) // STRICT_TILE) * STRICT_TILE
-    cache.fix_size(settings.max_tokens + width)
+    cache.fix_size(given - 1 + settings.max_tokens + width)
     return width
+
+
+def logprobs_of(draft: Draft, verdict: Verdict, logits: mx.array) -> mx.array:
+    """(K + 1,): of the drafted tokens, and behind them of the verdict's next token. Lazy."""
+    next_logits = mx.take_along_axis(logits, verdict.accepted[:, None, None], axis=1)[:, 0]  # (1, V)
+    following = token_logprobs(next_logits, verdict.next_token)
+    if not draft.num_tokens:
+        return following
+    return mx.concatenate([token_logprobs(logits[:, : draft.num_tokens], draft.tokens)[0], following])
 
 
 def top_ids(logits: mx.array, count: int) -> mx.array:

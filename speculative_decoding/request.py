@@ -50,6 +50,9 @@ def prepare(
     skip_sample_adjustment: bool = False,
     strict: bool = False,
     allow_long_prompt: bool = False,
+    prefix: str | Sequence[int] = "",
+    logprobs: bool = False,
+    timed: bool = False,
 ) -> Request:
     """
     sampling: default temperature 0, the most likely token each time.
@@ -63,16 +66,21 @@ def prepare(
     strict: compute every pass of the target in one shape that `num_draft` and `max_tokens` decide, so that also in 16
         bits the same settings with and without a draft give the same tokens. Slower.
     allow_long_prompt: accept a prompt longer than the model was trained on.
+    prefix: text, or ids, that the output is made to begin with. Neither text nor tokens of the result contain it, it
+        does not count for max_tokens, and stop strings are looked for behind it.
+    logprobs: give every token its log-probability under the target, at temperature 1 and before any sampling option.
+    timed: measure in every round how its time is spent (`Round.draft_seconds`, `verify_seconds`); a little slower.
 
     Raises `InputError` that names the argument.
     """
     sampling = sampling or SamplingParams()
     rule = choose_rule(sampling, acceptance, delta, skip_sample_adjustment)
-    settings = Settings(length, max_tokens, sampling, rule, strict)
+    settings = Settings(length, max_tokens, sampling, rule, strict, logprobs, timed)
     check_token_ids(eos_token_ids, model.config.vocab_size)
-    ending = Ending(tokenizer, {*model.config.eos_token_ids, *eos_token_ids}, stop)
+    given = output_ids(model, tokenizer, prefix, "prefix")
+    ending = Ending(tokenizer, {*model.config.eos_token_ids, *eos_token_ids}, stop, given)
     source = encode_prompt(model, tokenizer, prompt, allow_long_prompt)
-    return Request(source, Row(settings, ending, [model.config.decoder_start_token_id]), ending)
+    return Request(source, Row(settings, ending, [model.config.decoder_start_token_id, *given]), ending)
 
 
 def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allow_long: bool = False) -> list[int]:
@@ -89,10 +97,21 @@ def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allo
     return source
 
 
-def check_token_ids(ids: Sequence[int], vocab_size: int) -> None:
+def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:
+    """Text as the decoder would write it, without an end; ids are taken as they are. `name`: of the argument."""
+    if isinstance(text, str):
+        ids = tokenizer.encode(text) if text else []
+        return ids[:-1] if ids and ids[-1] in model.config.eos_token_ids else ids
+    check_token_ids(text, model.config.vocab_size, name)
+    if ended := set(text) & set(model.config.eos_token_ids):
+        raise InputError(f"{name} must not contain {min(ended)}, which ends an output")
+    return list(text)
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids") -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise InputError(f"eos_token_ids must be between 0 and {vocab_size - 1}, not {token}")
+            raise InputError(f"{name} must be between 0 and {vocab_size - 1}, not {token}")
 
 
 def choose_length(

@@ -100,6 +100,15 @@ class SamplingParams:
         return logprobs + mx.stack([mx.random.gumbel((vocab_size,), key=each) for each in keys])[None]
 
 
+def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
+    """(..., V) raw logits, (...) ids -> (...) float32: the ids' log-probabilities under the model, at temperature 1 and
+    before any of the steps above.
+    """
+    logits = logits.astype(mx.float32)
+    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return chosen - mx.logsumexp(logits, axis=-1)
+
+
 def require(condition: bool, name: str, params: SamplingParams, message: str) -> None:
     if not condition:
         raise InputError(f"{name} {message}, not {getattr(params, name)}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import mlx.core as mx
 
 from .draft_length import DraftLength
 from .drafters import Drafter, DraftModel, NgramDrafter, choose_drafter
@@ -14,6 +17,7 @@ from .generate import GenerationResponse, GenerationResult, generate, stream_gen
 from .load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
 from .models.base import EncoderDecoder
 from .request import choose_length
+from .scoring import Score, encode, score
 from .tokenizer import Tokenizer
 
 
@@ -48,6 +52,14 @@ class Session:
         """`generate` with this session's models; takes its other options."""
         return generate(self.model, self.tokenizer, prompt, **self._with(options))
 
+    def score(self, source: str, target: str | Sequence[int], **options: Any) -> Score:
+        """`score` with this session's target; takes its other options."""
+        return score(self.model, self.tokenizer, source, target, **options)
+
+    def encode(self, text: str, **options: Any) -> mx.array:
+        """`encode` with this session's target; takes its other options."""
+        return encode(self.model, self.tokenizer, text, **options)
+
     def _with(self, options: dict[str, Any]) -> dict[str, Any]:
         ours = {"draft_model": self.draft_model, "drafter": self.drafter, "ngram": self.ngram, "num_draft": self.length}
         return ours | options
@@ -62,6 +74,7 @@ def load(
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int = 64,
+    gguf_file: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Load a target, and perhaps a draft: converted folders, or Hugging Face ones as they are.
 
@@ -73,17 +86,20 @@ def load(
         MLX has no fast 16-bit matrix product.
     quantize: 4 or 8 bits for the target, in groups of `group_size` columns, for the layers that `convert.py
         --quantize` takes.
+    gguf_file: take the target's weights from this GGUF file, a path or a name within the folder, whatever else is
+        there; the tokenizer is the folder's. Without a config.json the file's own metadata serve.
 
     Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
     """
-    model, tokenizer = load_model(path_or_name, dtype=dtype, quantize=quantize, group_size=group_size)
+    load_target = partial(load_model, path_or_name, dtype=dtype, group_size=group_size, gguf_file=gguf_file)
+    model, tokenizer = load_target(quantize=quantize)
     draft_model = None
     if draft == SELF_DRAFT:
         if quantize is not None:
             raise InputError(
                 f"draft {SELF_DRAFT!r} needs a target that is not quantised; leave out quantize={quantize}"
             )
-        draft_model, _ = load_model(path_or_name, dtype=dtype, quantize=SELF_DRAFT_BITS, group_size=group_size)
+        draft_model, _ = load_target(quantize=SELF_DRAFT_BITS)
     elif draft is not None:
         draft_model, _ = load_model(draft, dtype=dtype)
     return Session(model, tokenizer, draft_model, drafter, num_draft=num_draft)

@@ -11,12 +11,14 @@ class Round:
     """One propose-verify-accept cycle: the event that streams, consoles and statistics read.
 
     tokens: the new ids, drafted ones first. accepted: how many of them were drafted. drafted: how many were proposed.
-    seconds: the whole cycle. draft_seconds: proposing, where this round measured it (that takes a second wait for
-    the device, so most rounds do not), else None.
+    seconds: the whole cycle. draft_seconds: proposing, and verify_seconds: the target's pass, where this round measured
+    them (that takes a second wait for the device, so most rounds do not), else None; what is left is the host's.
     finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more
     to come.
     total_variation: what a lossy rule cost, summed over the tokens (`Verdict.price`); 0 if it is lossless.
     kind: which kind of draft it was, where a drafter has several (`Drafter.kind`).
+    proposed: the drafted ids, the accepted ones first.
+    logprobs: of each of the tokens its log-probability under the target, if the request asks for it.
     """
 
     tokens: list[int]
@@ -27,6 +29,9 @@ class Round:
     finish_reason: str | None = None
     total_variation: float = 0.0
     kind: str = ""
+    proposed: list[int] = field(default_factory=list)
+    verify_seconds: float | None = None
+    logprobs: list[float] | None = None
 
 
 @dataclass

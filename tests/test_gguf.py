@@ -10,14 +10,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
+from speculative_decoding import load
 from speculative_decoding.checkpoints.base import Checkpoint
 from speculative_decoding.checkpoints.gguf import TYPES, gguf_config, hugging_face_name, read_gguf
 from speculative_decoding.checkpoints.safetensors import read_safetensors
 from speculative_decoding.checkpoints.torch_bin import read_torch
-from speculative_decoding.errors import CheckpointError
+from speculative_decoding.errors import CheckpointError, InputError
 
 from .checkpoint_files import GGUF_METADATA, GgufArray, gguf_bytes, gguf_file, t5_arrays, torch_file
+from .tiny import CONFIG, save_hugging_face, tiny_model
 
 gguf = pytest.importorskip("gguf")
 QUANTISED = {number: kind for number, kind in TYPES.items() if kind.block > 1}
@@ -260,3 +263,19 @@ def test_a_vocabulary_of_256_000_is_stepped_over_quickly(tmp_path: Path) -> None
     started = time.perf_counter()
     assert list(read_gguf(path)) == [HF_Q]
     assert time.perf_counter() - started < 2
+
+
+def test_a_named_gguf_file_is_taken_whatever_else_is_in_the_folder(tmp_path: Path) -> None:
+    """By its name within the folder or by a path, for the target and for a draft made of it."""
+    folder = save_hugging_face(tiny_model(), tmp_path / "model", CONFIG)
+    (folder / "config.json").unlink()
+    (tmp_path / "elsewhere.gguf").write_bytes(gguf_file(t5_arrays(seed=2)))
+    for seed in (0, 1):
+        (folder / f"{seed}.gguf").write_bytes(gguf_file(t5_arrays(seed=seed)))
+    for seed, name in enumerate(("0.gguf", "1.gguf", str(tmp_path / "elsewhere.gguf"))):
+        model, _ = session = load(folder, gguf_file=name, draft="self-8bit", group_size=32)
+        (tensor,) = (value for path, value in tree_flatten(model.parameters()) if path == "embedding.weight")
+        assert np.array_equal(np.array(tensor), t5_arrays(seed=seed)["shared.weight"])
+        assert session.draft_model is not None and model.config.vocab_size == 48
+    with pytest.raises(InputError, match=r"gguf_file 'none\.gguf' is no file, here or in"):
+        load(folder, gguf_file="none.gguf")

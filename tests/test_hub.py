@@ -67,7 +67,7 @@ def test_an_impossible_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_load_takes_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "fetch", lambda name: BUNDLED / {"google-t5/t5-small": "t5-web-docs-draft"}[name])
+    monkeypatch.setattr(hub, "fetch", lambda name, **_: BUNDLED / {"google-t5/t5-small": "t5-web-docs-draft"}[name])
     model, _ = load("google-t5/t5-small")
     assert model.config.vocab_size == 8192
     for local in ("./no/such", "../x/y", "no-such-model", "a/b/c"):  # paths and bare names stay off the network

@@ -62,26 +62,28 @@ class ShardedCheckpoint(Checkpoint):
         return str(self.path)
 
 
-def read(folder: Path) -> Checkpoint:
-    """The weights in a folder. Raises `CheckpointError` if there are none or they cannot be read."""
+def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
+    """The weights in a folder, or in the GGUF file. Raises `CheckpointError` if there are none, or damaged ones."""
+    if gguf is not None:
+        return read_gguf(gguf)
     for file_name, read_file in FORMATS.items():
         if (path := folder / file_name).is_file():
             return read_file(path)
         if (index := folder / f"{file_name}.index.json").is_file():
             return ShardedCheckpoint(index, read_file)
-    if (gguf := gguf_file(folder)) is not None:
-        return read_gguf(gguf)
+    if (only := gguf_file(folder)) is not None:
+        return read_gguf(only)
     raise CheckpointError(f"{folder}: no weights found; looked for {', '.join(FORMATS)}, *.gguf")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
     """The parsed config.json; for a GGUF file without one, the same facts from its metadata."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        if (gguf := gguf_file(folder)) is not None:
-            return gguf_config(gguf)
+        if (only := gguf or gguf_file(folder)) is not None:
+            return gguf_config(only)
         raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
