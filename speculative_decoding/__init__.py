@@ -4,6 +4,7 @@ from . import blas
 
 blas.load_fast_blas()  # before anything imports mlx
 
+from .batch import BatchResult, batch_generate  # noqa: E402
 from .errors import CheckpointError, InputError  # noqa: E402
 from .generate import GenerationResponse, GenerationResult, generate, stream_generate  # noqa: E402
 from .sampling import SamplingParams  # noqa: E402
@@ -13,6 +14,7 @@ from .stats import GenerationStats, Round  # noqa: E402
 from .version import __version__  # noqa: E402
 
 __all__ = [
+    "BatchResult",
     "CheckpointError",
     "GenerationResponse",
     "GenerationResult",
@@ -23,6 +25,7 @@ __all__ = [
     "Score",
     "Session",
     "__version__",
+    "batch_generate",
     "encode",
     "generate",
     "load",

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from .draft_length import DraftLength
 from .drafters import BatchDrafter, Drafter, DraftModel, NgramDrafter, choose_drafter
 from .errors import InputError
 from .generate import GenerationResult
-from .loop import Row, speculate, strict_width
+from .loop import Row, read_prefix, speculate, strict_width
 from .memory import slots_within
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
@@ -71,11 +72,12 @@ def batch_generate(
     if max_memory_gb is not None:
         speaker = draft_model.model if isinstance(draft_model, DraftModel) else draft_model
         slots = slots_within(max_memory_gb, slots, model, speaker, options.get("max_tokens", MAX_TOKENS))
-    source = choose_drafter(drafter, model, draft_model, ngram, slots)
+    choose_drafter(drafter, model, draft_model, ngram)  # raises if they do not fit
     length = choose_length(num_draft, model, draft_model, slots)
     options["length"] = length
     prepare(model, tokenizer, "x", **options)  # raises if the options are bad
-    return _batch(Seats(model, source, slots), requests_of(model, tokenizer, prompts, options))
+    make = partial(choose_drafter, drafter, model, draft_model, ngram)
+    return _batch(model, make, requests_of(model, tokenizer, prompts, options), slots)
 
 
 def requests_of(
@@ -98,7 +100,7 @@ def with_own_options(
     sampling = {name: own.pop(name) for name in SAMPLING & own.keys()}
     if "num_draft" in own:
         own["length"] = choose_length(own.pop("num_draft"), model)
-    if options.get("strict") and (forbidden := own.keys() & {"strict", "max_tokens", "length"}):
+    if options.get("strict") and (forbidden := own.keys() & {"strict", "max_tokens", "length", "prefix"}):
         raise InputError(f"strict passes have one shape for all rows: {', '.join(sorted(forbidden))} cannot differ")
     base = options.get("sampling") or SamplingParams()
     return row["prompt"], {**options, **own, "sampling": replace(base, **sampling)}
@@ -118,6 +120,7 @@ class Ready:
     started: float
     text: str = ""
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
     def add(self, event: Round) -> None:
         stats, ending = self.stats, self.request.ending
@@ -127,13 +130,15 @@ class Ready:
         if not self.tokens:
             stats.time_to_first_token = time.perf_counter() - self.started
         self.tokens += event.tokens
+        self.logprobs += event.logprobs or []
         self.text += "".join(ending.next_text() for _ in event.tokens)
 
     def result(self) -> BatchResult:
         reason = self.request.row.finish_reason
         assert reason is not None
         text = self.text + self.request.ending.finish()
-        return BatchResult(self.index, GenerationResult(text, self.tokens, reason, self.stats))
+        logprobs = self.logprobs if self.request.settings.logprobs else None
+        return BatchResult(self.index, GenerationResult(text, self.tokens, reason, self.stats, logprobs))
 
 
 class Seats:
@@ -164,6 +169,16 @@ class Seats:
                 self._read_next()
             self._seat(slot, self._ready.popleft() if self._ready else None)
 
+    def close_ranks(self) -> None:
+        """When half of the slots or more are free, for good, the others go on alone."""
+        busy = [slot for slot, row in enumerate(self.rows) if row is not None]
+        if self.cache is None or self.width is not None or not 0 < len(busy) <= len(self.rows) // 2:
+            return
+        self.cache.select(busy)
+        self.drafter.select(busy)
+        self.rows[:] = [self.rows[slot] for slot in busy]
+        self._seated[:] = [self._seated[slot] for slot in busy]
+
     def _read_next(self) -> None:
         """Encode as many requests together as there are slots."""
         group = [self._sorted.popleft() for _ in range(min(len(self.rows), len(self._sorted)))]
@@ -185,7 +200,8 @@ class Seats:
         settings.length.begin()
         self.cache = self.model.seated(self.cache, slot, len(self.rows), ready.memory)
         if settings.strict and self.width is None:
-            self.width = strict_width(self.cache, settings)
+            self.width = strict_width(self.cache, settings, request.row.given)
+        read_prefix(self.model, self.cache, request.row, slot)
         coupled = isinstance(settings.rule, Coupled)
         self.drafter.begin(slot, request.source, ready.reading, settings.sampling, coupled=coupled)
 
@@ -197,13 +213,22 @@ class Seats:
         return ready.result() if event.finish_reason else None
 
 
-def _batch(seats: Seats, requests: Iterator[tuple[int, Request | str]]) -> Iterator[BatchResult]:
+def _batch(
+    model: EncoderDecoder,
+    make_drafter: Callable[[int], BatchDrafter],
+    requests: Iterator[tuple[int, Request | str]],
+    slots: int,
+) -> Iterator[BatchResult]:
     mx.reset_peak_memory()
+    first = list(islice(requests, slots))
+    seats = Seats(model, make_drafter(max(1, len(first))), max(1, len(first)))
+    requests = chain(first, requests)
     yield from seats.fill(requests)
     if seats.cache is None:
         return
-    for rounds in speculate(seats.model, seats.cache, seats.drafter, seats.rows, seats.width):
+    for rounds in speculate(model, seats.cache, seats.drafter, seats.rows, seats.width):
         for slot, event in rounds.items():
             if (result := seats.add(slot, event)) is not None:
                 yield result
         yield from seats.fill(requests)
+        seats.close_ranks()

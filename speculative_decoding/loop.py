@@ -180,10 +180,13 @@ def speculate(
         yield {each.slot: active[each.slot].report(each, outcomes[each.slot], times) for each in asked}
 
 
-def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: Row) -> None:
-    """Feed a forced prefix, all but its last token, with which `speculate` begins. Lazy. For a cache of one row."""
+def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: Row, slot: int = 0) -> None:
+    """Feed a forced prefix, all but its last token, with which `speculate` begins; the other rows stay. Lazy."""
     if row.given > 1:
-        model.decode(mx.array([row.tokens[:-1]]), cache)
+        prefix, before = row.tokens[:-1], cache.offsets
+        padding = [model.config.pad_token_id] * len(prefix)
+        model.states(mx.array([prefix if i == slot else padding for i in range(cache.rows)]), cache)
+        cache.trim_to([len(prefix) if i == slot else offset for i, offset in enumerate(before)])
 
 
 def verify_pass(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, overload
 
 import mlx.core as mx
 
+from .batch import BatchResult, batch_generate
 from .draft_length import DraftLength
 from .drafters import Drafter, DraftModel, NgramDrafter, choose_drafter
 from .errors import InputError
@@ -27,6 +28,7 @@ class Session:
 
     drafter, ngram, num_draft: as `stream_generate` takes them, for every request; by default a draft model proposes,
         or without one nothing does. An n-gram store and a length that adapts learn from request to request.
+    slots: how many rows are decoded together when there are several prompts.
     """
 
     model: EncoderDecoder
@@ -35,11 +37,22 @@ class Session:
     drafter: str | Drafter | None = None
     ngram: NgramDrafter | None = None
     num_draft: int | str | DraftLength = 5
-    length: DraftLength = field(init=False, repr=False)
+    slots: int = 8
 
     def __post_init__(self) -> None:
         choose_drafter(self.drafter, self.model, self.draft_model, self.ngram)  # raises where they do not fit
-        self.length = choose_length(self.num_draft, self.model, self.draft_model)
+        if self.num_draft != "auto":  # that measures, which waits until it is needed
+            choose_length(self.num_draft, self.model)
+
+    @cached_property
+    def length(self) -> DraftLength:
+        """Of drafts for a single row."""
+        return choose_length(self.num_draft, self.model, self.draft_model)
+
+    @cached_property
+    def batch_length(self) -> DraftLength:
+        """Of drafts for `slots` rows at a time, where everything costs something else."""
+        return choose_length(self.num_draft, self.model, self.draft_model, self.slots)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.tokenizer))
@@ -48,9 +61,30 @@ class Session:
         """`stream_generate` with this session's models; takes its other options."""
         return stream_generate(self.model, self.tokenizer, prompt, **self._with(options))
 
-    def generate(self, prompt: str, **options: Any) -> GenerationResult:
-        """`generate` with this session's models; takes its other options."""
-        return generate(self.model, self.tokenizer, prompt, **self._with(options))
+    @overload
+    def generate(self, prompt: str, **options: Any) -> GenerationResult: ...
+
+    @overload
+    def generate(self, prompt: Sequence[str], **options: Any) -> list[GenerationResult]: ...
+
+    def generate(self, prompt: str | Sequence[str], **options: Any) -> GenerationResult | list[GenerationResult]:
+        """`generate` with this session's models; takes its other options. Several prompts are decoded together.
+
+        Raises `InputError`; with several prompts it says which.
+        """
+        if isinstance(prompt, str):
+            return generate(self.model, self.tokenizer, prompt, **self._with(options))
+        results: dict[int, GenerationResult] = {}
+        for each in self.batch(prompt, **options):
+            if each.result is None:
+                raise InputError(f"prompt {each.index}: {each.error}")
+            results[each.index] = each.result
+        return [results[index] for index in range(len(results))]
+
+    def batch(self, prompts: Iterable[str | Mapping[str, Any]], **options: Any) -> Iterator[BatchResult]:
+        """`batch_generate` with this session's models and slots; takes its other options."""
+        ours = self._with({"slots": self.slots, "num_draft": self.batch_length} | options)
+        return batch_generate(self.model, self.tokenizer, prompts, **ours)
 
     def score(self, source: str, target: str | Sequence[int], **options: Any) -> Score:
         """`score` with this session's target; takes its other options."""
@@ -61,8 +95,8 @@ class Session:
         return encode(self.model, self.tokenizer, text, **options)
 
     def _with(self, options: dict[str, Any]) -> dict[str, Any]:
-        ours = {"draft_model": self.draft_model, "drafter": self.drafter, "ngram": self.ngram, "num_draft": self.length}
-        return ours | options
+        ours = {"draft_model": self.draft_model, "drafter": self.drafter, "ngram": self.ngram}
+        return ours | (options if "num_draft" in options else {**options, "num_draft": self.length})
 
 
 def load(

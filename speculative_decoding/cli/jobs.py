@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import manifest
-from ..batch import batch_generate
 from ..errors import InputError
 from ..jobs import Job, Journal, RowParser, Stream, Totals, choose_format, read_lines
 from ..load import Opened
@@ -74,19 +73,12 @@ def decode_file(chosen: argparse.Namespace, folders: Folders, request: Mapping[s
         if totals.lines:
             say(f"resuming {output} behind line {totals.lines}")
         session = stack.enter_context(drafting.session(chosen, pair))
-        drafts: dict[str, Any] = {
-            "draft_model": session.draft_model,
-            "drafter": session.drafter,
-            "ngram": session.ngram,
-        }
-        slots = given.get("slots", SLOTS)
+        slots = session.slots = given.get("slots", SLOTS)
         limit = {"max_memory_gb": chosen.max_memory} if "max_memory" in given else {}
         job = Job(
             lines,
             RowParser(file_format, chosen.seed, chosen.temperature),
-            lambda rows: batch_generate(
-                pair.target, pair.tokenizer, rows, slots=slots, num_draft=session.length, **drafts, **limit, **request
-            ),
+            lambda rows: session.batch(rows, **limit, **request),
             Stream(sys.stdout.buffer) if journal is None else journal,
             slots=slots,
             counts=isinstance(chosen.num_draft, int) and chosen.drafter in REPEATABLE,

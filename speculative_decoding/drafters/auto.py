@@ -43,6 +43,10 @@ class AutoDrafter(BatchDrafter):
                 drafts[each.slot] = self._copies[each.slot].propose(each.tokens, each.num_draft_tokens)
         return [drafts[each.slot] for each in asked]
 
+    def select(self, slots: Sequence[int]) -> None:
+        self._copies = {i: self._copies[slot] for i, slot in enumerate(slots)}
+        self._model.select(slots)
+
     def end(self, slot: int, tokens: Sequence[int]) -> None:
         self._copies[slot].end(tokens)
 

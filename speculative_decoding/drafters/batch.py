@@ -39,6 +39,10 @@ class BatchDrafter(ABC):
     def end(self, slot: int, tokens: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
         """See `Drafter.end`."""
 
+    @abstractmethod
+    def select(self, slots: Sequence[int]) -> None:
+        """Fewer rows from now on: slot i is what was slot `slots[i]`."""
+
     def kind(self, slot: int, tokens: Sequence[int]) -> str:
         """See `Drafter.kind`."""
         return ""
@@ -66,6 +70,9 @@ class SeparateDrafters(BatchDrafter):
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         return [self._drafters[each.slot].propose(each.tokens, each.num_draft_tokens) for each in asked]
+
+    def select(self, slots: Sequence[int]) -> None:
+        self._drafters = {i: self._drafters[slot] for i, slot in enumerate(slots)}
 
     def end(self, slot: int, tokens: Sequence[int]) -> None:
         self._drafters[slot].end(tokens)

@@ -99,6 +99,11 @@ class BatchModelDrafter(BatchDrafter):
         head = self._speaker.head_for(source, self._vocab_size)
         self._rows[slot] = Speech(sampling, coupled, head, self._vocab_size, self._speaker.confidence_threshold)
 
+    def select(self, slots: Sequence[int]) -> None:
+        self._rows = [self._rows[slot] for slot in slots]
+        if self._cache is not None:
+            self._cache.select(slots)
+
     def kind(self, slot: int, tokens: Sequence[int]) -> str:
         return MODEL
 
