@@ -1,0 +1,259 @@
+"""Laws of batches: a row is what its prompt alone would give, whoever sits beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import InputError, SamplingParams, Session, batch_generate, generate
+from speculative_decoding.batch import WINDOW
+from speculative_decoding.drafters import DraftModel, NgramDrafter
+from speculative_decoding.drafters.model import BatchModelDrafter
+from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.generate import GenerationResult
+from speculative_decoding.memory import slots_within
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache, KVCache
+from tests.test_generate import Letters
+from tests.tiny import noisy_copy, tiny_model
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+TRIMMED = DraftModel(DRAFT, DraftVocabulary((1, 3, 5, 8, 9, 13, 20)))
+PROMPTS = ["abc", "b", "hgfedcba", "aa", "cabbage", "fed", "deadbeef", "g", "abcdefghijkl", "cc", "hij", "ecb", "iii"]
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "model": {"draft_model": DRAFT},
+    "model, trimmed": {"draft_model": TRIMMED},
+    "model, unsure": {"draft_model": DraftModel(DRAFT, confidence_threshold=0.5)},
+    "ngram": {"drafter": "ngram", "ngram": NgramDrafter(min_chance=0.0)},
+    "auto": {"draft_model": DRAFT, "drafter": "auto", "ngram": NgramDrafter(min_chance=0.0)},
+}
+
+
+def batch(prompts: list[Any], **options: Any) -> list[GenerationResult]:
+    found = {each.index: each for each in batch_generate(TARGET, Letters(), prompts, **options)}
+    assert sorted(found) == list(range(len(prompts)))
+    results = []
+    for index in range(len(prompts)):
+        result = found[index].result
+        assert result is not None, found[index].error
+        results.append(result)
+    return results
+
+
+def same(one: GenerationResult, other: GenerationResult) -> bool:
+    return (one.text, one.tokens, one.finish_reason) == (other.text, other.tokens, other.finish_reason)
+
+
+def check_identity(slots: int, drafter: str = "model", **options: Any) -> None:
+    expected = [generate(TARGET, Letters(), prompt, **options) for prompt in PROMPTS]
+    assert all(map(same, batch(PROMPTS, slots=slots, **DRAFTERS[drafter], **options), expected))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8, 32])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_row_is_what_its_prompt_alone_gives(drafter: str, slots: int) -> None:
+    check_identity(slots, drafter, max_tokens=20)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_coupled_rows_depend_on_their_seeds_alone(drafter: str) -> None:
+    for slots, seed in product((2, 8), range(3)):
+        sampling = SamplingParams(temperature=1.0, seed=seed, repetition_penalty=1.1 if seed else 1.0)
+        check_identity(slots, drafter, sampling=sampling, acceptance="coupled", max_tokens=12)
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_samples_do_not_depend_on_the_neighbours(acceptance: str) -> None:
+    """The draws of a row have their keys from its own seed and positions, so also these rows are their single runs."""
+    for drafter, seed in product(("model", "ngram", "auto"), range(2)):
+        options = {"sampling": SamplingParams(temperature=1.0, seed=seed), "acceptance": acceptance, "max_tokens": 12}
+        expected = [
+            generate(TARGET, Letters(), prompt, **fresh(DRAFTERS[drafter]), **options)  # type: ignore[arg-type]
+            for prompt in PROMPTS
+        ]
+        assert all(map(same, batch(PROMPTS, slots=4, **fresh(DRAFTERS[drafter]), **options), expected))
+
+
+def fresh(options: dict[str, Any]) -> dict[str, Any]:
+    """An n-gram drafter that proposes whatever it finds does not depend on what was drafted before."""
+    return options | ({"ngram": NgramDrafter(min_chance=0.0)} if "ngram" in options else {})
+
+
+OWN: list[dict[str, Any]] = [
+    {},
+    {"max_tokens": 3},
+    {"temperature": 1.0, "acceptance": "coupled", "seed": 5},
+    {"repetition_penalty": 1.5},
+    {"stop": ["b", "d"]},
+    {"eos_token_ids": [6, 9]},
+    {"num_draft": 0},
+    {"num_draft": 7, "max_tokens": 30},
+    {"temperature": 0.7, "top_k": 5, "seed": 2, "acceptance": "block", "num_draft": 1},
+    {"prefix": [4, 7, 2]},
+    {"max_tokens": 1},
+]
+
+
+@pytest.mark.parametrize("slots", [2, 5, 32])
+def test_rows_may_have_options_of_their_own(slots: int) -> None:
+    rows = [{"prompt": prompt} | own for prompt, own in zip(PROMPTS, [*OWN, *OWN], strict=False)]
+    results = batch(rows, slots=slots, draft_model=DRAFT, max_tokens=12)
+    for row, result in zip(rows, results, strict=True):
+        own = {name: value for name, value in row.items() if name != "prompt"}
+        sampling = {
+            name: own.pop(name) for name in ("temperature", "top_k", "seed", "repetition_penalty") if name in own
+        }
+        options = {"max_tokens": 12, "sampling": SamplingParams(**sampling), "draft_model": DRAFT} | own
+        assert same(result, generate(TARGET, Letters(), row["prompt"], **options)), row
+
+
+def test_the_end_comes_at_every_position_of_a_batch() -> None:
+    options: dict[str, Any] = {"acceptance": "coupled", "max_tokens": 25}
+    hot = [SamplingParams(temperature=3.0, seed=seed) for seed in range(60)]
+    rows = [{"prompt": PROMPTS[each.seed % len(PROMPTS)], "temperature": 3.0, "seed": each.seed} for each in hot]
+    results = batch(rows, slots=5, draft_model=DRAFT, **options)
+    for row, sampling, result in zip(rows, hot, results, strict=True):
+        assert same(result, generate(TARGET, Letters(), str(row["prompt"]), sampling=sampling, **options))
+    assert len({len(result.tokens) for result in results if result.finish_reason == "stop"}) > 10
+
+
+def rewind_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offsets: trim(self, [min(offsets)] * len(offsets)))
+
+
+def write_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCache, "is_ragged", property(lambda self: False))
+
+
+def keep_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assign = DecoderCache.assign
+
+    def offsets_only(self: DecoderCache, rows: Any, fresh: DecoderCache) -> None:
+        if any(self.offsets):  # the slot has been used
+            for layer in self.layers:
+                layer.self_attention.offsets[rows[0]] = 0
+        else:
+            assign(self, rows, fresh)
+
+    monkeypatch.setattr(DecoderCache, "assign", offsets_only)
+
+
+@pytest.mark.parametrize("plant", [rewind_together, write_in_step, keep_the_old_memory])
+def test_a_planted_fault_breaks_identity(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [generate(TARGET, Letters(), prompt, max_tokens=20) for prompt in PROMPTS]
+    plant(monkeypatch)
+    try:
+        results = batch(PROMPTS, slots=3, draft_model=DRAFT, max_tokens=20)
+    except (AssertionError, ValueError, IndexError):
+        return
+    assert not all(map(same, results, expected))
+
+
+def test_a_draft_of_one_row_is_that_of_a_batch() -> None:
+    """Not only is the output the same, but the same tokens are drafted, so a batch accepts as much."""
+    alone = [generate(TARGET, Letters(), prompt, draft_model=DRAFT, max_tokens=20).stats for prompt in PROMPTS]
+    together = [result.stats for result in batch(PROMPTS, slots=4, draft_model=DRAFT, max_tokens=20)]
+    for one, other in zip(alone, together, strict=True):
+        assert one.accepted_histogram == other.accepted_histogram and one.drafted_tokens == other.drafted_tokens
+
+
+def test_input_is_read_only_a_window_ahead() -> None:
+    read = 0
+
+    def prompts() -> Iterator[str]:
+        nonlocal read
+        for number in range(10_000):
+            read = number + 1
+            yield PROMPTS[number % len(PROMPTS)]
+
+    results = batch_generate(TARGET, Letters(), prompts(), slots=2, max_tokens=4)
+    assert read == 0
+    for done in range(1, 41):
+        next(results)
+        assert read <= done + 2 * 2 + WINDOW * 2
+    results.close()  # type: ignore[attr-defined]
+
+
+def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
+    rows: list[Any] = ["abc", "  ", {"prompt": "b", "top_p": 3.0}, {"prompt": "b", "max_tokens": 0}, "cab"]
+    found = {each.index: each for each in batch_generate(TARGET, Letters(), rows, slots=2)}
+    assert [index for index in found if found[index].error] and len(found) == 5
+    for index, named in ((1, "prompt is empty"), (2, "top_p"), (3, "max_tokens")):
+        assert found[index].result is None and named in (found[index].error or "")
+    for index in (0, 4):
+        result = found[index].result
+        assert result is not None and result.text == generate(TARGET, Letters(), rows[index]).text
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"slots": 0}, "slots must be >= 1"),
+        ({"drafter": NgramDrafter()}, "given by name"),
+        ({"drafter": "model"}, "needs a draft model"),
+        ({"delta": 2.0}, "delta"),
+        ({"num_draft": "often"}, "num_draft"),
+        ({"max_memory_gb": 0.000001}, "is too little"),
+    ],
+)
+def test_bad_arguments_are_named_at_the_call(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        batch_generate(TARGET, Letters(), PROMPTS, **options)
+
+
+def test_memory_limits_the_slots() -> None:
+    assert slots_within(1.0, 8, TARGET, DRAFT, 100) == 8
+    found = [slots_within(gb / 1e6, 8, TARGET, None, 100) for gb in range(1, 2000, 20) if fits(gb / 1e6, TARGET)]
+    assert found == sorted(found) and {1, 2, 3, 7, 8} <= set(found)
+
+
+def fits(gb: float, model: EncoderDecoder) -> bool:
+    try:
+        return slots_within(gb, 8, model, None, 100) >= 1
+    except InputError:
+        return False
+
+
+def test_no_rows_at_all() -> None:
+    assert list(batch_generate(TARGET, Letters(), [])) == []
+    assert [each.error is None for each in batch_generate(TARGET, Letters(), [" "])] == [False]
+
+
+def test_a_session_decodes_a_list_in_its_order() -> None:
+    session = Session(TARGET, Letters(), DRAFT, slots=3)
+    assert [each.text for each in session.generate(PROMPTS, max_tokens=9)] == [
+        session.generate(prompt, max_tokens=9).text for prompt in PROMPTS
+    ]
+    with pytest.raises(InputError, match="prompt 1: prompt is empty"):
+        session.generate(["abc", ""])
+
+
+def test_strict_rows_have_one_shape() -> None:
+    options: dict[str, Any] = {"strict": True, "max_tokens": 20, "num_draft": 5}
+    plain = batch(PROMPTS, slots=4, **options)
+    assert all(map(same, batch(PROMPTS, slots=4, draft_model=DRAFT, **options), plain))
+    (bad,) = batch_generate(TARGET, Letters(), [{"prompt": "a", "max_tokens": 30}], **options)
+    assert "max_tokens cannot differ" in (bad.error or "")
+
+
+def test_rows_that_draft_nothing_stay_where_they_are() -> None:
+    """One row of a batch drafts, the other does not: the draft model's cache must not move on under it."""
+    drafter = BatchModelDrafter(DRAFT, TARGET, 2)
+    for slot, source in enumerate(([5, 9, 1], [7, 3, 8, 1])):
+        (reading,) = drafter.read([source])
+        drafter.begin(slot, source, reading, SamplingParams(), coupled=False)
+    from speculative_decoding.drafters import Asked
+
+    alone = drafter.propose([Asked(1, [0, 4], 3)])[0].tokens.tolist()
+    for _ in range(3):
+        drafter.propose([Asked(0, [0], 4), Asked(1, [0, 4], 0)])
+    assert drafter.propose([Asked(0, [0], 0), Asked(1, [0, 4], 3)])[0].num_tokens == 0
+    assert drafter.propose([Asked(1, [0, 4], 3)])[0].tokens.tolist() == alone
+    mx.eval([])
