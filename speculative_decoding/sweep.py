@@ -56,7 +56,7 @@ class Row:
     cases: int
 
 
-def row(choice: Tuned, runs: Runs, plain: Runs, *, comparable: bool) -> Row:
+def measured(choice: Tuned, runs: Runs, plain: Runs, *, comparable: bool) -> Row:
     """A case counts with its median time per token, and with as many tokens as plain decoding gave it: samples of
     different length weigh the same.
     """
@@ -95,7 +95,8 @@ def fastest(rows: Sequence[Row]) -> Row:
 
 def sweep(settings: Sequence[Setting], cases: Sequence[tuple[str, Mapping[str, Any]]], repeats: int) -> Iterator[int]:
     """Decode each case with every setting before the next one, in an order that changes: a machine is now slower and
-    now faster, which must not favour one of them. A run of each is not counted, nor its cycles. Yields the number of each repeat that is done.
+    now faster, which must not favour one of them. Yields the number of each repeat that is done. One run of each,
+    before them, is not counted, nor are its cycles.
     """
     prompt, request = cases[0]
     for setting in settings:

@@ -1,7 +1,7 @@
 """Which drafter is fastest on this machine, and with how many drafted tokens? Measures, prints, keeps the best.
 
-`python -m speculative_decoding.tune --model ... --draft-model ...`; main.py then takes the best where it is told neither
---drafter nor --num-draft. Knows nothing of how drafts are made and verified.
+`python -m speculative_decoding.tune --model ... --draft-model ...`; main.py then takes the best where it is told
+neither --drafter nor --num-draft. Knows nothing of how drafts are made and verified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .drafters import DRAFTERS
 from .errors import InputError
 from .prediction import Watched, predicted_speedups
 from .request import check_token_ids, choose_length, encode_prompt
-from .sweep import PLAIN, Row, Setting, fastest, row, sweep
+from .sweep import PLAIN, Row, Setting, fastest, measured, sweep
 from .tuned import Tuned, require_writable, write_tuned
 from .verify import PROMPTS, is_comparable, read_prompt_files
 
@@ -98,7 +98,7 @@ def plot(path: Path, rows: Sequence[Row], predicted: Mapping[str, Sequence[float
             if isinstance(row.choice.num_draft, str):
                 axes.axhline(row.speed_up, linestyle="--", label=f"{drafter}, {row.choice.num_draft}", **style)
     axes.set(xlabel="g, tokens drafted per round (--num-draft)", ylabel="speed-up over plain decoding", ylim=(0, None))
-    axes.legend(fontsize="small")
+    figure.legend(fontsize="small", loc="outside lower center", ncols=max(1, len(drafters)))
     figure.savefig(path, format="png", dpi=120)
 
 
@@ -173,7 +173,7 @@ def tune(chosen: argparse.Namespace) -> int:
         for repeat in sweep(settings, cases, chosen.repeats):
             common.say(f"repeat {repeat} of {chosen.repeats} done")
     comparable = is_comparable(request)
-    rows = [row(each.choice, each.runs, settings[0].runs, comparable=comparable) for each in settings]
+    rows = [measured(each.choice, each.runs, settings[0].runs, comparable=comparable) for each in settings]
     best = fastest(rows)
     print(table(rows), verdict(best), sep="\n", flush=True)
     if picture is not None:
