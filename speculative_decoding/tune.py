@@ -99,7 +99,10 @@ def plot(path: Path, rows: Sequence[Row], predicted: Mapping[str, Sequence[float
                 axes.axhline(row.speed_up, linestyle="--", label=f"{drafter}, {row.choice.num_draft}", **style)
     axes.set(xlabel="g, tokens drafted per round (--num-draft)", ylabel="speed-up over plain decoding", ylim=(0, None))
     figure.legend(fontsize="small", loc="outside lower center", ncols=max(1, len(drafters)))
-    figure.savefig(path, format="png", dpi=120)
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise InputError(f"--plot {path}: cannot be written ({error})") from error
 
 
 def require_matplotlib(path: Path) -> Any:
@@ -176,9 +179,6 @@ def tune(chosen: argparse.Namespace) -> int:
     rows = [measured(each.choice, each.runs, settings[0].runs, comparable=comparable) for each in settings]
     best = fastest(rows)
     print(table(rows), verdict(best), sep="\n", flush=True)
-    if picture is not None:
-        plot(picture, rows, predictions(settings, pair))
-        common.say(f"plot: {picture}")
     if not chosen.dry_run:
         evidence = {
             "speed_up": round(best.speed_up, 3),
@@ -189,6 +189,9 @@ def tune(chosen: argparse.Namespace) -> int:
         common.say(
             f"kept in {write_tuned(folders.target, key, best.choice, evidence)}: later runs take it by themselves"
         )
+    if picture is not None:
+        plot(picture, rows, predictions(settings, pair))
+        common.say(f"plot: {picture}")
     return 0
 
 

@@ -69,7 +69,7 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
 
 
 def require_writable(target: Path) -> None:
-    """Raises `InputError` where `write_tuned` could not write: to be called before hours of measuring."""
+    """Raises `InputError` where `write_tuned` would, so that it is known before hours of measuring."""
     try:
         with tempfile.NamedTemporaryFile(prefix=f".{FILE}.", dir=target):
             pass
@@ -87,5 +87,8 @@ def write_tuned(target: Path, key: Mapping[str, Any], best: Tuned, evidence: Map
     read_tuned(target, key)  # raises where it is damaged, rather than to write over it
     entries = [entry for entry in entries_of(path) if entry["key"] != key]
     entries.append({"key": key, "drafter": best.drafter, "num_draft": best.num_draft, **evidence})
-    write_file(path, json.dumps(entries, indent=2) + "\n")
+    try:
+        write_file(path, json.dumps(entries, indent=2) + "\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error})") from error
     return path
