@@ -79,9 +79,13 @@ def first_divergence(
     return Divergence(position, ours, theirs, float(scores[ours] - scores[theirs]))
 
 
-def require_comparable(request: Mapping[str, Any], who: str) -> None:
+def is_comparable(request: Mapping[str, Any]) -> bool:
     """Only where no chance is left between the two must their tokens be the same."""
-    if request["sampling"].temperature > 0 and request["acceptance"] != "coupled":
+    return request["sampling"].temperature == 0 or request["acceptance"] == "coupled"
+
+
+def require_comparable(request: Mapping[str, Any], who: str) -> None:
+    if not is_comparable(request):
         raise InputError(
             f"{who} needs --temperature 0 or --acceptance coupled, not --temperature "
             f"{request['sampling'].temperature:g}: two samples of the same law need not be the same text"

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from speculative_decoding import SamplingParams, acceptance
 from speculative_decoding.acceptance import AcceptanceRule, Block, Coupled, Rejection
-from speculative_decoding.drafters import Draft, ModelDrafter
+from speculative_decoding.drafters import Draft, DraftModel, ModelDrafter
+from speculative_decoding.drafters.vocabulary import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import KVCache
 from speculative_decoding.stats import Round
@@ -82,13 +83,15 @@ def exact_law(options: dict[str, Any]) -> Law:
     return law
 
 
-def check_law(rule: AcceptanceRule, options: dict[str, Any], samples: int = 300) -> None:
+def check_law(
+    rule: AcceptanceRule, options: dict[str, Any], samples: int = 300, draft: EncoderDecoder | DraftModel = DRAFT
+) -> None:
     """Fails if the outputs of `samples` seeds do not follow the law. Looks every 150, so that a fault shows early."""
     law = exact_law(options)
     counts = dict.fromkeys(law, 0)
     for seed in range(samples):
         sampling = SamplingParams(seed=seed, **options)
-        drafter = ModelDrafter(DRAFT, TARGET, sampling, coupled=isinstance(rule, Coupled))
+        drafter = ModelDrafter(draft, TARGET, sampling, coupled=isinstance(rule, Coupled))
         rounds = run(TARGET, SOURCE, drafter, sampling=sampling, rule=rule, num_draft=2, max_tokens=LENGTH)
         outcome = tuple(tokens_of(rounds))
         assert outcome in law, "an output that cannot be"
@@ -129,6 +132,52 @@ def test_sampled_outputs_follow_the_targets_law(rule: AcceptanceRule, options: d
 
 def test_coupled_outputs_follow_the_targets_law() -> None:
     check_law(Coupled(), OPTIONS[-1])
+
+
+SPEAKERS = {
+    "trimmed": DraftModel(DRAFT, DraftVocabulary((EOS, 2, 6))),  # and 3 and 4, from the source: never 0, 5, 7
+    "hesitant": DraftModel(DRAFT, confidence_threshold=0.5),
+}
+
+
+@pytest.mark.parametrize("draft", SPEAKERS.values(), ids=SPEAKERS)
+@pytest.mark.parametrize("rule", [*RULES, Coupled()], ids=str)
+def test_the_law_is_the_targets_however_a_draft_model_speaks(rule: AcceptanceRule, draft: DraftModel) -> None:
+    check_law(rule, OPTIONS[1], draft=draft)
+
+
+def drop_the_unsure_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft stops in front of a token that it sampled and was unsure of, not behind it."""
+    propose = ModelDrafter.propose
+
+    def without_last(self, tokens, num_draft_tokens):  # type: ignore[no-untyped-def]
+        draft = propose(self, tokens, num_draft_tokens)
+        stopped = 0 < draft.num_tokens < num_draft_tokens
+        return Draft(draft.tokens[:, :-1], draft.probs[:, :-1]) if stopped else draft
+
+    monkeypatch.setattr(ModelDrafter, "propose", without_last)
+
+
+def report_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a trimmed vocabulary are passed off as sampled from all of it."""
+    propose = ModelDrafter.propose
+
+    def smoothed(self, tokens, num_draft_tokens):  # type: ignore[no-untyped-def]
+        draft = propose(self, tokens, num_draft_tokens)
+        return Draft(draft.tokens, 0.6 * draft.probs + 0.4 / VOCAB) if draft.num_tokens else draft
+
+    monkeypatch.setattr(ModelDrafter, "propose", smoothed)
+
+
+@pytest.mark.parametrize(
+    ("speaker", "plant"), [("hesitant", drop_the_unsure_token), ("trimmed", report_the_whole_vocabulary)]
+)
+def test_a_planted_fault_of_a_draft_model_breaks_the_law(
+    speaker: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_law(Rejection(), OPTIONS[1], samples=900, draft=SPEAKERS[speaker])
 
 
 def test_options_change_the_law() -> None:

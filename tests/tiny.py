@@ -15,6 +15,7 @@ from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
     Draft,
     Drafter,
+    DraftModel,
     ModelDrafter,
     NgramDrafter,
     NgramStore,
@@ -23,6 +24,7 @@ from speculative_decoding.drafters import (
     Store,
     TextStore,
 )
+from speculative_decoding.drafters.vocabulary import DraftVocabulary
 from speculative_decoding.loop import Row, Settings, speculate, strict_width
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
@@ -137,6 +139,12 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Se
     "model": lambda target, draft, sampling, regular, coupled: ModelDrafter(draft, target, sampling, coupled=coupled),
     "target itself": lambda target, draft, sampling, regular, coupled: ModelDrafter(
         target, target, sampling, coupled=coupled
+    ),
+    "model, trimmed vocabulary": lambda target, draft, sampling, regular, coupled: ModelDrafter(
+        DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2)))), target, sampling, coupled=coupled
+    ),
+    "model, confidence threshold": lambda target, draft, sampling, regular, coupled: ModelDrafter(
+        DraftModel(draft, confidence_threshold=0.2), target, sampling, coupled=coupled
     ),
     "n-grams": lambda target, draft, sampling, regular, coupled: NgramDrafter(),
     "n-grams of the output": lambda target, draft, sampling, regular, coupled: NgramDrafter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +15,8 @@ from ..jobs.rows import FORMATS
 from ..load import BITS, DTYPES, GROUP_SIZES, KEEP
 from ..request import SCHEDULES
 
+DEFAULT_DRAFTER = "what tune found best, else model if there is one"
+TUNED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, "auto")
 DEFAULT_PROMPT = "translate English to German: The method returns the value of the property."
 
 
@@ -97,13 +99,16 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> None:
+def add_drafting(parser: argparse.ArgumentParser, lengths: Sequence[int | str], drafters: str) -> None:
+    """See `add_decoding`."""
+    many: dict[str, Any] = {"nargs": "+"} if lengths else {}
     group = parser.add_argument_group("drafts")
     group.add_argument(
         "--drafter",
         choices=DRAFTERS,
         help="where drafts come from: the draft model; the text itself (prompt, output, store); auto, a copy where it "
-        "is likely right, else the draft model; or nowhere (default: what tune found best, else model if there is one)",
+        "is likely right, else the draft model; or nowhere "
+        f"(default: {drafters})",
         default=argparse.SUPPRESS,
         **many,
     )
@@ -112,9 +117,9 @@ def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> No
         type=draft_length,
         metavar="N",
         help="tokens drafted per round, 0 to 64; or auto: as many as measured costs and acceptance make worth it; or "
-        "as in transformers: heuristic, heuristic_transient (default: "
-        + ("5)" if many else "what tune found best, else 5)"),
-        default=[5] if many else argparse.SUPPRESS,
+        "as in transformers: heuristic, heuristic_transient"
+        + ("" if lengths else " (default: what tune found best, else 5)"),
+        default=list(lengths) or argparse.SUPPRESS,
         **many,
     )
     group.add_argument(
@@ -148,6 +153,10 @@ def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> No
         help="the shortest match that is believed (default: 1)",
         default=argparse.SUPPRESS,
     )
+
+
+def add_stores(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("n-gram stores")
     group.add_argument(
         "--ngram-store",
         type=Path,
@@ -177,10 +186,14 @@ def add_drafting(parser: argparse.ArgumentParser, many: Mapping[str, Any]) -> No
     )
 
 
-def add_decoding(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """several: --drafter, --num-draft and --seed take a list, to try them all."""
-    many: dict[str, Any] = {"nargs": "+"} if several else {}
-    add_drafting(parser, many)
+def add_decoding(
+    parser: argparse.ArgumentParser, *, lengths: Sequence[int | str] = (), drafters: str = DEFAULT_DRAFTER
+) -> None:
+    """lengths: if given, --drafter, --num-draft and --seed take a list, to try them all; the --num-draft by default.
+    drafters: what --drafter is by default, in words.
+    """
+    many: dict[str, Any] = {"nargs": "+"} if lengths else {}
+    add_drafting(parser, lengths, drafters)
     group = parser.add_argument_group("decoding")
     group.add_argument(
         "--acceptance",
@@ -253,7 +266,7 @@ def add_decoding(parser: argparse.ArgumentParser, *, several: bool = False) -> N
     group.add_argument(
         "--seed",
         type=whole(0, 2**32 - 1),
-        default=[0] if several else 0,
+        default=[0] if lengths else 0,
         metavar="N",
         help="the same seed and settings give the same text",
         **many,
@@ -313,6 +326,7 @@ def main_parser() -> Parser:
     add_jobs(parser)
     add_models(parser)
     add_decoding(parser)
+    add_stores(parser)
     parser.add_argument("--regular-decode", action="store_true", help="the target alone, without a draft")
     parser.add_argument(
         "--verify", action="store_true", help="decode without a draft as well and compare; exit status 1 if they differ"
@@ -366,5 +380,35 @@ def verify_parser() -> Parser:
     )
     parser.add_argument("prompts", nargs="*", type=Path, help="files with a prompt a line (default: the bundled ones)")
     add_models(parser)
-    add_decoding(parser, several=True)
+    add_decoding(parser, lengths=(5,), drafters="model if there is one")
+    add_stores(parser)
+    return parser
+
+
+def tune_parser() -> Parser:
+    parser = Parser(
+        prog="python -m speculative_decoding.tune",
+        description="Decode prompts with every --drafter and --num-draft and without a draft, in turns; print what "
+        "each gains, and keep the fastest in the model's folder, where main.py finds it.",
+    )
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="files with a prompt a line (default: the bundled ones)",
+        default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--limit", type=whole(1), default=8, metavar="N", help="prompts of each file")
+    parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="runs of each; their median counts")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the speed-ups and those that measured costs and acceptance promise, as PNG; needs matplotlib",
+        default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--dry-run", action="store_true", help="do not keep the fastest")
+    add_models(parser)
+    add_decoding(parser, lengths=TUNED_LENGTHS, drafters="all but none, as far as there is a draft model")
     return parser

@@ -1,0 +1,15 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculative_decoding.load import BUNDLED
+from speculative_decoding.tuned import FILE
+
+
+@pytest.fixture(autouse=True, scope="session")
+def untuned() -> None:
+    """Commands would take it by themselves, and the tests would test something else."""
+    if found := [str(path) for path in BUNDLED.glob(f"t5-web-docs*/{FILE}")]:
+        pytest.exit(f"{', '.join(found)}: what tune kept changes what the tests run; move it away first", 1)

@@ -1,0 +1,43 @@
+"""Which tokens a draft model may propose: counted, never without an end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from speculative_decoding import InputError, load
+from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.load import BUNDLED
+
+OUTPUTS = [[5, 5, 5, 1], [7, 7, 5, 1], [7, 9, 1], [3, 1]]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_the_most_frequent_ids_and_always_the_ends(size: int) -> None:
+    ids = DraftVocabulary.most_frequent(size, OUTPUTS, [1]).ids
+    assert ids == (1, 5, 7, 9, 3)[:size]  # five 5s... among equals the one that came first
+    assert DraftVocabulary.most_frequent(size, OUTPUTS, [1, 2]).ids[:2] == (1, 2)
+
+
+def test_an_end_that_never_occurs_or_always_occurs_is_there_once() -> None:
+    for outputs in (OUTPUTS, [[5, 7]], [[1, 1, 1, 5]]):
+        ids = DraftVocabulary.most_frequent(4, outputs, [1]).ids
+        assert ids.count(1) == 1 and len(set(ids)) == len(ids)
+
+
+def test_lines_are_counted_as_the_tokenizer_cuts_them() -> None:
+    _, tokenizer = load(BUNDLED / "t5-web-docs-draft")
+    lines = ["Die Methode gibt den Wert zurück.", "", "Die Eigenschaft.", "  "]
+    counts = Counter(token for line in lines if line.strip() for token in tokenizer.encode(line))
+    ids = DraftVocabulary.from_lines(4, lines, tokenizer, [1]).ids
+    assert ids[0] == 1 and [counts[token] for token in ids[1:]] == sorted(counts.values(), reverse=True)[1:4]
+
+
+@pytest.mark.parametrize(
+    ("size", "outputs", "named"),
+    [(0, OUTPUTS, "draft_vocab must be >= 1, not 0"), (5, [], "there is no text"), (5, [[1], [1]], "there is no text")],
+)
+def test_bad_arguments_are_named(size: int, outputs: list[list[int]], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        DraftVocabulary.most_frequent(size, outputs, [1])
