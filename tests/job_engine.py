@@ -127,6 +127,10 @@ def fork(victim: Callable[[], object]) -> int:
     os._exit(1)
 
 
+def has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def killed_at_random(folder: Path, kills: int = 20) -> dict[str, Any]:
     """One job, killed so many times and resumed each time. Says how often that was in the middle of something."""
     output.COMMIT_SECONDS = 0.03
@@ -137,8 +141,8 @@ def killed_at_random(folder: Path, kills: int = 20) -> dict[str, Any]:
     while killed < kills:
         before = path.stat().st_size if path.exists() else 0
         pid = fork(lambda: run_job(path, content, engine(at_random(), seconds=0.002), resume=True))
-        while killed % 2 and path.stat().st_size <= before:  # every second time, not before it is writing
-            time.sleep(0.001)
+        while killed % 2 and path.stat().st_size <= before and not has_ended(pid):
+            time.sleep(0.001)  # every second time, not before it is writing
         time.sleep(dice.uniform(0, 0.12))
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
