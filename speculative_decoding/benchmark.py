@@ -24,7 +24,7 @@ from .bench import peers, report
 from .bench.costs import bytes_per_pass, measure_bandwidth, measure_costs
 from .bench.environment import OtherWork, environment, notes
 from .bench.export import export
-from .bench.interleave import Contender, Run, measure
+from .bench.interleave import SETTLE, Contender, Run, measure
 from .bench.plot import plot_growth, plot_results, require_matplotlib
 from .bench.random_weights import SHAPES, random_model
 from .bench.report import Study
@@ -175,7 +175,8 @@ def study(
         def progress(repeat: int) -> None:
             say(f"{name}: " + ("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}"))
 
-        for run in measure(contenders, tasks, chosen.repeats, warm_ups=chosen.warm_ups, progress=progress):
+        turns = {"warm_ups": chosen.warm_ups, "settle": SETTLE, "progress": progress}
+        for run in measure(contenders, tasks, chosen.repeats, **turns):
             runs.append(run)
             record({"model": name, **run.as_dict()})
     weights = Weights(

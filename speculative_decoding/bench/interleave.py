@@ -60,8 +60,8 @@ def measure(
     tasks: Sequence[Task],
     repeats: int,
     *,
-    warm_ups: int = 1,
-    settle: float = SETTLE,
+    warm_ups: int,
+    settle: float,
     progress: Callable[[int], None] = lambda repeat: None,
 ) -> Iterator[Run]:
     """Yield the runs of all repeats. contenders: for each task by name.

@@ -22,7 +22,7 @@ THREADS = sorted({1, 2, os.cpu_count() or 1})
 ASSISTANT_TOKENS = (1, 3, 5, 8)
 
 Mode = Mapping[str, Any]
-# Peer -> row of the table -> the modes that compete for the row; each task's fastest is measured. The row's name says in
+# Peer -> row of the table -> the modes that compete for it; each task's fastest is measured. The row's name says in
 # which arithmetic.
 PEERS: dict[str, dict[str, list[Mode]]] = {
     "hf": {"hf float32": [{"threads": n} for n in THREADS]},
