@@ -21,20 +21,20 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from .bench import peers, report
-from .bench.costs import bytes_per_pass, measure_bandwidth, measure_costs
 from .bench.environment import OtherWork, environment, notes
 from .bench.export import export
-from .bench.interleave import SETTLE, Contender, Run, measure
+from .bench.interleave import SETTLE, Contender, Run, take_turns
+from .bench.limits import bytes_per_pass, measure_bandwidth
 from .bench.plot import plot_growth, plot_results, require_matplotlib
 from .bench.random_weights import SHAPES, random_model
 from .bench.report import Study
-from .bench.speedup import RoundCosts
 from .bench.summary import Weights, summarise
 from .bench.tasks import RANDOM_SOURCE, Task, growth_tasks, random_task, tasks_from_files
 from .bench.ways import WAYS, Models, ours
 from .blas import warn_if_slow
 from .cli import common, options
 from .cli.common import say
+from .costs import measure
 from .errors import InputError
 from .load import DTYPES
 
@@ -104,10 +104,10 @@ def check(chosen: argparse.Namespace) -> None:
         if chosen.growth and "limit" in given:
             raise InputError("--limit: does not go with --growth, which decodes one source of each length")
         for way in given.get("ways", ()):
-            if WAYS[way].needs_draft:
-                raise InputError(f"--ways {way}: does not go with {why}: there is no draft with random weights")
+            if way != "plain":
+                raise InputError(f"--ways {way}: does not go with {why}: no draft is like random weights")
         if "hf-assisted" in chosen.peers:
-            raise InputError(f"--peers hf-assisted: does not go with {why}: there is no draft with random weights")
+            raise InputError(f"--peers hf-assisted: does not go with {why}: no draft is like random weights")
 
 
 @contextmanager
@@ -129,12 +129,14 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     """What there is to measure: a name, models, tasks; made one by one, since large models may not fit side by side."""
     given = vars(chosen)
     if "random" not in given and not chosen.growth:
-        pair = common.open_pair(chosen)
+        folders = common.choose(chosen)
+        pair = common.open_pair(folders, chosen)
+        say(f"target {folders.target}, " + ("no draft" if pair.draft is None else f"draft {folders.draft}"))
         tasks = tasks_from_files(
             chosen.prompts, given.get("limit", FILE_LIMIT), chosen.max_tokens, pair.target, pair.tokenizer
         )
         pair.load_weights()
-        yield pair.opened_target.folder.name, Models(pair.target, pair.draft), tasks
+        yield folders.target.name, Models(pair.target, pair.draft), tasks
         return
     warn_if_slow()
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
@@ -155,9 +157,11 @@ def study(
     name: str, models: Models, tasks: Sequence[Task], chosen: argparse.Namespace, bandwidth: float, record: Record
 ) -> Study:
     """Measure everybody on all tasks of a model or pair, then what its parts cost."""
-    names = getattr(chosen, "ways", [way for way in WAYS if models.draft is not None or not WAYS[way].needs_draft])
-    mine = ours(names, chosen.num_draft, chosen.temperature, models)
-    contenders: dict[str, list[Contender]] = {task.name: [*mine] for task in tasks}
+    allowed = [name for name, way in WAYS.items() if models.draft is not None or not way.needs_draft]
+    names = getattr(chosen, "ways", allowed if tasks[0].ends else ["plain"])
+    contenders: dict[str, list[Contender]] = {
+        task.name: [*ours(names, chosen.num_draft, chosen.temperature, models)] for task in tasks
+    }
     settings: dict[tuple[str, str], str] = {}
     versions: dict[str, str] = {}
     runs: list[Run] = []
@@ -176,13 +180,13 @@ def study(
             say(f"{name}: " + ("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}"))
 
         turns = {"warm_ups": chosen.warm_ups, "settle": SETTLE, "progress": progress}
-        for run in measure(contenders, tasks, chosen.repeats, **turns):
+        for run in take_turns(contenders, tasks, chosen.repeats, **turns):
             runs.append(run)
             record({"model": name, **run.as_dict()})
     weights = Weights(
         bytes_per_pass(models.target), 0 if models.draft is None else bytes_per_pass(models.draft), bandwidth
     )
-    costs = costs_of(models, runs)
+    costs = measure(models.target, models.draft) if 0 in chosen.temperature and not chosen.growth else None
     return Study(name, summarise(runs, settings, costs, weights), costs, weights, versions)
 
 
@@ -201,16 +205,6 @@ def workers(models: Models, chosen: argparse.Namespace, stack: ExitStack) -> Ite
         worker = peers.Worker(peer, command, target, draft if needs_draft else None, scratch)
         stack.callback(worker.close)
         yield worker
-
-
-def costs_of(models: Models, runs: Sequence[Run]) -> RoundCosts | None:
-    """The parts of a round at temperature 0, where that was measured."""
-    greedy = [run for run in runs if run.temperature == 0 and run.output.stats is not None]
-    if not greedy:
-        return None
-    plain = [run.output.stats for run in greedy if run.label == "plain" and run.output.stats is not None]
-    round_ms = 1e3 * sum(stats.decode_seconds for stats in plain) / sum(stats.target_calls for stats in plain)
-    return measure_costs(models.target, models.draft, sorted({run.num_draft + 1 for run in greedy}), round_ms)
 
 
 def dtype_of(models: Models) -> str:

@@ -55,7 +55,7 @@ class Run:
         return values | ({} if stats is None else {"stats": stats.as_dict()})
 
 
-def measure(
+def take_turns(
     contenders: Mapping[str, Sequence[Contender]],
     tasks: Sequence[Task],
     repeats: int,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..costs import Costs
 from .environment import Environment
-from .speedup import RoundCosts
 from .summary import Row, Spread, Weights
 
 
@@ -17,7 +17,7 @@ class Study:
 
     model: str
     rows: Sequence[Row]
-    costs: RoundCosts | None
+    costs: Costs | None
     weights: Weights | None
     versions: Mapping[str, str]  # of the peers' libraries
 
@@ -29,6 +29,9 @@ class Study:
             "versions": dict(self.versions),
             "rows": [row.as_dict() for row in self.rows],
         }
+
+
+SHOWN_WIDTHS = (2, 4, 6, 8, 16)  # of the passes over several positions
 
 
 def shown(value: float | None, form: str) -> str:
@@ -80,11 +83,12 @@ def result_tables(study: Study) -> str:
             cells = [COLUMNS[name](row) for name in names]
             lines.append([f"**{cells[0]}**" if row in best else cells[0], *cells[1:]])
         parts.append(f"### {study.model}: {task}, {rows[0].tokens} tokens a repeat\n\n{markdown(names, lines)}")
-    if study.costs is not None and len(study.costs.passes) > 1:
-        passes = ", ".join(f"t({width}) = {cost:.2f}" for width, cost in study.costs.passes.items())
+    if (costs := study.costs) is not None:
+        unit = costs.pass_seconds(1)
+        passes = ", ".join(f"t({width}) = {costs.pass_seconds(width) / unit:.2f}" for width in SHOWN_WIDTHS)
         parts.append(
-            f"In passes over one position ({study.costs.pass_ms:.2f} ms): {passes}; c = {study.costs.draft:.2f}, "
-            f"h = {study.costs.host:.2f}."
+            f"In passes over one position ({1e3 * unit:.2f} ms): {passes}; c = {costs.draft / unit:.2f}, "
+            f"h = {costs.host / unit:.2f}."
         )
     if study.weights is not None:
         parts.append(

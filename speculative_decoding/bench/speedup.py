@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class RoundCosts:
-    """Costs in units of a target pass over one position.
-
-    passes: t(M), a target pass over M positions, by M; t(1) = 1. draft: c, one step of the draft. host: h, what a round
-    costs beyond its passes, a round of plain decoding too. pass_ms: the unit, in milliseconds.
-    """
-
-    passes: Mapping[int, float]
-    draft: float
-    host: float
-    pass_ms: float
+from ..costs import Costs
 
 
 def expected_tokens(alpha: float, num_draft: int) -> float:
@@ -25,17 +10,17 @@ def expected_tokens(alpha: float, num_draft: int) -> float:
     return sum(alpha**i for i in range(num_draft + 1))
 
 
-def predicted_speedup(tokens_per_round: float, num_draft: int, costs: RoundCosts) -> float:
-    """S(g) = E / (t(g + 1) + g c + h): tokens in the time of a bare target pass."""
-    return tokens_per_round / (costs.passes[num_draft + 1] + num_draft * costs.draft + costs.host)
+def predicted_speedup(tokens_per_round: float, num_draft: int, costs: Costs) -> float:
+    """S(g) = E / (t(g + 1) + g c + h), in units of t(1): tokens in the time of a bare target pass."""
+    return tokens_per_round * costs.pass_seconds(1) / costs.round_seconds(num_draft)
 
 
-def predicted_gain(tokens_per_round: float, num_draft: int, costs: RoundCosts) -> float:
+def predicted_gain(tokens_per_round: float, num_draft: int, costs: Costs) -> float:
     """S(g) / S(0): against plain decoding, whose rounds cost 1 + h."""
     return predicted_speedup(tokens_per_round, num_draft, costs) / predicted_speedup(1.0, 0, costs)
 
 
-def efficiency(measured_gain: float, tokens_per_round: float, num_draft: int, costs: RoundCosts) -> float:
+def efficiency(measured_gain: float, tokens_per_round: float, num_draft: int, costs: Costs) -> float:
     """S_measured / S(g), both against plain decoding: 1 if a round costs no more than its parts."""
     return measured_gain / predicted_gain(tokens_per_round, num_draft, costs)
 

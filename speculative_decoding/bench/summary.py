@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..costs import Costs
 from ..stats import GenerationStats
 from .interleave import Run
-from .speedup import RoundCosts, efficiency, share_of_limit
+from .speedup import efficiency, share_of_limit
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Row:
 def summarise(
     runs: Sequence[Run],
     settings: Mapping[tuple[str, str], str],
-    costs: RoundCosts | None = None,
+    costs: Costs | None = None,
     weights: Weights | None = None,
 ) -> list[Row]:
     """Rows in the order in which contenders first ran in each task, plain decoding first.
@@ -98,9 +99,7 @@ def summarise(
     return rows
 
 
-def row(
-    runs: Sequence[Run], plain: Sequence[Run], setting: str, costs: RoundCosts | None, weights: Weights | None
-) -> Row:
+def row(runs: Sequence[Run], plain: Sequence[Run], setting: str, costs: Costs | None, weights: Weights | None) -> Row:
     first, ms = runs[0], Spread.of(per_repeat(runs, lambda run: run.output.seconds))
     reference = Spread.of(per_repeat(plain, lambda run: run.output.seconds)).median
     ids = shares_of_identity(runs, plain) if first.temperature == 0 else (None, None)

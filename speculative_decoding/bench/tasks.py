@@ -10,8 +10,8 @@ from typing import cast
 import mlx.core as mx
 
 from ..errors import InputError
-from ..generate import encode_prompt
 from ..models.base import EncoderDecoder
+from ..request import encode_prompt
 from ..tokenizer import Tokenizer
 from ..verify import PROMPTS, read_prompt_files
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..drafters import DraftModel, NgramDrafter
 from ..errors import InputError
 from ..generate import generate
 from ..models.base import EncoderDecoder
+from ..request import choose_length
 from ..sampling import SamplingParams
 from ..stats import GenerationStats
 from ..tokenizer import Vocabulary
@@ -26,16 +28,39 @@ class Models:
 
 @dataclass(frozen=True)
 class Way:
-    """options: the models and num_draft -> what `generate` is asked for besides prompt, sampling and max_tokens."""
+    """options: the models and num_draft -> what `generate` is asked for besides prompt, sampling and max_tokens. Called
+    once for a task, as by a session: what learns from request to request does so within it.
+    """
 
     options: Callable[[Models, int], Mapping[str, Any]]
     needs_draft: bool = False
     takes_num_draft: bool = True  # whether it is tried with every --num-draft
 
 
+def by(drafter: str, *, adaptive: bool = False) -> Callable[[Models, int], Mapping[str, Any]]:
+    """The options of one of `DRAFTERS`; `adaptive`: it chooses its own num_draft."""
+
+    def options(models: Models, num_draft: int) -> Mapping[str, Any]:
+        draft = models.draft if drafter in ("model", "auto") else None
+        tokenizer = models.target.tokenizer
+        return {
+            "drafter": drafter,
+            "draft_model": None if draft is None else DraftModel(draft),
+            # no store: it would know every output from the repeat before
+            "ngram": NgramDrafter(pieces=None if tokenizer is None else tokenizer.vocabulary.pieces),
+            "num_draft": choose_length("auto" if adaptive else num_draft, models.target, draft),
+        }
+
+    return options
+
+
 WAYS: dict[str, Way] = {
-    "plain": Way(lambda models, num_draft: {"num_draft": 0}, takes_num_draft=False),
-    "model": Way(lambda models, num_draft: {"draft_model": models.draft, "num_draft": num_draft}, needs_draft=True),
+    "plain": Way(by("none"), takes_num_draft=False),
+    "model": Way(by("model"), needs_draft=True),
+    "model-auto": Way(by("model", adaptive=True), needs_draft=True, takes_num_draft=False),
+    "ngram": Way(by("ngram")),
+    "ngram-auto": Way(by("ngram", adaptive=True), takes_num_draft=False),
+    "auto": Way(by("auto", adaptive=True), needs_draft=True, takes_num_draft=False),
 }
 
 
@@ -55,7 +80,8 @@ class Ours:
     way: str
     num_draft: int
     temperature: float
-    models: Models
+    target: EncoderDecoder
+    options: Mapping[str, Any]
 
     @property
     def label(self) -> str:
@@ -70,18 +96,17 @@ class Ours:
 
     def decode(self, task: Task) -> Iterator[Output]:
         ids = Ids()
-        options = WAYS[self.way].options(self.models, self.num_draft)
         for number, source in enumerate(task.sources):
             ids.source = list(source)
             started = time.perf_counter()
             result = generate(
-                self.models.target,
+                self.target,
                 ids,
                 "ids",
                 sampling=SamplingParams(self.temperature, seed=number),
                 max_tokens=task.max_tokens,
                 allow_long_prompt=True,
-                **options,
+                **self.options,
             )
             yield Output(result.tokens, time.perf_counter() - started, result.stats)
 
@@ -109,5 +134,6 @@ def ours(names: Sequence[str], num_drafts: Sequence[int], temperatures: Sequence
             way = WAYS[name]
             if way.needs_draft and models.draft is None:
                 raise InputError(f"--ways {name}: needs a --draft-model; name one or leave this way out")
-            chosen += [Ours(name, n, temperature, models) for n in (num_drafts if way.takes_num_draft else [0])]
+            for count in num_drafts if way.takes_num_draft else [0]:
+                chosen.append(Ours(name, count, temperature, models.target, way.options(models, count)))
     return chosen

@@ -1,10 +1,10 @@
-"""What the parts of a round cost on this machine, and what it can read per second: the inputs of `speedup`."""
+"""How many bytes a pass has to read, and how many this machine can read per second."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -12,10 +12,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..models.base import EncoderDecoder
-from ..models.cache import DecoderCache
-from .speedup import RoundCosts
 
-SOURCE, PREFIX = 40, 12  # tokens: typical of the bundled prompts
 REPEATS = 15
 BANDWIDTH_ROWS = 8192  # square float32 matrix, 268 MB: no cache holds it
 
@@ -28,47 +25,6 @@ def median_ms(work: Callable[[], Any], repeats: int = REPEATS) -> float:
         work()
         times.append(time.perf_counter() - started)
     return 1e3 * statistics.median(times)
-
-
-def measure_costs(
-    target: EncoderDecoder, draft: EncoderDecoder | None, widths: Sequence[int], plain_round_ms: float
-) -> RoundCosts:
-    """t(M) for M = 1 and `widths`, and c, each the median of single passes; h is what is left of a plain round.
-
-    plain_round_ms: a round of plain decoding as it was measured, from which h follows; never below 0.
-    """
-    source = mx.arange(2, 2 + SOURCE)[None]
-    cache = filled_cache(target, source)
-    passes = {}
-    for width in sorted({1, *widths}):
-        passes[width] = median_ms(lambda width=width: one_pass(target, cache, width))  # type: ignore[misc]
-    step = 0.0
-    if draft is not None and widths and (steps := max(widths) - 1):
-        draft_cache = filled_cache(draft, source)
-        step = median_ms(lambda: draft_chain(draft, draft_cache, steps)) / steps
-    unit = passes[1]
-    host = max(plain_round_ms - unit, 0.0) / unit
-    return RoundCosts({width: ms / unit for width, ms in passes.items()}, step / unit, host, unit)
-
-
-def filled_cache(model: EncoderDecoder, source: mx.array) -> DecoderCache:
-    cache = model.make_cache(model.encode(source))
-    mx.eval(model.decode(source[:, :PREFIX], cache))
-    return cache
-
-
-def one_pass(model: EncoderDecoder, cache: DecoderCache, width: int) -> None:
-    mx.eval(mx.argmax(model.decode(mx.arange(2, 2 + width)[None], cache), axis=-1))
-    cache.trim_to(PREFIX)
-
-
-def draft_chain(model: EncoderDecoder, cache: DecoderCache, steps: int) -> None:
-    """Greedy steps, evaluated together as a round does."""
-    token = mx.array([[2]])
-    for _ in range(steps):
-        token = mx.argmax(model.decode(token, cache), axis=-1)
-    mx.eval(token)
-    cache.trim_to(PREFIX)
 
 
 def bytes_per_pass(model: EncoderDecoder) -> int:
