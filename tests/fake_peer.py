@@ -1,0 +1,25 @@
+"""A peer that speaks the worker's protocol and decodes nothing: each output is its source, shortened and reversed.
+
+The mode says how: {"threads": N} takes N ms a token, {"fail": "exit"} dies, {"fail": "raise"} reports an error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+opening = json.loads(sys.stdin.readline())
+if opening["peer"] == "missing":
+    print("noise\nModuleNotFoundError: No module named 'missing'", file=sys.stderr)
+    sys.exit(1)
+print(json.dumps({"versions": {"fake": "1.0"}}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if (failure := request["mode"].get("fail")) == "exit":
+        sys.exit(3)
+    if failure == "raise":
+        print(json.dumps({"error": "ValueError: no such mode"}), flush=True)
+        continue
+    tokens = [source[: request["max_tokens"]][::-1] for source in request["sources"]]
+    seconds = [1e-3 * request["mode"]["threads"] * len(ids) for ids in tokens]
+    print(json.dumps({"tokens": tokens, "seconds": seconds}), flush=True)
