@@ -6,6 +6,7 @@ options in numpy; nothing of the code under test takes part but the model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import product
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 
 from speculative_decoding import SamplingParams, acceptance
 from speculative_decoding.acceptance import AcceptanceRule, Block, Coupled, Rejection
-from speculative_decoding.drafters import Draft, DraftModel, ModelDrafter
+from speculative_decoding.draft_length import FixedLength
+from speculative_decoding.drafters import Draft, DraftModel, ModelDrafter, NgramDrafter, choose_drafter
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.loop import Row, Settings, speculate
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import KVCache
 from speculative_decoding.stats import Round
@@ -33,7 +36,7 @@ def with_memory(model: EncoderDecoder) -> EncoderDecoder:
     """Encodes once: there is but one source, and hundreds of runs."""
     memory = model.encode(mx.array([SOURCE]))
     mx.eval(memory)
-    object.__setattr__(model, "encode", lambda tokens, mask=None: memory)
+    object.__setattr__(model, "encode", lambda tokens, mask=None: mx.repeat(memory, tokens.shape[0], axis=0))
     return model
 
 
@@ -144,6 +147,52 @@ SPEAKERS = {
 @pytest.mark.parametrize("rule", [*RULES, Coupled()], ids=str)
 def test_the_law_is_the_targets_however_a_draft_model_speaks(rule: AcceptanceRule, draft: DraftModel) -> None:
     check_law(rule, OPTIONS[1], draft=draft)
+
+
+def batches(
+    rule: AcceptanceRule, options: dict[str, Any], drafter: str, samples: int = 300, rows: int = 10
+) -> Counter[tuple[int, ...]]:
+    """Outcomes of batches whose rows have their own seeds and drafts of 0, 1 or 2 tokens: they do not keep step."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for start in range(0, samples, rows):
+        source = choose_drafter(drafter, TARGET, DRAFT, NgramDrafter(min_chance=0.0), rows)
+        seats = [SamplingParams(seed=seed, **options) for seed in range(start, start + rows)]
+        cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), rows, axis=0))
+        ends, waiting = {EOS}.__contains__, []
+        for slot, (sampling, reading) in enumerate(zip(seats, source.read([SOURCE] * rows), strict=True)):
+            source.begin(slot, SOURCE, reading, sampling, coupled=isinstance(rule, Coupled))
+            waiting.append(Row(Settings(FixedLength(sampling.seed % 3), LENGTH, sampling, rule), ends, [0]))
+        list(speculate(TARGET, cache, source, waiting))
+        counts.update(tuple(row.tokens[1:]) for row in waiting)
+    return counts
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
+@pytest.mark.parametrize("rule", [*RULES, Coupled()], ids=str)
+def test_the_rows_of_ragged_batches_follow_the_targets_law(rule: AcceptanceRule, drafter: str) -> None:
+    """Every drafter; also what a single request does, for it is a batch of one."""
+    law = exact_law(OPTIONS[1])
+    found = batches(rule, OPTIONS[1], drafter)
+    assert found.keys() <= law.keys()
+    check_counts({outcome: found[outcome] for outcome in law}, law, 300)
+
+
+def test_a_planted_fault_breaks_the_law_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row's samples are judged by the distribution behind its neighbour's tokens."""
+    judge = Row.judge
+    last: list[mx.array] = []
+
+    def neighbours(self: Row, draft: Draft, logits: mx.array) -> Any:
+        theirs = last.pop() if last else logits
+        last.append(logits)
+        return judge(self, draft, theirs)
+
+    monkeypatch.setattr(Row, "judge", neighbours)
+    law = exact_law(OPTIONS[1])
+    found = batches(RULES[0], OPTIONS[1], "model", samples=900)
+    with pytest.raises(AssertionError):
+        assert found.keys() <= law.keys()
+        check_counts({outcome: found[outcome] for outcome in law}, law, 900)
 
 
 def drop_the_unsure_token(monkeypatch: pytest.MonkeyPatch) -> None:
