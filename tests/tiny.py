@@ -10,9 +10,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from speculative_decoding.acceptance import AcceptanceRule, choose_rule
+from speculative_decoding.acceptance import AcceptanceRule, Coupled, choose_rule
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
+    AutoDrafter,
+    BatchDrafter,
+    BatchModelDrafter,
     Draft,
     Drafter,
     DraftModel,
@@ -83,7 +86,7 @@ def tiny_model_like(model: EncoderDecoder) -> EncoderDecoder:
 def run(
     model: EncoderDecoder,
     source: Sequence[int],
-    drafter: Drafter | None = None,
+    drafter: Drafter | BatchDrafter | None = None,
     *,
     sampling: SamplingParams | None = None,
     rule: AcceptanceRule | None = None,
@@ -94,8 +97,9 @@ def run(
 ) -> list[Round]:
     sampling = sampling or SamplingParams()
     one = drafter or NoDrafter()
-    batch = SeparateDrafters(lambda sampling, coupled: one)
-    batch.begin(0, source, None, sampling, coupled=False)  # the drafter was made for its sampling
+    batch = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda sampling, coupled: one)
+    (reading,) = batch.read([source])
+    batch.begin(0, source, reading, sampling, coupled=isinstance(rule, Coupled))
     cache = model.make_cache(model.encode(mx.array([list(source)])))
     settings = Settings(FixedLength(num_draft), max_tokens, sampling, rule or choose_rule(sampling), strict)
     row = Row(settings, ends or model.config.eos_token_ids.__contains__, [model.config.decoder_start_token_id])
@@ -134,7 +138,9 @@ def taught(store: Store, regular: Sequence[int]) -> Store:
 
 # Every drafter that exists, by name: made from (target, draft model, sampling, regular output, whether sampling is
 # coupled). They all inherit the laws of tests/test_generate.py.
-DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Sequence[int], bool], Drafter]] = {
+DRAFTERS: dict[
+    str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Sequence[int], bool], Drafter | BatchDrafter]
+] = {
     "none": lambda target, draft, sampling, regular, coupled: NoDrafter(),
     "model": lambda target, draft, sampling, regular, coupled: ModelDrafter(draft, target, sampling, coupled=coupled),
     "target itself": lambda target, draft, sampling, regular, coupled: ModelDrafter(
@@ -158,6 +164,9 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Se
     ),
     "n-grams, guessing on": lambda target, draft, sampling, regular, coupled: NgramDrafter(
         store=taught(NgramStore(3, 2, stop_if_unknown=False), regular), min_chance=0.0
+    ),
+    "auto": lambda target, draft, sampling, regular, coupled: AutoDrafter(
+        NgramDrafter(min_chance=0.0), BatchModelDrafter(draft, target), sure=0.5
     ),
     "always right": lambda target, draft, sampling, regular, coupled: Scripted(regular, lambda i, token: token),
     "always wrong": lambda target, draft, sampling, regular, coupled: Scripted(

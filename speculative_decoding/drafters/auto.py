@@ -10,7 +10,7 @@ from .base import COPY, MODEL, Draft
 from .batch import Asked, BatchDrafter
 from .ngram import NgramDrafter
 
-SURE = 0.8  # a copy that is right with this chance, token by token, is better than a draft model, and costs nothing
+SURE = 0.7  # per token: a copy this likely right costs nothing, so the draft model would have to be better still
 
 
 class AutoDrafter(BatchDrafter):

@@ -1,0 +1,85 @@
+"""When to copy and when to ask the draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from speculative_decoding.drafters import (
+    Asked,
+    AutoDrafter,
+    Draft,
+    Drafter,
+    NgramDrafter,
+    SeparateDrafters,
+    choose_drafter,
+)
+from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.sampling import SamplingParams
+from tests.tiny import noisy_copy, tiny_model
+
+SOURCE = [5, 9, 3, 7, 11, 13, 4, 8, 1]
+
+
+class Speaker(Drafter):
+    """A draft model as far as anyone can see: always says 2."""
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        self.asked = 0
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        self.asked += 1
+        return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
+
+
+def auto(speaker: Drafter, sure: float) -> AutoDrafter:
+    drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(lambda sampling, coupled: speaker), sure)
+    drafter.begin(0, SOURCE, None, SamplingParams(), coupled=False)
+    return drafter
+
+
+def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
+    kind = drafter.kind(0, tokens)
+    (draft,) = drafter.propose([Asked(0, tokens, count, kind)])
+    return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
+
+
+def test_a_sure_copy_is_taken_and_the_model_is_not_asked() -> None:
+    speaker = Speaker()
+    drafter = auto(speaker, 0.7)
+    assert proposed(drafter, [0, 5, 9, 3, 7]) == (COPY, [11, 13, 4])
+    assert speaker.asked == 0
+
+
+def test_where_nothing_matches_the_model_speaks() -> None:
+    speaker = Speaker()
+    drafter = auto(speaker, 0.7)
+    assert proposed(drafter, [0, 20, 21, 22, 23]) == (MODEL, [2, 2, 2])
+    assert speaker.asked == 1
+
+
+def test_copies_that_proved_wrong_are_trusted_less() -> None:
+    """The same kind of match, again and again followed by something else, ends up with the model."""
+    drafter, kinds = auto(Speaker(), 0.7), []
+    for _ in range(40):
+        drafter.begin(0, SOURCE, None, SamplingParams(), coupled=False)
+        kinds.append(proposed(drafter, [0, 5, 9, 3, 7])[0])
+        drafter.kind(0, [0, 5, 9, 3, 7, 20])  # so much for the copy
+    assert kinds[0] == COPY and kinds[-1] == MODEL
+
+
+def test_a_mixed_batch_gets_its_drafts_in_order() -> None:
+    drafter = auto(Speaker(), 0.7)
+    drafter.begin(1, SOURCE, None, SamplingParams(), coupled=False)
+    rows = [(0, [0, 20, 21, 22]), (1, [0, 5, 9, 3, 7])]
+    drafts = drafter.propose([Asked(slot, tokens, 2, drafter.kind(slot, tokens)) for slot, tokens in rows])
+    assert [draft.tokens.tolist() for draft in drafts] == [[[2, 2]], [[11, 13]]]
+
+
+def test_a_session_may_have_only_one_of_the_two() -> None:
+    target = tiny_model()
+    copies = choose_drafter("auto", target)
+    copies.begin(0, SOURCE, None, SamplingParams(), coupled=False)
+    assert copies.kind(0, [0, 20, 21]) == COPY
+    assert isinstance(choose_drafter("auto", target, noisy_copy(target)), AutoDrafter)
