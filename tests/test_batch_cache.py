@@ -198,6 +198,23 @@ def test_assigning_copies_no_other_row() -> None:
     assert mx.get_peak_memory() - before < size / 4
 
 
+@pytest.mark.parametrize("offsets", [[9], [9, 9, 9, 9], [9, 12, 10, 11]], ids=["one row", "shared", "ragged"])
+def test_a_pass_copies_no_cache(offsets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values are written in place: what a pass allocates is far below one of its buffers."""
+    monkeypatch.setattr(KVCache, "step", 4096)
+    model = tiny_model(d_kv=64)
+    cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * len(offsets))))
+    mx.eval(model.decode(mx.array([[3] * 16] * len(offsets)), cache))
+    for _ in range(2):  # the first pass also makes the window of biases
+        cache.trim_to(offsets)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(model.decode(mx.array([[5]] * len(offsets)), cache))
+        allocated = mx.get_peak_memory() - before
+    assert cache.layers[0].self_attention.keys is not None
+    assert allocated < cache.layers[0].self_attention.keys.nbytes / 4
+
+
 @pytest.mark.parametrize("rows", [[], [0, 0], [2], [-1], [0, 1]], ids=str)
 def test_an_impossible_assignment_is_refused(rows: list[int]) -> None:
     model = tiny_model()
