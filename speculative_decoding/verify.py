@@ -22,7 +22,7 @@ from .cli import common, drafting, options
 from .draft_length import DraftLength
 from .errors import InputError
 from .models.base import EncoderDecoder
-from .request import choose_length, encode_prompt
+from .request import choose_length, encode_prompt, output_ids
 from .sampling import SamplingParams
 from .session import Session
 from .tokenizer import Tokenizer
@@ -72,7 +72,8 @@ def first_divergence(
     assert isinstance(rule, Greedy | Coupled)
     source = encode_prompt(model, tokenizer, prompt, allow_long=True)
     cache = model.make_cache(model.encode(mx.array([source])))
-    prefix = mx.array([[model.config.decoder_start_token_id, *regular[:position]]])
+    given = output_ids(model, tokenizer, request.get("prefix", ""), "prefix")
+    prefix = mx.array([[model.config.decoder_start_token_id, *given, *regular[:position]]])
     logits = model.decode(prefix, cache)[:, -1:]
     scores = rule.scores(logits, sampling, prefix, prefix.shape[1])[0, 0].astype(mx.float32)
     ours, theirs = regular[position], speculative[position]

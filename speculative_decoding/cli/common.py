@@ -97,6 +97,7 @@ def decoding_options(chosen: argparse.Namespace) -> dict[str, Any]:
         "eos_token_ids": chosen.eos_token_id,
         "strict": chosen.strict,
         "allow_long_prompt": chosen.allow_long_prompt,
+        "prefix": getattr(chosen, "output_prefix", ""),
     }
 
 

@@ -23,7 +23,7 @@ from . import common, drafting
 from .common import Folders, Pair, say
 
 ONLY_WITH_INPUT = ("output", "resume", "force", "slots", "max_memory", "input_format")
-NOT_WITH_INPUT = ("prompt", "verify")
+NOT_WITH_INPUT = ("prompt", "verify", "interactive", "compare", "show_draft", "trace")
 SLOTS = 8
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
 NOTE_SECONDS = 30.0  # between notes where there is no terminal

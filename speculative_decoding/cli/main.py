@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -16,8 +17,13 @@ from ..request import check_token_ids, encode_prompt
 from ..session import Session
 from ..stats import GenerationStats
 from ..verify import first_divergence, require_comparable
-from . import common, drafting, jobs, options
+from . import common, console, drafting, jobs, options
 from .common import Pair, say
+from .compare import Comparison
+from .trace import Trace
+from .views import make_console
+from .watching import Run
+from .ways import SPECULATIVE, TARGET, Audience, has_drafts, run_ways
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,13 +31,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return common.run("main.py", lambda: decode(chosen))
 
 
-def decode(chosen: argparse.Namespace) -> int:
+ALONE = {  # options that do not go with these
+    "interactive": ("prompt", "compare", "verify", "stats_json"),
+    "compare": ("verify", "regular_decode"),
+}
+
+
+def require_consistent(chosen: argparse.Namespace) -> None:
+    """Raise `InputError` for options that contradict each other or would be ignored."""
     jobs.require_consistent(chosen)
+    given = {name for name, value in vars(chosen).items() if value is not False}
+    for name, others in ALONE.items():
+        for other in others:
+            if {name, other} <= given:
+                raise InputError(f"{jobs.flag(other)} does not go with {jobs.flag(name)}; leave one of them out")
+
+
+def decode(chosen: argparse.Namespace) -> int:
+    require_consistent(chosen)
     stats_file: Path | None = getattr(chosen, "stats_json", None)
     if stats_file is not None and (stats_file.is_dir() or not stats_file.resolve().parent.is_dir()):
         raise InputError(f"--stats-json {stats_file}: cannot be written; name a file in a folder that exists")
     request = common.decoding_options(chosen)
     request |= {"sampling": replace(request["sampling"], seed=chosen.seed)}
+    trace_file: Path | None = getattr(chosen, "trace", None)
+    if trace_file is not None:
+        request["timed"] = True
+    if chosen.interactive:
+        with open_trace(trace_file) as trace:
+            return console.interact(chosen, request, trace)
     folders = common.choose(chosen)
     drafting.settle(chosen, folders)
     if "input" in chosen:
@@ -49,12 +77,20 @@ def decode(chosen: argparse.Namespace) -> int:
         encode_prompt(pair.target, pair.tokenizer, first, chosen.allow_long_prompt)
 
     total, same = GenerationStats(), True
-    with drafting.session(chosen, pair) as session:
+    with drafting.session(chosen, pair) as session, open_trace(trace_file) as trace:
+        audience = Audience(make_console(), getattr(chosen, "show_draft", None), [] if trace is None else [trace])
+        comparison = Comparison(session, request, audience) if chosen.compare else None
+        audience.legend(session)
         for prompt in chain([first], prompts):
-            tokens, stats = decode_one(session, prompt, request)
-            total.add(stats)
-            if chosen.verify and prompt.strip():
-                same = compare(session, prompt, tokens, request) and same
+            if not prompt.strip():  # a blank line of input gives a blank line of output
+                print(flush=True)
+                continue
+            run = decode_one(session, prompt, request, audience) if comparison is None else comparison.add(prompt)
+            total.add(run.stats)
+            if chosen.verify:
+                same = compare(session, prompt, run.tokens, request) and same
+        if comparison is not None:
+            comparison.finish()
         say(summary(total, chosen))
         if isinstance(chosen.num_draft, str):
             say(f"--num-draft {chosen.num_draft}: {session.length.describe()}")
@@ -63,16 +99,14 @@ def decode(chosen: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
-def decode_one(session: Session, prompt: str, request: dict[str, Any]) -> tuple[list[int], GenerationStats]:
-    """Print the text of one prompt and a line end. A blank line of input gives a blank line of output."""
-    stats, tokens = GenerationStats(), []
-    if prompt.strip():
-        for response in session.stream(prompt, **request):
-            print(response.text, end="", flush=True)
-            tokens.append(response.token)
-            stats = response.stats
-    print(flush=True)
-    return tokens, stats
+def decode_one(session: Session, prompt: str, request: dict[str, Any], audience: Audience) -> Run:
+    """Show the text of one prompt, and a line end."""
+    way = SPECULATIVE if has_drafts(session) else TARGET
+    return run_ways([way], session, prompt, request, audience)[way]
+
+
+def open_trace(path: Path | None) -> AbstractContextManager[Trace | None]:
+    return nullcontext() if path is None else Trace(path)
 
 
 def compare(session: Session, prompt: str, tokens: list[int], request: dict[str, Any]) -> bool:

@@ -234,6 +234,13 @@ def add_decoding(
         help="end in front of this text; may be repeated",
     )
     group.add_argument(
+        "--output-prefix",
+        type=some_text,
+        metavar="TEXT",
+        help="make the output begin with this; it is not printed",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
         "--eos-token-id",
         action="append",
         type=whole(0),
@@ -283,6 +290,31 @@ def add_decoding(
         metavar="N",
         help="the same seed and settings give the same text",
         **many,
+    )
+
+
+def add_views(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("watching it work")
+    group.add_argument(
+        "--interactive", "-i", action="store_true", help="a console: every line is a prompt; /help lists its commands"
+    )
+    group.add_argument(
+        "--compare", action="store_true", help="decode with the target alone and with the draft alone too, and compare"
+    )
+    group.add_argument(
+        "--show-draft",
+        nargs="?",
+        const="text",
+        choices=("text", "rounds"),
+        help="show which tokens were accepted, rejected and corrected, in the text or in a line per round",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="a line of JSON for every round; python -m speculative_decoding.report makes a picture of it",
+        default=argparse.SUPPRESS,
     )
 
 
@@ -336,6 +368,7 @@ def main_parser() -> Parser:
         help="what to decode; without it each line of standard input, and at a terminal an example",
         default=argparse.SUPPRESS,
     )
+    add_views(parser)
     add_jobs(parser)
     add_models(parser)
     add_decoding(parser)

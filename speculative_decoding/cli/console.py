@@ -1,0 +1,213 @@
+"""main.py --interactive: a line is a prompt, or a command that begins with /. Ctrl-C stops a text, not the console."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import InputError
+from .command import Command, Wrong, completions, find, words
+from .commands import COMMANDS, by_name
+from .compare import same_text, table
+from .state import State
+from .trace import Trace
+from .views import accepted_bars, has_colour, make_console
+from .watching import Run
+from .ways import NGRAM, SPECULATIVE, Audience, run_ways
+
+PROMPT = "> "
+
+
+def interact(chosen: argparse.Namespace, request: Mapping[str, Any], trace: Trace | None) -> int:
+    """The exit status. request: what the options ask of `stream_generate`."""
+    with State(
+        chosen, dict(request), [] if trace is None else [trace], show_draft=getattr(chosen, "show_draft", None)
+    ) as state:
+        state.open(chosen)
+        return Conversation(state).run()
+
+
+class Interrupt:
+    """Ctrl-C while a text is written: the first asks it to stop behind the next token, the second stops it at once."""
+
+    def __enter__(self) -> Interrupt:
+        self.is_asked = False
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+
+class Quit(Exception):
+    """The user wants to leave."""
+
+
+@dataclass
+class Conversation:
+    """A state, and the screen."""
+
+    state: State
+
+    def __post_init__(self) -> None:
+        self.console = make_console()
+        self.commands = by_name(
+            Command("/help [COMMAND]", "this list, or one of it", self._help),
+            *COMMANDS.values(),
+            Command("/stats", "what was decoded so far, and how fast", self._stats),
+            Command("/clear", "clear the screen", self._clear),
+            Command("/quit", "leave; Ctrl-D too", self._quit),
+        )
+
+    def run(self) -> int:
+        edit_lines(self.commands)
+        self._say(f"{self.state.description}\nEvery line is a prompt. /help lists the commands, /quit leaves.")
+        while True:
+            try:
+                self.answer(read_line())
+            except (EOFError, Quit):
+                return 0
+            except Wrong as error:
+                self._say(str(error))
+            except InputError as error:
+                self._say(f"error: {error}")
+            except KeyboardInterrupt:
+                self._say("")
+
+    def answer(self, line: str) -> None:
+        """Do what one line says."""
+        if not line.strip():
+            return
+        if line.startswith("//"):
+            self._decode(line[1:])
+        elif line.startswith("/"):
+            command, text = find(self.commands, line)
+            try:
+                said = command.run(self.state, text)
+            except Wrong as error:
+                raise Wrong(f"{command.name}: {error}\nusage: {command.usage}") from error
+            if said:
+                self._say(said)
+        else:
+            self._decode(line)
+
+    def _say(self, text: str) -> None:
+        self.console.print(text)
+
+    def _decode(self, text: str) -> None:
+        state = self.state
+        prompt = state.prepare_prompt(text)
+        audience = Audience(self.console, state.show_draft, state.traces)
+        try:
+            with Interrupt() as interrupt:
+                runs = run_ways(state.ways, state.session, prompt, state.request, audience, lambda: interrupt.is_asked)
+        except KeyboardInterrupt:
+            state.recover()
+            self._say("\nstopped at once")
+            return
+        state.spend(runs)
+        if interrupt.is_asked:
+            self._say("stopped")
+        self._sum_up(prompt, runs)
+
+    def _sum_up(self, prompt: str, runs: Mapping[str, Run]) -> None:
+        state = self.state
+        if len(runs) > 1:
+            rows = {
+                way: (run.stats, same_text(way, state.session, prompt, state.request, runs))
+                for way, run in runs.items()
+            }
+            self.console.print(table(self.console, rows))
+        else:
+            ((way, run),) = runs.items()
+            line = f"{len(run.tokens)} tokens at {run.tokens_per_second:.1f} tokens/s"
+            if way in (SPECULATIVE, NGRAM):
+                line += f"; accepted {run.stats.accepted_tokens} of {run.stats.drafted_tokens} drafted tokens"
+            self.console.print(line, style="dim" if has_colour(self.console) else "")
+        for way, run in runs.items():
+            if not run.stats.lossless:
+                price = run.stats.delta_total_variation
+                self._say(f"LOSSY ({way}): /delta {state.request['delta']:g}; {price:.4f} per token")
+
+    def _help(self, state: State, text: str) -> str:
+        if names := words(text, 0, 1):
+            name = names[0] if names[0].startswith("/") else f"/{names[0]}"
+            command, _ = find(self.commands, name)
+            value = f"\nnow: {command.value(state)}" if command.value(state) else ""
+            return f"usage: {command.usage}\n{command.meaning}{value}"
+        listed = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for command in self.commands.values():
+            value = command.value(state)
+            listed.add_row(Text(command.usage), Text(command.meaning + (f" (now {value})" if value else "")))
+        self.console.print(listed)
+        return "Any other line is a prompt; one that begins with / is written with two."
+
+    def _stats(self, state: State, text: str) -> str:
+        words(text, 0)
+        if not state.totals:
+            return "nothing was decoded yet"
+        self.console.print(table(self.console, {way: (stats, "") for way, stats in state.totals.items()}))
+        for way, stats in state.totals.items():
+            if stats.drafted_tokens:
+                self._say(
+                    "\n".join([f"{way}, by round:", *accepted_bars(stats.accepted_histogram, self.console.width)])
+                )
+        return ""
+
+    def _clear(self, state: State, text: str) -> str:
+        words(text, 0)
+        self.console.clear()
+        return ""
+
+    def _quit(self, state: State, text: str) -> str:
+        words(text, 0)
+        raise Quit
+
+
+def read_line() -> str:
+    """One line, edited where there is a terminal. Raises EOFError at the end."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal and not sys.stdout.isatty():  # then `input` would write its prompt into our output
+        print(PROMPT, end="", file=sys.stderr, flush=True)
+    try:
+        line = input(PROMPT if is_terminal and sys.stdout.isatty() else "")
+        line.encode("utf-8")
+    except EOFError:
+        if is_terminal:
+            print(file=sys.stderr)
+        raise
+    except UnicodeError as error:
+        raise InputError("this line is not UTF-8; type it again") from error
+    return line
+
+
+def edit_lines(commands: Mapping[str, Command]) -> None:
+    """History and completion, where Python was built with readline."""
+    try:
+        import readline
+    except ImportError:
+        return
+
+    def complete(word: str, number: int) -> str | None:
+        found = completions(commands, readline.get_line_buffer()[: readline.get_endidx()])
+        return f"{found[number]} " if number < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" ")
+    is_libedit = "libedit" in (readline.__doc__ or "")  # macOS
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
