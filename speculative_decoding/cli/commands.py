@@ -173,8 +173,8 @@ COMMANDS = by_name(
     ),
     Command("/length N", "the most tokens to generate", *set_option("max_tokens", whole(1), "length")),
     Command(
-        f"/gamma N|{'|'.join(SCHEDULES)}",
-        "tokens drafted per round",
+        "/gamma N",
+        f"tokens drafted per round; or {', '.join(SCHEDULES)}",
         set_gamma,
         lambda state: str(state.session.num_draft),
         SCHEDULES,

@@ -9,13 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import InputError
 from ..session import Session
 from ..stats import GenerationStats
 from ..verify import first_divergence
 from .views import share
 from .watching import Run
-from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, Audience, available, has_drafts, run_ways, start
+from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, Audience, available, run_ways, start
 
 NARROW = 60  # columns: below it a table shows what matters most
 WARM_UP = {"max_tokens": 4, "num_draft": 2}
@@ -35,8 +34,6 @@ class Comparison:
     prompts: int = 0
 
     def __post_init__(self) -> None:
-        if not has_drafts(self.session):
-            raise InputError("--compare needs something to compare: choose a --drafter, or name a --draft-model")
         self.ways = [way for way in available(self.session) if way != NGRAM]
 
     def add(self, prompt: str) -> Run:

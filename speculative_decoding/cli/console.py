@@ -66,6 +66,7 @@ class Conversation:
 
     def __post_init__(self) -> None:
         self.console = make_console()
+        self._shown: str | None = None  # as what the draft was shown last
         self.commands = by_name(
             Command("/help [COMMAND]", "this list, or one of it", self._help),
             *COMMANDS.values(),
@@ -113,6 +114,9 @@ class Conversation:
         state = self.state
         prompt = state.prepare_prompt(text)
         audience = Audience(self.console, state.show_draft, state.traces)
+        if state.show_draft != self._shown:
+            audience.legend(state.session)
+            self._shown = state.show_draft
         try:
             with Interrupt() as interrupt:
                 runs = run_ways(state.ways, state.session, prompt, state.request, audience, lambda: interrupt.is_asked)

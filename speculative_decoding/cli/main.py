@@ -66,8 +66,11 @@ def decode(chosen: argparse.Namespace) -> int:
         return jobs.decode_file(chosen, folders, request)
     if chosen.verify:
         require_comparable(request, "--verify")
-        if chosen.drafter == "none":
-            raise InputError("--verify compares with and without a draft: choose a --drafter, or name a --draft-model")
+    for option in ("verify", "compare"):
+        if getattr(chosen, option) and chosen.drafter == "none":
+            raise InputError(
+                f"--{option} compares with and without a draft: choose a --drafter, or name a --draft-model"
+            )
     prompts = read_prompts(getattr(chosen, "prompt", None))
     first = next(prompts)
     pair = common.open_pair(folders, chosen, use_draft=drafting.needs_draft(chosen))

@@ -555,3 +555,19 @@ def benchmark_parser() -> Parser:
     )
     group.add_argument("--plot", action="store_true", help="and plot.png; needs matplotlib")
     return parser
+
+
+def report_parser() -> Parser:
+    parser = Parser(
+        prog="python -m speculative_decoding.report",
+        description="What main.py --trace wrote, of one run or of several, as a picture and as a Markdown table.",
+    )
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files that --trace wrote")
+    parser.add_argument(
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="the picture (default: beside the first trace)",
+        default=argparse.SUPPRESS,
+    )
+    return parser
