@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .cli import common, options
+from .cli.pictures import draw
 from .errors import InputError
 
 POSITIONS = 10  # parts of an output: tokens per round are averaged in each
@@ -48,11 +49,16 @@ class TraceRun:
         return sum(self.split().values())
 
     def accepted_by_position(self) -> list[float]:
-        """For the first, second ... token of a draft: the share of the drafts at least this long that kept it."""
-        longest = max((each["drafted"] for each in self.rounds), default=0)
+        """For the first, second ... token of a draft: the share of the drafts at least this long that kept it.
+
+        What was drafted behind the end of an output was never judged and does not count.
+        """
+        judged = [
+            each["accepted"] if each["accepted"] == len(each["tokens"]) else each["drafted"] for each in self.rounds
+        ]
         shares = []
-        for position in range(1, longest + 1):
-            kept = [each["accepted"] >= position for each in self.rounds if each["drafted"] >= position]
+        for position in range(1, max(judged) + 1):
+            kept = [each["accepted"] >= position for each, n in zip(self.rounds, judged, strict=True) if n >= position]
             shares.append(sum(kept) / len(kept))
         return shares
 
@@ -75,7 +81,7 @@ class TraceRun:
         return dict(zip(PARTS, (encode, draft, verify, rounds - draft - verify), strict=True))
 
 
-def read_trace(path: Path) -> TraceRun:
+def read_trace(path: Path, name: str) -> TraceRun:
     """Raises `InputError` that names the file and the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -89,7 +95,7 @@ def read_trace(path: Path) -> TraceRun:
             raise InputError(f"trace {path}, line {number}: not a round as --trace writes it ({error!r})") from error
     if not rounds:
         raise InputError(f"trace {path}: holds no round; write one with main.py --trace")
-    return TraceRun(path.stem, rounds)
+    return TraceRun(name, rounds)
 
 
 def checked(line: Any) -> dict[str, Any]:
@@ -131,22 +137,24 @@ def markdown(runs: Sequence[TraceRun]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def report(traces: Sequence[Path], picture: Path | None) -> int:
-    if picture is not None and not picture.resolve().parent.is_dir():
+def report(traces: Sequence[Path], picture: Path) -> int:
+    if not picture.resolve().parent.is_dir():
         raise InputError(f"--png {picture}: cannot be written; name a file in a folder that exists")
-    runs = [read_trace(path) for path in traces]
+    if picture in traces:
+        raise InputError(f"--png {picture}: is a trace; name another file")
+    stems = [path.stem for path in traces]
+    runs = [read_trace(path, path.stem if stems.count(path.stem) == 1 else str(path)) for path in traces]
     print(markdown(runs))
-    if picture is not None:
-        from .cli.pictures import draw
-
-        draw(runs, picture)
-        common.say(f"picture: {picture}")
+    draw(runs, picture)
+    common.say(f"picture: {picture}")
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.report_parser().parse_args(argv)
-    return common.run("report", lambda: report(chosen.traces, getattr(chosen, "png", None)))
+    return common.run(
+        "report", lambda: report(chosen.traces, getattr(chosen, "png", chosen.traces[0].with_suffix(".png")))
+    )
 
 
 if __name__ == "__main__":

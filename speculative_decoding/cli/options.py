@@ -567,7 +567,7 @@ def report_parser() -> Parser:
         "--png",
         type=Path,
         metavar="FILE",
-        help="the picture (default: beside the first trace)",
+        help="the picture (default: beside the trace)",
         default=argparse.SUPPRESS,
     )
     return parser

@@ -1,4 +1,4 @@
-"""A report's picture: where drafts are accepted, where rounds are long, where the time goes. Only here is matplotlib."""
+"""A report's picture: where drafts are accepted, where rounds are long, where the time goes. With matplotlib."""
 
 from __future__ import annotations
 
