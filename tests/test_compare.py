@@ -1,0 +1,90 @@
+"""--compare: three ways of decoding side by side, the answer alone on standard output."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.console import Console
+
+from speculative_decoding import GenerationStats
+from speculative_decoding.cli import main as main_command
+from speculative_decoding.cli.compare import table
+
+PROMPT = "translate English to German: The method returns the value of the property."
+TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
+
+
+def compare(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    assert main_command.main(["--compare", "--prompt", PROMPT, *arguments]) == 0
+    return tuple(capsys.readouterr())  # type: ignore[return-value]
+
+
+def row(err: str, way: str) -> list[str]:
+    (line,) = (line for line in err.splitlines() if re.match(rf"{way} +\d", line))
+    return line.split()
+
+
+def test_three_ways_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = compare(capsys)
+    assert out == f"{TEXT}\n"
+    assert err.splitlines()[1:6] == [
+        "drafter:",
+        "Die Methode gibt den Wert des Eigenschaft zurück.",
+        "target:",
+        TEXT,
+        "speculative:",
+    ]
+    assert len(row(err, "target")) == 4
+    tokens, calls, _, speed_up, accepted, text = row(err, "speculative")[1:]
+    assert (tokens, calls, accepted, text) == ("10", "3", "53.3%", "identical") and speed_up[0] in "+-"
+    assert row(err, "drafter")[-1] == "differs"
+
+
+def test_a_lossy_text_is_said_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = compare(capsys, "--delta", "1")
+    assert re.search(r"speculative .* differs at token 6", err) and "LOSSY" in err
+
+
+def test_samples_need_not_be_identical_unless_coupled(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = compare(capsys, "--temperature", "1.5", "--seed", "3")
+    assert "another sample" in err
+    _, err = compare(capsys, "--temperature", "1.5", "--seed", "3", "--acceptance", "coupled")
+    assert row(err, "speculative")[-1] == "identical"
+
+
+def test_copies_are_compared_without_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = compare(capsys, "--drafter", "ngram")
+    assert out == f"{TEXT}\n" and "drafter:" not in err and row(err, "speculative")[-1] == "identical"
+
+
+def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = compare(capsys, "--show-draft")
+    assert out == f"{TEXT}\n" and "accepted [-rejected-] {+correction or bonus+}" in err
+    assert "Die Methode gibt den Wert{+ der+} Eigenschaft[- des" in err
+
+
+def test_several_prompts_are_summed_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n\n{PROMPT}\n")
+    with (tmp_path / "prompts.txt").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main_command.main(["--compare"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{TEXT}\n\n{TEXT}\n"
+    assert "2 prompts:" in err and re.search(r"speculative +20 +6 .* 2 of 2 identical", err)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_table_fits(width: int) -> None:
+    console = Console(width=width, file=None, record=True, force_terminal=False)
+    stats = GenerationStats(
+        generated_tokens=100, target_calls=20, drafted_tokens=90, accepted_tokens=80, decode_seconds=0.5
+    )
+    slow = GenerationStats(generated_tokens=100, target_calls=100, decode_seconds=1.0)
+    with console.capture() as captured:
+        console.print(table(console, {"target": (slow, ""), "speculative": (stats, "identical")}))
+    lines = captured.get().splitlines()
+    assert len(lines) == 3 and all(len(line) <= width for line in lines)
+    assert "200.0" in lines[2] and "+100.0%" in lines[2] and "88.9%" in lines[2] and "identical" in lines[2]
