@@ -48,7 +48,7 @@ class Writer(EncoderDecoder):
         return mx.zeros((1, 1, 1))
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        return DecoderCache([LayerCache(memory[None], memory[None], KVCache())])
+        return DecoderCache([LayerCache(memory[None], memory[None], KVCache(1))], [])
 
     def decode(self, tokens: mx.array, cache: DecoderCache, head: Any = None) -> mx.array:
         start, length = cache.offset, tokens.shape[1]
