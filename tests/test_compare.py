@@ -43,7 +43,7 @@ def test_three_ways_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_lossy_text_is_said_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
     _, err = compare(capsys, "--delta", "1")
-    assert re.search(r"speculative .* differs at token 6", err) and "LOSSY" in err
+    assert re.search(r"speculative .* differs at token 7", err) and "LOSSY" in err
 
 
 def test_samples_need_not_be_identical_unless_coupled(capsys: pytest.CaptureFixture[str]) -> None:

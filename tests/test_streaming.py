@@ -50,11 +50,18 @@ class Writer(EncoderDecoder):
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
         return DecoderCache([LayerCache(memory[None], memory[None], KVCache(1))], [])
 
-    def decode(self, tokens: mx.array, cache: DecoderCache, head: Any = None) -> mx.array:
+    def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        """One state for each token: the id that follows it, (1, L, 1)."""
         start, length = cache.offset, tokens.shape[1]
         cache.layers[0].self_attention.update_and_fetch(*[mx.zeros((1, 1, length, 1))] * 2)
         following = (self._output + [EOS] * (length + 1))[start + 1 : start + 1 + length]
-        return (mx.arange(self.config.vocab_size) == mx.array(following)[:, None]).astype(mx.float32)[None]
+        return mx.array(following)[None, :, None]
+
+    def logits(self, states: mx.array) -> mx.array:
+        return (mx.arange(self.config.vocab_size) == states).astype(mx.float32)
+
+    def head_of(self, ids: mx.array) -> Any:
+        raise NotImplementedError
 
 
 def byte_fallback(*words: str) -> Tokenizer:

@@ -122,9 +122,8 @@ def test_a_rejected_word_comes_with_its_space_and_a_rejected_end_with_its_name()
     ids = tokenizer.encode("Die Methode gibt den Wert.")
     wrong = tokenizer.encode("Das")[0]
     script = Scripted(ids, lambda i, token: {1: wrong, 3: 1}.get(i, token))
-    shown, text, _ = show(Writer(ids, 8192), tokenizer, "x", screen(colour=False), drafter=script, num_draft=2)
-    assert shown == "Die[- Das-]{+ Methode+}[- gibt</s>-]{+ gibt den+} Wert.\n" or text in shown.replace("[-", "")
-    assert "[- Das" in shown and "</s>" in shown
+    shown, *_ = show(Writer(ids, 8192), tokenizer, "x", screen(colour=False), drafter=script, num_draft=2)
+    assert shown == "Die[- Das-]{+ Methode+} gibt[-</s>-]{+ den+} Wert.\n"
 
 
 @pytest.mark.parametrize("colour", [True, False])

@@ -1,0 +1,508 @@
+"""The console: each command and what it changes, wrong arguments, interruptions, and a real terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import SamplingParams
+from speculative_decoding.cli import common, options
+from speculative_decoding.cli import main as main_command
+from speculative_decoding.cli.command import completions
+from speculative_decoding.cli.console import Conversation, Quit
+from speculative_decoding.cli.state import State
+from speculative_decoding.load import BUNDLED
+
+ROOT = BUNDLED.parent
+GRAMMAR = "grammar: It were a cod business."
+GERMAN = "translate English to German: The method returns the value of the property."
+TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
+
+
+def conversation(*arguments: str) -> Conversation:
+    chosen = options.main_parser().parse_args(["--interactive", *arguments])
+    state = State(chosen, common.decoding_options(chosen))
+    state.open(chosen)
+    return Conversation(state)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> State:
+    return conversation().state
+
+
+@pytest.fixture
+def talk(loaded: State, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """Say lines to a fresh console over models that are loaded once; (standard output, standard error)."""
+    state = State(loaded.chosen, dict(loaded.request), ways=["speculative"])
+    state.session, state.description = loaded.session, loaded.description
+    state.renew_copies()
+    spoken = Conversation(state)
+
+    def say(*lines: str) -> tuple[str, str]:
+        capsys.readouterr()
+        for line in lines:
+            spoken.answer(line)
+        out, err = capsys.readouterr()
+        return out, err
+
+    say.conversation = spoken  # type: ignore[attr-defined]
+    return say
+
+
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    status = main_command.main(["--interactive", *arguments])
+    return status, *capsys.readouterr()
+
+
+def test_prompts_go_in_text_comes_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = in_process(monkeypatch, capsys, f"\n  \n{GERMAN}\n//x\n/quit\nnever read\n")
+    assert status == 0
+    first, second, *rest = out.splitlines()
+    assert first == TEXT and second and not rest
+    assert "t5-web-docs" in err and "/help lists the commands" in err and "accepted 8 of 15 drafted tokens" in err
+    status, out, err = in_process(monkeypatch, capsys, GERMAN, "--show-draft")  # the end of the input is a way out too
+    assert status == 0 and out == f"{TEXT}\n" and "[- des" in err and "accepted [-rejected-]" in err
+
+
+def test_mistakes_are_answered_and_the_console_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = in_process(monkeypatch, capsys, f"/lenght 3\n/nonsense\n/length x\n{'word ' * 600}\n{GERMAN}\n")
+    assert status == 0 and out == f"{TEXT}\n"
+    for words in ("did you mean /length?", "/help lists them", "usage: /length N", "trained on at most 512"):
+        assert words in err
+
+
+def test_a_decoy_of_every_command_is_in_the_help(talk) -> None:  # type: ignore[no-untyped-def]
+    _, err = talk("/help")
+    for name in [
+        "/help",
+        "/quit",
+        "/clear",
+        "/debug",
+        "/speculative",
+        "/target",
+        "/drafter",
+        "/length",
+        "/gamma",
+        "/delta",
+        "/processor",
+        "/ngram",
+        "/top_k_filler",
+        "/set_ngramstorage",
+        "/reset_in_between",
+        "/seed",
+        "/model",
+        "/stats",
+        "/prefix",
+        "/output_prefix",
+        "/acceptance",
+    ]:
+        assert f"\n{name}" in f"\n{err}"
+        assert f"usage: {name}" in talk(f"/help {name}")[1] and f"usage: {name}" in talk(f"/help {name[1:]}")[1]
+    assert "now: 100" in talk("/help length")[1]
+
+
+WRONG = {
+    "/length": ["", "x", "0", "1 2"],
+    "/gamma": ["", "-1", "65", "many", "1 2"],
+    "/delta": ["", "2", "x"],
+    "/processor": ["", "beam", "greedy 1", "topk 1", "topk 0 5", "nucleus 1 2", "topknucleus 1 5", "multinomial x"],
+    "/seed": ["", "-1", "x", str(2**32)],
+    "/acceptance": ["", "typical"],
+    "/top_k_filler": ["", "0", "65", "x"],
+    "/set_ngramstorage": ["", "basic", "basic x", "other 3", "basic 0", "basic 3 4"],
+    "/debug": ["everything", "rounds rounds"],
+    "/model": ["a b c"],
+    "/help": ["a b"],
+    "/speculative": ["x"],
+    "/target": ["x"],
+    "/drafter": ["x"],
+    "/ngram": ["x"],
+    "/reset_in_between": ["x"],
+    "/stats": ["x"],
+    "/clear": ["x"],
+    "/quit": ["now"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
+    name: str, talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
+    spoken: Conversation = talk.conversation
+    state = spoken.state
+    before = (dict(state.request), list(state.ways), state.session, state.copies, state.reset_in_between)
+    lines = iter(f"{name} {each}" for each in WRONG[name])
+
+    def read() -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("speculative_decoding.cli.console.read_line", read)
+    assert spoken.run() == 0
+    err = capsys.readouterr().err
+    assert err.count(f"usage: {name}") == err.count(f"{name}: ") == len(WRONG[name])
+    assert (dict(state.request), list(state.ways), state.session, state.copies, state.reset_in_between) == before
+
+
+def test_length_gamma_and_seed(talk) -> None:  # type: ignore[no-untyped-def]
+    assert talk("/length 3", GERMAN)[0] == "Die Methode gibt\n"
+    talk("/length 100")
+    assert "drafts 2 tokens a round" in talk("/gamma 2")[1]
+    assert talk(GERMAN)[0] == f"{TEXT}\n" and "accepted 7 of 8 drafted" in talk(GERMAN)[1]
+    talk("/gamma heuristic")
+    assert talk(GERMAN)[0] == f"{TEXT}\n"
+    talk("/processor multinomial 2")
+    texts = [talk(f"/seed {seed}", GERMAN)[0] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ("greedy", SamplingParams()),
+        ("multinomial 0.7", SamplingParams(0.7)),
+        ("topk 1 5", SamplingParams(1, top_k=5)),
+        ("nucleus 1 0.9", SamplingParams(1, top_p=0.9)),
+        ("topknucleus 0.5 7 0.8", SamplingParams(0.5, top_k=7, top_p=0.8)),
+    ],
+)
+def test_processors(processor: str, expected: SamplingParams, talk) -> None:  # type: ignore[no-untyped-def]
+    talk("/processor topknucleus 3 3 0.3")
+    _, err = talk(f"/processor {processor}")
+    assert talk.conversation.state.request["sampling"] == expected and f"processor: {processor.split()[0]}" in err
+    assert f"(now {processor.split()[0]}" in " ".join(talk("/help")[1].split())
+
+
+def test_delta_is_lossy_and_belongs_to_one_rule(talk) -> None:  # type: ignore[no-untyped-def]
+    assert "LOSSY" in talk("/delta 1", GERMAN)[1]
+    with pytest.raises(ValueError, match="relaxes acceptance rejection only"):
+        talk("/acceptance block")
+    assert talk("/delta 0", "/acceptance coupled", GERMAN)[0] == f"{TEXT}\n"
+
+
+def test_prefixes(talk) -> None:  # type: ignore[no-untyped-def]
+    short = GERMAN.removeprefix("translate English to German: ")
+    for pinned in ("/prefix translate English to German: ", "/prefix translate English to German:"):
+        assert talk(pinned, short)[0] == f"{TEXT}\n"
+    assert talk("/prefix", GERMAN)[0] == f"{TEXT}\n"
+    assert talk("/output_prefix Diese Methode", GERMAN)[0].startswith(" gibt")
+    assert talk("/output_prefix", GERMAN)[0] == f"{TEXT}\n"
+
+
+def test_the_ways_are_turned_on_and_compared(talk) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match="speculative is the only way that is on"):
+        talk("/speculative")
+    assert "target: on" in talk("/target")[1]
+    out, err = talk(GERMAN)
+    assert out == f"{TEXT}\n" and re.search(r"speculative +10 .* 53.3% +identical", err)
+    talk("/drafter", "/ngram")
+    out, err = talk(GERMAN)
+    assert out == f"{TEXT}\n" and "differs" in err and re.search(r"ngram +10 .* identical", err)
+    out, err = talk("/speculative", "/ngram", "/drafter", GERMAN)  # the target alone is left
+    assert out == f"{TEXT}\n" and "10 tokens at" in err and "accepted" not in err
+
+
+def test_stats(talk) -> None:  # type: ignore[no-untyped-def]
+    assert "nothing was decoded yet" in talk("/stats")[1]
+    talk(GERMAN, GRAMMAR)
+    err = talk("/stats")[1]
+    assert re.search(r"speculative +18 ", err) and "5 accepted" in err and "#" in err
+
+
+def test_the_draft_is_shown_in_the_text_or_by_round(talk) -> None:  # type: ignore[no-untyped-def]
+    assert "the draft is shown" in talk("/debug")[1]
+    out, err = talk(GERMAN)
+    assert out == f"{TEXT}\n" and "accepted [-rejected-] {+correction or bonus+}" in err and "{+ der+}" in err
+    _, err = talk("/debug rounds", GERMAN)
+    assert "round 1: 5 of 5 accepted, model, " in err and "round 3: " in err
+    assert "the draft is not shown" in talk("/debug rounds")[1] and "round" not in talk(GERMAN)[1]
+
+
+def accepted(err: str) -> int:
+    return int(re.findall(r"accepted (\d+) of", err)[-1])
+
+
+def test_n_grams_remember_until_they_are_told_not_to(talk) -> None:  # type: ignore[no-untyped-def]
+    talk("/ngram", "/speculative")
+    first = accepted(talk(GERMAN)[1])
+    assert accepted(talk(GERMAN)[1]) == first
+    assert "forgotten in between: off" in talk("/reset_in_between")[1]
+    talk(GERMAN)
+    assert accepted(talk(GERMAN)[1]) > first
+    for storage in ("basic 3", "onelevel 2", "texts 16"):
+        assert "it is empty" in talk(f"/set_ngramstorage {storage}")[1]
+        assert talk(GERMAN)[0] == f"{TEXT}\n"
+        assert accepted(talk(GERMAN)[1]) > first
+    with pytest.raises(ValueError, match="needs n-grams, not whole texts"):
+        talk("/top_k_filler 3")
+    assert "3 likeliest" in talk("/set_ngramstorage basic 3", "/top_k_filler 3")[1]
+    assert talk(GERMAN)[0] == f"{TEXT}\n"
+
+
+def test_models_are_exchanged_and_stay_if_the_new_ones_cannot_be_opened() -> None:
+    spoken = conversation()
+    with spoken.state as state:
+        for wrong in ("nowhere", "t5-web-docs nowhere"):
+            with pytest.raises(ValueError, match="nowhere"):
+                spoken.answer(f"/model {wrong}")
+        assert "draft models/t5-web-docs-draft" in state.description and state.ways == ["speculative"]
+        spoken.answer("/drafter")
+        spoken.answer("/model t5-web-docs-draft")
+        assert state.description == "target models/t5-web-docs-draft, no draft: regular decoding"
+        assert state.ways == ["target"]
+        for command in ("/speculative", "/drafter"):
+            with pytest.raises(ValueError, match="/model TARGET DRAFT"):
+                spoken.answer(command)
+        spoken.answer("/model t5-web-docs t5-web-docs-draft")
+        assert "draft models/t5-web-docs-draft" in state.description
+
+
+def test_if_weights_fail_the_old_models_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken = conversation()
+    load, calls = common.Pair.load_weights, []
+
+    def fail_once(self: common.Pair) -> None:
+        calls.append(self)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        load(self)
+
+    monkeypatch.setattr(common.Pair, "load_weights", fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        spoken.answer("/model t5-web-docs-draft")
+    assert len(calls) == 2 and "draft models/t5-web-docs-draft" in spoken.state.description
+    assert spoken.state.session.generate(GERMAN).text == TEXT
+
+
+def test_a_store_in_a_file_is_kept_and_not_the_consoles_to_change(tmp_path: Path) -> None:
+    path = tmp_path / "store.json"
+    spoken = conversation("--drafter", "ngram", "--ngram-store", str(path))
+    with spoken.state:
+        for command in ("/set_ngramstorage basic 3", "/top_k_filler 2", "/reset_in_between"):
+            with pytest.raises(ValueError, match="start without it"):
+                spoken.answer(command)
+        spoken.answer(GERMAN)
+    assert path.stat().st_size > 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--prompt", "x"], "--prompt does not go with --interactive"),
+        (["--compare"], "--compare does not go with --interactive"),
+        (["--verify"], "--verify does not go with --interactive"),
+        (["--stats-json", "x.json"], "--stats-json does not go with --interactive"),
+        (["--input", "x.txt"], "--interactive does not go with --input"),
+    ],
+)
+def test_options_that_a_console_would_ignore_are_refused(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_command.main(["--interactive", *arguments]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_completion() -> None:
+    commands = Conversation(State(options.main_parser().parse_args([]), {})).commands
+    assert completions(commands, "/s") == ["/speculative", "/seed", "/set_ngramstorage", "/stats"]
+    assert completions(commands, "/processor top") == ["topk", "topknucleus"]
+    assert completions(commands, "/gamma ") == ["auto", "heuristic", "heuristic_transient"]
+    assert completions(commands, "The /s") == completions(commands, "/length ") == completions(commands, "/x y") == []
+
+
+# --- interruptions
+
+SETTINGS = {
+    "model": [],
+    "auto": ["--drafter", "auto"],
+    "store": ["--drafter", "ngram"],
+    "adapting": ["--num-draft", "heuristic"],
+    "samples": ["--temperature", "1", "--seed", "5"],
+}
+
+
+def interrupted(spoken: Conversation, moment: int, interrupt: Callable[[], None]) -> bool:
+    """Decode, and interrupt at that evaluation; whether there was one."""
+    evaluate, calls = mx.eval, 0
+
+    def evaluated(*arrays: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            interrupt()
+        evaluate(*arrays)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx, "eval", evaluated)
+        spoken.answer(GERMAN)
+    return calls >= moment
+
+
+def raise_at_once() -> None:
+    raise KeyboardInterrupt
+
+
+def ask_twice() -> None:
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("interrupt", [lambda: signal.raise_signal(signal.SIGINT), raise_at_once, ask_twice])
+def test_interrupted_at_any_moment_the_next_output_is_unchanged(
+    setting: str, interrupt: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoken = conversation(*SETTINGS[setting])
+    if setting == "store":
+        spoken.answer("/set_ngramstorage basic 3")
+        spoken.answer("/reset_in_between")
+    capsys.readouterr()
+    spoken.answer(GERMAN)
+    expected = capsys.readouterr().out
+    moment = 1
+    while interrupted(spoken, moment, interrupt):
+        _, err = capsys.readouterr()
+        assert "stopped" in err
+        spoken.answer(GERMAN)
+        assert capsys.readouterr().out == expected
+        moment += 1
+    assert moment > 2
+
+
+def test_a_signal_at_a_random_moment_leaves_the_next_output_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the clock, wherever the interpreter is: the first asks, a second stops at once."""
+    spoken = conversation("--drafter", "auto")
+    spoken.answer(GERMAN)
+    expected = capsys.readouterr().out
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        stopped = 0
+        for number in range(24):
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.003 * number, 0.0005 if number % 2 else 0)
+            try:
+                try:
+                    spoken.answer(GERMAN)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:  # behind a text, where the console's loop catches it
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            stopped += "stopped" in capsys.readouterr().err
+            spoken.answer(GERMAN)
+            assert capsys.readouterr().out == expected
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert stopped > 3
+
+
+# --- a real terminal
+
+
+class Terminal:
+    """main.py --interactive at a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "main.py"), "--interactive", *arguments],
+            cwd=ROOT,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """What came up to and with this text."""
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
+            assert ready, f"waited for {text!r}, saw {self.seen!r}"
+            try:
+                self.seen += os.read(self.master, 4096).decode(errors="replace")
+            except OSError as error:
+                raise AssertionError(f"the console is gone; saw {self.seen!r}") from error
+        before, _, self.seen = self.seen.partition(text)
+        return before + text
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    found = Terminal()
+    yield found
+    found.process.kill()
+    found.process.wait()
+    os.close(found.master)
+
+
+def test_a_terminal_session(terminal: Terminal) -> None:
+    terminal.wait_for("> ")
+    terminal.type("/leng\t3\n")  # completed
+    terminal.wait_for("length: 3")
+    terminal.type(f"{GERMAN}\n")
+    terminal.wait_for("Die Methode gibt\r\n")
+    terminal.wait_for("> ")
+    terminal.type("/length 100\n")
+    terminal.wait_for("length: 100")
+    terminal.type("\x1b[A\x1b[A\n")  # twice up: the prompt again
+    terminal.wait_for(f"{TEXT}\r\n")
+    terminal.wait_for("> ")
+    terminal.type("half a line\x03")  # Ctrl-C forgets it
+    terminal.wait_for("> ")
+    terminal.type("/length 100000\n/processor multinomial 5\n")
+    terminal.wait_for("processor: multinomial")
+    terminal.wait_for("> ")
+    terminal.type(f"{GERMAN}\n")
+    terminal.wait_for("\r\n")  # the echo
+    time.sleep(0.5)
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    terminal.wait_for("> ")
+    terminal.type(f"/processor greedy\n{GERMAN}\n")
+    terminal.wait_for(f"{TEXT}\r\n")
+    terminal.wait_for("> ")
+    terminal.type("/debug\n")
+    terminal.wait_for("> ")
+    terminal.type(f"{GERMAN}\n")
+    shown = terminal.wait_for("tokens/s")
+    assert "\x1b[32mDie" in shown and shown.count("Methode gibt") == 0 and "\x1b[9;31m des" in shown
+    terminal.type("/quit\n")
+    assert terminal.process.wait(timeout=30) == 0
+
+
+def test_the_end_of_input_is_a_way_out(terminal: Terminal) -> None:
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=30) == 0
+
+
+def test_quit_leaves() -> None:
+    with pytest.raises(Quit):
+        Conversation(State(options.main_parser().parse_args([]), {})).answer("/quit")
