@@ -59,7 +59,7 @@ def stream_generate(
     prompt: str,
     *,
     draft_model: EncoderDecoder | DraftModel | None = None,
-    drafter: str | Drafter | None = None,
+    drafter: str | Drafter | BatchDrafter | None = None,
     ngram: NgramDrafter | None = None,
     num_draft: int | str | DraftLength = 5,
     on_round: Callable[[Round], None] | None = None,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import pytest
 
+from speculative_decoding import InputError
 from speculative_decoding.drafters import (
     Asked,
     AutoDrafter,
@@ -17,7 +19,7 @@ from speculative_decoding.drafters import (
 )
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.sampling import SamplingParams
-from tests.tiny import noisy_copy, tiny_model
+from tests.tiny import noisy_copy, run, tiny_model, tokens_of
 
 SOURCE = [5, 9, 3, 7, 11, 13, 4, 8, 1]
 
@@ -83,3 +85,18 @@ def test_a_session_may_have_only_one_of_the_two() -> None:
     copies.begin(0, SOURCE, None, SamplingParams(), coupled=False)
     assert copies.kind(0, [0, 20, 21]) == COPY
     assert isinstance(choose_drafter("auto", target, noisy_copy(target)), AutoDrafter)
+
+
+def test_any_object_with_begin_and_propose_drafts() -> None:
+    class Plain:
+        def begin(self, input_tokens: Sequence[int]) -> None: ...
+
+        def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+            return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
+
+    target = tiny_model()
+    brought = choose_drafter(Plain(), target)  # type: ignore[arg-type]
+    rounds = run(target, SOURCE, brought, max_tokens=12)
+    assert tokens_of(rounds) == tokens_of(run(target, SOURCE, max_tokens=12)) and rounds[0].drafted == 4
+    with pytest.raises(InputError, match="begin and propose"):
+        choose_drafter(object(), target)  # type: ignore[arg-type]

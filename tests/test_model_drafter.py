@@ -48,7 +48,7 @@ def test_logits_of_a_partial_head_are_the_whole_heads_at_its_ids(model: EncoderD
     memory = model.encode(mx.array([SOURCES[0]]))
     tokens = mx.array([[0, 5, 7, 3]])
     whole = np.array(model.decode(tokens, model.make_cache(memory)))
-    some = np.array(model.decode(tokens, model.make_cache(memory), model.head_of(mx.array(ids))))
+    some = np.array(model.head_of(mx.array(ids))(model.states(tokens, model.make_cache(memory))))
     assert some.shape == (1, 4, len(ids))
     np.testing.assert_allclose(some, whole[..., ids], rtol=1e-5, atol=1e-5)
     assert np.ptp(whole) > 1
@@ -58,17 +58,17 @@ def test_a_partial_head_of_real_weights_in_every_type() -> None:
     for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
         model, tokenizer = load(BUNDLED / "t5-web-docs-draft", **options)
         source = tokenizer.encode("grammar: It were a cod business.")
-        head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).head_for(source)
+        head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).head_for(source, model.config.vocab_size)
         assert head is not None and set(head.ids.tolist()) == {1, 5, 100, 31, *source}  # type: ignore[arg-type]
         memory = model.encode(mx.array([source]))
         whole = model.decode(mx.array([[0, 5]]), model.make_cache(memory)).astype(mx.float32)
-        some = model.decode(mx.array([[0, 5]]), model.make_cache(memory), head).astype(mx.float32)
+        some = head(model.states(mx.array([[0, 5]]), model.make_cache(memory))).astype(mx.float32)
         tolerance = 0.1 if options.get("dtype") else 1e-3
         np.testing.assert_allclose(np.array(some), np.array(whole[..., head.ids]), atol=tolerance)
 
 
 def test_spread_puts_every_logit_at_its_id_and_nothing_elsewhere() -> None:
-    head = DraftModel(DRAFT, DraftVocabulary(FREQUENT)).head_for([3, 12, 3, EOS])
+    head = DraftModel(DRAFT, DraftVocabulary(FREQUENT)).head_for([3, 12, 3, EOS], VOCAB)
     assert head is not None
     logits = mx.random.normal((1, 2, len(FREQUENT) + 1), key=mx.random.key(3))
     spread = np.array(head.spread(logits))
@@ -124,7 +124,7 @@ def test_the_end_can_be_drafted_with_any_vocabulary() -> None:
 def test_ids_beyond_the_drafts_table_are_left_out() -> None:
     """Some families pad the target's table further than the draft's."""
     small = tiny_model(vocab_size=20)
-    head = DraftModel(small, DraftVocabulary((EOS, 19, 20, 23))).head_for([3, 22, EOS])
+    head = DraftModel(small, DraftVocabulary((EOS, 19, 20, 23))).head_for([3, 22, EOS], VOCAB)
     assert head is not None and head.ids.tolist() == [EOS, 19, 3]
     drafter = ModelDrafter(DraftModel(small, DraftVocabulary((EOS, 19, 23))), TARGET, SamplingParams(1.0))
     drafter.begin([3, 22, EOS])

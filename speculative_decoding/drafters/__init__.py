@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from .auto import AutoDrafter
@@ -35,7 +38,7 @@ DRAFTERS = ("model", "ngram", "auto", "none")
 
 
 def choose_drafter(
-    choice: str | Drafter | None,
+    choice: str | Drafter | BatchDrafter | None,
     target: EncoderDecoder,
     draft_model: EncoderDecoder | DraftModel | None = None,
     ngram: NgramDrafter | None = None,
@@ -67,11 +70,28 @@ def choose_drafter(
     return models if choice == "model" else AutoDrafter(ngram, models)
 
 
-def one_drafter(drafter: Drafter) -> BatchDrafter:
+def one_drafter(drafter: Drafter | BatchDrafter) -> BatchDrafter:
     """For a single row: the object that a caller brought."""
+    if isinstance(drafter, BatchDrafter):
+        return drafter
     for name in ("begin", "propose"):
         if not callable(getattr(drafter, name, None)):
             raise InputError(
                 f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}"
             )
-    return SeparateDrafters(lambda sampling, coupled: drafter)
+    mine = drafter if isinstance(drafter, Drafter) else Brought(drafter)
+    return SeparateDrafters(lambda sampling, coupled: mine)
+
+
+class Brought(Drafter):
+    """Any object with `begin` and `propose`, which need know of nothing else."""
+
+    def __init__(self, drafter: Any) -> None:
+        self._drafter = drafter
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        self._drafter.begin(input_tokens)
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        draft: Draft = self._drafter.propose(tokens, num_draft_tokens)
+        return draft
