@@ -166,15 +166,15 @@ def study(
     versions: dict[str, str] = {}
     runs: list[Run] = []
     with ExitStack() as stack:
-        for worker in workers(models, chosen, stack):
-            versions |= worker.versions
+        for peer in chosen_peers(models, chosen, stack):
             for task in tasks:
-                say(f"{name}, {task.name}: finding the best settings of {worker.peer}")
-                modes, trials = peers.tune(worker, peers.PEERS[worker.peer], task)
+                say(f"{name}, {task.name}: finding the best settings of {peer.name}")
+                modes, trials = peers.tune(peer, peers.PEERS[peer.name], task)
                 contenders[task.name] += modes
                 settings |= {(task.name, mode.label): mode.setting for mode in modes}
                 for trial in trials:
                     record({"kind": "trial", "model": name, **asdict(trial)})
+            versions |= peer.versions
 
         def progress(repeat: int) -> None:
             say(f"{name}: " + ("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}"))
@@ -190,21 +190,21 @@ def study(
     return Study(name, summarise(runs, settings, costs, weights), costs, weights, versions)
 
 
-def workers(models: Models, chosen: argparse.Namespace, stack: ExitStack) -> Iterator[peers.Worker]:
-    """The peers' processes, with the weights in a folder that is gone when `stack` ends."""
+def chosen_peers(models: Models, chosen: argparse.Namespace, stack: ExitStack) -> Iterator[peers.Peer]:
+    """With the weights in a folder that is gone, as the peers' processes are, when `stack` ends."""
     if not chosen.peers:
         return
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculative-decoding-")))
     target = export(models.target, scratch / "target")
     draft = None if models.draft is None else export(models.draft, scratch / "draft")
-    for peer in chosen.peers:
-        needs_draft = peer in peers.NEEDS_DRAFT
+    for name in chosen.peers:
+        needs_draft = name in peers.NEEDS_DRAFT
         if needs_draft and draft is None:
-            raise InputError(f"--peers {peer}: needs a --draft-model; name one or leave this peer out")
+            raise InputError(f"--peers {name}: needs a --draft-model; name one or leave this peer out")
         command = peers.worker_command(getattr(chosen, "peer_python", None))
-        worker = peers.Worker(peer, command, target, draft if needs_draft else None, scratch)
-        stack.callback(worker.close)
-        yield worker
+        peer = peers.Peer(name, command, target, draft if needs_draft else None, scratch)
+        stack.callback(peer.close)
+        yield peer
 
 
 def dtype_of(models: Models) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,19 +275,33 @@ def test_a_quantised_model_is_not_exported(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Iterator[peers.Worker]:
-    started = peers.Worker("fake", FAKE, tmp_path, None, tmp_path)
+def fake(tmp_path: Path) -> Iterator[peers.Peer]:
+    started = peers.Peer("fake", FAKE, tmp_path, None, tmp_path)
     yield started
     started.close()
 
 
-def test_a_peer_answers_in_order(fake: peers.Worker) -> None:
-    assert fake.versions == {"fake": "1.0"}
+def test_a_peer_answers_in_order(fake: peers.Peer) -> None:
     outputs = fake.decode({"threads": 2}, Task("t", ((1, 2, 3), (4, 5)), 2))
     assert outputs == [Output([2, 1], 0.004), Output([5, 4], 0.004)]
+    assert fake.versions == {"fake": "1.0"}
 
 
-def test_the_fastest_mode_of_each_row_is_chosen(fake: peers.Worker) -> None:
+@pytest.mark.parametrize(("name", "processes"), [("hf", [1, 1, 1]), ("ct2", [1, 2, 2])])
+def test_only_modes_that_disturb_each_other_have_processes_of_their_own(
+    name: str, processes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(0) or popen(*a, **k))
+    peer = peers.Peer(name, FAKE, tmp_path, None, tmp_path)
+    for threads, count in zip((1, 2, 1), processes, strict=True):
+        assert peer.decode({"threads": threads}, TASK)[0].seconds == pytest.approx(1e-3 * threads * len(SOURCES[0]))
+        assert len(started) == count
+    peer.close()
+
+
+def test_the_fastest_mode_of_each_row_is_chosen(fake: peers.Peer) -> None:
     rows = {"one": [{"threads": n} for n in (3, 1, 2)], "other": [{"threads": n} for n in (5, 4)]}
     chosen, trials = peers.tune(fake, rows, TASK)
     assert [(mode.label, mode.setting) for mode in chosen] == [("one", "threads 1"), ("other", "threads 4")]
@@ -294,7 +309,7 @@ def test_the_fastest_mode_of_each_row_is_chosen(fake: peers.Worker) -> None:
 
 
 @pytest.mark.parametrize(("failure", "words"), [("raise", "ValueError: no such mode"), ("exit", "its process ended")])
-def test_a_peer_that_fails_is_one_line(fake: peers.Worker, failure: str, words: str) -> None:
+def test_a_peer_that_fails_is_one_line(fake: peers.Peer, failure: str, words: str) -> None:
     with pytest.raises(InputError, match=f"--peers fake: {words}.*leave this peer out"):
         fake.decode({"fail": failure}, TASK)
 

@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,39 @@ PEERS: dict[str, dict[str, list[Mode]]] = {
     "ct2": {f"ct2 {kind}": [{"compute_type": kind, "threads": n} for n in THREADS] for kind in ("float32", "int8")},
 }
 NEEDS_DRAFT = ("hf-assisted",)
+PROCESS_PER_MODE = ("ct2",)  # see its class in worker.py
+
+
+class Peer:
+    """A peer with its processes: one, or one for each mode where modes disturb each other. Started when first used.
+
+    target, draft: exported folders; scratch: a folder for what it makes of them. Raises `InputError` in one line if it
+    cannot do what it is asked.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], target: Path, draft: Path | None, scratch: Path) -> None:
+        self.name = name
+        self._start: Callable[[], Worker] = partial(Worker, name, command, target, draft, scratch)
+        self._workers: dict[str, Worker] = {}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of its libraries, once it has been used."""
+        return {name: version for worker in self._workers.values() for name, version in worker.versions.items()}
+
+    def decode(self, mode: Mode, task: Task) -> list[Output]:
+        key = json.dumps(mode) if self.name in PROCESS_PER_MODE else ""
+        if key not in self._workers:
+            self._workers[key] = self._start()
+        return self._workers[key].decode(mode, task)
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
 
 
 class Worker:
-    """A peer's process. Raises `InputError` in one line if it cannot do what it is asked."""
+    """A process of a peer."""
 
     def __init__(self, peer: str, command: Sequence[str], target: Path, draft: Path | None, scratch: Path) -> None:
         self.peer = peer
@@ -102,7 +132,7 @@ class Worker:
 class PeerMode:
     """A row of the table: a peer in one mode."""
 
-    worker: Worker
+    peer: Peer
     label: str
     mode: Mode
     temperature: float = 0.0
@@ -114,7 +144,7 @@ class PeerMode:
         return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.mode.items())
 
     def decode(self, task: Task) -> Iterator[Output]:
-        yield from self.worker.decode(self.mode, task)
+        yield from self.peer.decode(self.mode, task)
 
 
 def worker_command(python: str | None) -> list[str]:
@@ -132,7 +162,7 @@ class Trial:
 
 
 def tune(
-    worker: Worker, rows: Mapping[str, list[Mode]], task: Task, prompts: int = 4
+    peer: Peer, rows: Mapping[str, list[Mode]], task: Task, prompts: int = 4
 ) -> tuple[list[PeerMode], list[Trial]]:
     """For each row the fastest of its modes on the task's first prompts, and everything that was tried."""
     few = Task(task.name, task.sources[:prompts], task.max_tokens, task.ends)
@@ -140,10 +170,10 @@ def tune(
     for label, modes in rows.items():
         timed = []
         for mode in modes:
-            worker.decode(mode, few)  # warm-up
-            passes = [worker.decode(mode, few) for _ in range(2)]
+            peer.decode(mode, few)  # warm-up
+            passes = [peer.decode(mode, few) for _ in range(2)]
             ms = min(1e3 * sum(o.seconds for o in outputs) / sum(len(o.tokens) for o in outputs) for outputs in passes)
-            timed.append((ms, PeerMode(worker, label, mode)))
+            timed.append((ms, PeerMode(peer, label, mode)))
             trials.append(Trial(task.name, label, timed[-1][1].setting, ms))
         chosen.append(min(timed, key=lambda pair: pair[0])[1])
     return chosen, trials

@@ -77,9 +77,22 @@ class HuggingFace:
 
 
 class CTranslate2:
-    """Modes: threads (of one request; there is one worker), compute_type."""
+    """Modes: threads (of one request; there is one worker), compute_type. One mode for the life of the process, so that
+    the threads of one mode never stand beside those of another.
+    """
 
     def __init__(self, target: str, draft: str | None, scratch: str) -> None:
+        import ctranslate2
+
+        self.versions = {"ctranslate2": ctranslate2.__version__}
+        self.library = ctranslate2
+        self.folder = os.path.join(scratch, "ctranslate2")
+        if not os.path.isdir(self.folder):
+            self.convert(target)
+        self.translator: Any = None
+        self.loaded: dict[str, Any] = {}
+
+    def convert(self, target: str) -> None:
         import ctranslate2
         import transformers
 
@@ -89,19 +102,21 @@ class CTranslate2:
                     options["torch_dtype"] = options.pop("dtype", None)
                 return super().load_model(model_class, name, **options)
 
-        self.versions = {"ctranslate2": ctranslate2.__version__}
-        self.library = ctranslate2
-        self.folder = os.path.join(scratch, "ctranslate2")
         Converter(target).convert(self.folder)
-        self.translators: dict[tuple[str, int], Any] = {}
 
     def use(self, mode: dict[str, Any], ends: bool) -> None:
-        key = mode["compute_type"], mode["threads"]
-        if key not in self.translators:
-            self.translators[key] = self.library.Translator(
-                self.folder, device="cpu", compute_type=key[0], inter_threads=1, intra_threads=key[1]
-            )
-        self.translator = self.translators[key]
+        if mode == self.loaded:
+            return
+        if self.loaded:
+            raise ValueError("CTranslate2 takes one mode per process")
+        self.translator = self.library.Translator(
+            self.folder,
+            device="cpu",
+            compute_type=mode["compute_type"],
+            inter_threads=1,
+            intra_threads=mode["threads"],
+        )
+        self.loaded = mode
 
     def decode(self, source: list[int], max_tokens: int, ends: bool) -> tuple[list[int], float]:
         words = [f"t{i}" for i in source]
