@@ -53,13 +53,13 @@ class Together(Ours):
 
 
 class NumberedIds(Ids):
-    """The text "3" has the ids of source 3."""
+    """The text "3" has the ids of source 3; any other is only a trial of the options."""
 
     def __init__(self, sources: Sequence[Sequence[int]]) -> None:
         self._sources = sources
 
     def encode(self, text: str) -> list[int]:
-        return list(self._sources[int(text)])
+        return list(self._sources[int(text) if text.isdecimal() else 0])
 
 
 def together(
@@ -114,9 +114,9 @@ def plot_batches(studies: Sequence[Study], path: Path) -> None:
         figure.subplots(len(series), 2, squeeze=False), series.items(), strict=True
     ):
         for label, points in lines.items():
-            slots = sorted(points)
-            left.plot(slots, [points[n].tokens_per_second for n in slots], marker="o", label=label)
-            peaks = {n: peak / 1e6 for n in slots if (peak := points[n].peak_memory_bytes) is not None}
+            counts = sorted(points)
+            left.plot(counts, [points[n].tokens_per_second for n in counts], marker="o", label=label)
+            peaks = {n: peak / 1e6 for n in counts if (peak := points[n].peak_memory_bytes) is not None}
             if peaks:
                 right.plot(list(peaks), list(peaks.values()), marker="o", label=label)
         left.set(xlabel="slots", ylabel="tokens per second", title=title, ylim=(0, None))

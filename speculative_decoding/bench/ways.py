@@ -28,8 +28,8 @@ class Models:
 
 @dataclass(frozen=True)
 class Way:
-    """options: the models, num_draft and how many rows -> what `generate` is asked for besides prompt, sampling and max_tokens. Called
-    once for a task, as by a session: what learns from request to request does so within it.
+    """options: the models, num_draft and how many rows -> what `generate` is asked for besides prompt, sampling and
+    max_tokens. Called once for a task, as by a session: what learns from request to request does so within it.
     """
 
     options: Callable[[Models, int, int], Mapping[str, Any]]
@@ -66,8 +66,8 @@ WAYS: dict[str, Way] = {
 
 @dataclass(frozen=True)
 class Output:
-    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, its share
-    of the time for all. stats: ours has them. length: how the draft length describes itself afterwards.
+    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, a
+    share of the time for all. stats: ours has them. length: how the draft length describes itself afterwards.
     """
 
     tokens: list[int]

@@ -131,11 +131,12 @@ def until_end(tokens: list[int], ends: list[int]) -> list[int]:
 def decode_all(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     sources, slots = request["sources"], request["slots"]
     order = sorted(range(len(sources)), key=lambda i: len(sources[i])) if slots > 1 else list(range(len(sources)))
-    tokens, seconds = [[] for _ in sources], [0.0] * len(sources)
+    tokens: list[list[int]] = [[] for _ in sources]
+    seconds = [0.0] * len(sources)
     for begin in range(0, len(order), slots):
         group = order[begin : begin + slots]
         rows, taken = peer.decode([sources[i] for i in group], request["max_tokens"], request["ends"])
-        for i, row in zip(group, rows):
+        for i, row in zip(group, rows, strict=True):
             tokens[i], seconds[i] = row, taken / len(group)
     return {"tokens": tokens, "seconds": seconds}
 
