@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from .bench import peers, report
+from .bench.batches import at_slots, batch_tables, plot_batches, together
 from .bench.environment import OtherWork, environment, notes
 from .bench.export import export
 from .bench.interleave import SETTLE, Contender, Run, take_turns
@@ -66,7 +68,11 @@ def benchmark(chosen: argparse.Namespace) -> int:
         said = notes(load_before, others.share(), chosen.repeats)
         record({"kind": "environment", **where.as_dict(), "notes": list(said)})
     versions = {name: version for each in studies for name, version in each.versions.items()}
-    tables = [report.growth_tables(studies)] if chosen.growth else [report.result_tables(each) for each in studies]
+    tables, plot = [report.result_tables(each) for each in studies], plot_results
+    if chosen.growth:
+        tables, plot = [report.growth_tables(studies)], plot_growth
+    elif "slots" in vars(chosen):
+        tables, plot = [batch_tables(each) for each in studies], plot_batches
     text = "\n\n".join([report.environment_text(where, versions, said), *tables])
     summary = json.dumps(
         {"environment": where.as_dict(), "notes": list(said), "studies": [each.as_dict() for each in studies]}
@@ -75,7 +81,7 @@ def benchmark(chosen: argparse.Namespace) -> int:
         (output / "table.md").write_text(text + "\n", encoding="utf-8")
         (output / "summary.json").write_text(summary + "\n", encoding="utf-8")
         if chosen.plot:
-            (plot_growth if chosen.growth else plot_results)(studies, output / "plot.png")
+            plot(studies, output / "plot.png")
     print(f"{text}\n\n{summary}")
     return 0
 
@@ -94,6 +100,11 @@ def check(chosen: argparse.Namespace) -> None:
     for option in ("source_lengths", "output_lengths"):
         if option in given and not chosen.growth:
             raise InputError(f"--{option.replace('_', '-')}: is of no use without --growth")
+    if "slots" in given:
+        if chosen.growth:
+            raise InputError("--slots: does not go with --growth, which decodes one source at a time")
+        if "hf-assisted" in chosen.peers:
+            raise InputError("--peers hf-assisted: does not go with --slots: it decodes no batches")
     if "random" in given or chosen.growth:
         why = "--growth" if chosen.growth else "--random"
         for option in ("model", "draft_model"):
@@ -157,11 +168,14 @@ def study(
     name: str, models: Models, tasks: Sequence[Task], chosen: argparse.Namespace, bandwidth: float, record: Record
 ) -> Study:
     """Measure everybody on all tasks of a model or pair, then what its parts cost."""
-    allowed = [name for name, way in WAYS.items() if models.draft is not None or not way.needs_draft]
-    names = getattr(chosen, "ways", allowed if tasks[0].ends else ["plain"])
-    contenders: dict[str, list[Contender]] = {
-        task.name: [*ours(names, chosen.num_draft, chosen.temperature, models)] for task in tasks
-    }
+    slots: list[int] = getattr(chosen, "slots", [])
+    if slots:
+        tasks = at_slots(tasks, slots)
+    names = getattr(chosen, "ways", ways_for(models, in_batches=bool(slots)) if tasks[0].ends else ["plain"])
+    contenders: dict[str, list[Contender]] = {}
+    for task in tasks:
+        make = ours if task.slots is None else partial(together, slots=task.slots)
+        contenders[task.name] = [*make(names, chosen.num_draft, chosen.temperature, models)]
     settings: dict[tuple[str, str], str] = {}
     versions: dict[str, str] = {}
     runs: list[Run] = []
@@ -186,8 +200,16 @@ def study(
     weights = Weights(
         bytes_per_pass(models.target), 0 if models.draft is None else bytes_per_pass(models.draft), bandwidth
     )
-    costs = measure(models.target, models.draft) if 0 in chosen.temperature and not chosen.growth else None
+    in_parts = 0 in chosen.temperature and not chosen.growth and not slots
+    costs = measure(models.target, models.draft) if in_parts else None
     return Study(name, summarise(runs, settings, costs, weights), costs, weights, versions)
+
+
+def ways_for(models: Models, *, in_batches: bool) -> list[str]:
+    """Those that are measured unless --ways says otherwise: all, in batches the one that adapts."""
+    if in_batches:
+        return ["ngram-auto" if models.draft is None else "auto"]
+    return [name for name, way in WAYS.items() if models.draft is not None or not way.needs_draft]
 
 
 def chosen_peers(models: Models, chosen: argparse.Namespace, stack: ExitStack) -> Iterator[peers.Peer]:

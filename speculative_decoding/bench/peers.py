@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,7 @@ class Worker:
 
     def decode(self, mode: Mode, task: Task) -> list[Output]:
         request = {"mode": mode, "sources": task.sources, "max_tokens": task.max_tokens, "ends": task.ends}
+        request["slots"] = task.slots or 1
         answer = self._ask(request)
         pairs = zip(answer["tokens"], answer["seconds"], strict=True)
         outputs = [Output(tokens, seconds) for tokens, seconds in pairs]
@@ -165,7 +166,7 @@ def tune(
     peer: Peer, rows: Mapping[str, list[Mode]], task: Task, prompts: int = 4
 ) -> tuple[list[PeerMode], list[Trial]]:
     """For each row the fastest of its modes on the task's first prompts, and everything that was tried."""
-    few = Task(task.name, task.sources[:prompts], task.max_tokens, task.ends)
+    few = replace(task, sources=task.sources[: max(prompts, 2 * (task.slots or 1))])
     chosen, trials = [], []
     for label, modes in rows.items():
         timed = []

@@ -65,6 +65,7 @@ class Row:
     peak_memory_bytes: int | None = None
     efficiency: float | None = None
     share_of_limit: float | None = None
+    length: str = ""
 
     @property
     def tokens_per_second(self) -> float:
@@ -141,6 +142,7 @@ def row(runs: Sequence[Run], plain: Sequence[Run], setting: str, costs: Costs | 
             weights.bandwidth,
             decode.median / 1e3,
         ),
+        length=runs[-1].output.length,
     )
 
 
@@ -152,6 +154,7 @@ OURS = (
     "peak_memory_bytes",
     "efficiency",
     "share_of_limit",
+    "length",
 )
 
 

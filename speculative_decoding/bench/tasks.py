@@ -18,12 +18,15 @@ from ..verify import PROMPTS, read_prompt_files
 
 @dataclass(frozen=True)
 class Task:
-    """sources: ids that the encoder reads. ends: whether an end-of-sequence token ends an output."""
+    """sources: ids that the encoder reads. ends: whether an end-of-sequence token ends an output. slots: how many are
+    decoded together; None: each by itself.
+    """
 
     name: str
     sources: tuple[tuple[int, ...], ...]
     max_tokens: int
     ends: bool = True
+    slots: int | None = None
 
 
 def tasks_from_files(

@@ -28,19 +28,19 @@ class Models:
 
 @dataclass(frozen=True)
 class Way:
-    """options: the models and num_draft -> what `generate` is asked for besides prompt, sampling and max_tokens. Called
-    once for a task, as by a session: what learns from request to request does so within it.
+    """options: the models, num_draft and how many rows -> what `generate` is asked for besides prompt, sampling and
+    max_tokens. Called once for a task, as by a session: what learns from request to request does so within it.
     """
 
-    options: Callable[[Models, int], Mapping[str, Any]]
+    options: Callable[[Models, int, int], Mapping[str, Any]]
     needs_draft: bool = False
     takes_num_draft: bool = True  # whether it is tried with every --num-draft
 
 
-def by(drafter: str, *, adaptive: bool = False) -> Callable[[Models, int], Mapping[str, Any]]:
+def by(drafter: str, *, adaptive: bool = False) -> Callable[[Models, int, int], Mapping[str, Any]]:
     """The options of one of `DRAFTERS`; `adaptive`: it chooses its own num_draft."""
 
-    def options(models: Models, num_draft: int) -> Mapping[str, Any]:
+    def options(models: Models, num_draft: int, rows: int) -> Mapping[str, Any]:
         draft = models.draft if drafter in ("model", "auto") else None
         tokenizer = models.target.tokenizer
         return {
@@ -48,7 +48,7 @@ def by(drafter: str, *, adaptive: bool = False) -> Callable[[Models, int], Mappi
             "draft_model": None if draft is None else DraftModel(draft),
             # no store: it would know every output from the repeat before
             "ngram": NgramDrafter(pieces=None if tokenizer is None else tokenizer.vocabulary.pieces),
-            "num_draft": choose_length("auto" if adaptive else num_draft, models.target, draft),
+            "num_draft": choose_length("auto" if adaptive else num_draft, models.target, draft, rows),
         }
 
     return options
@@ -66,11 +66,14 @@ WAYS: dict[str, Way] = {
 
 @dataclass(frozen=True)
 class Output:
-    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids. stats: ours has them."""
+    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, a
+    share of the time for all. stats: ours has them. length: how the draft length describes itself afterwards.
+    """
 
     tokens: list[int]
     seconds: float
     stats: GenerationStats | None = None
+    length: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ class Ids:
         return "x" * len(tokens)
 
 
-def ours(names: Sequence[str], num_drafts: Sequence[int], temperatures: Sequence[float], models: Models) -> list[Ours]:
+def ours(
+    names: Sequence[str], num_drafts: Sequence[int], temperatures: Sequence[float], models: Models, rows: int = 1
+) -> list[Ours]:
     """Plain decoding, with which all others are compared, comes first whether named or not."""
     chosen = []
     for temperature in temperatures:
@@ -135,5 +140,5 @@ def ours(names: Sequence[str], num_drafts: Sequence[int], temperatures: Sequence
             if way.needs_draft and models.draft is None:
                 raise InputError(f"--ways {name}: needs a --draft-model; name one or leave this way out")
             for count in num_drafts if way.takes_num_draft else [0]:
-                chosen.append(Ours(name, count, temperature, models.target, way.options(models, count)))
+                chosen.append(Ours(name, count, temperature, models.target, way.options(models, count, rows)))
     return chosen

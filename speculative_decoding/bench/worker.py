@@ -5,11 +5,12 @@ of this package. It converts and loads what the first line names, then answers r
 
     {"peer": "ct2", "target": FOLDER, "draft": FOLDER or null, "scratch": FOLDER}
         -> {"versions": {...}}
-    {"mode": {...}, "sources": [[ids], ...], "max_tokens": N, "ends": true}
+    {"mode": {...}, "sources": [[ids], ...], "max_tokens": N, "ends": true, "slots": 1}
         -> {"tokens": [[ids], ...], "seconds": [s, ...]}
 
 `ends` false: the end-of-sequence token does not end an output. Anything that goes wrong is {"error": "one line"}.
-Times are wall-clock, of encoder and decoder together, batch 1, temperature 0.
+Times are wall-clock, of encoder and decoder together, temperature 0. With several slots so many sources are decoded
+together, sorted by length so that little is padded, and each gets its share of a batch's time.
 """
 
 from __future__ import annotations
@@ -59,21 +60,25 @@ class HuggingFace:
             settings.num_assistant_tokens_schedule = "constant"
             settings.assistant_confidence_threshold = 0.0  # above it, drafting stops early
 
-    def decode(self, source: list[int], max_tokens: int, ends: bool) -> tuple[list[int], float]:
-        ids = self.torch.tensor([source])
+    def decode(self, sources: list[list[int]], max_tokens: int, ends: bool) -> tuple[list[list[int]], float]:
+        width, pad = max(map(len, sources)), self.model.config.pad_token_id
+        ids = self.torch.tensor([source + [pad] * (width - len(source)) for source in sources])
+        mask = self.torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in sources])
         options = {} if self.assistant is None else {"assistant_model": self.assistant}
         started = time.perf_counter()
         with self.torch.inference_mode():
             out = self.model.generate(
                 ids,
-                attention_mask=self.torch.ones_like(ids),
+                attention_mask=mask,
                 max_new_tokens=max_tokens,
                 do_sample=False,
                 num_beams=1,
                 **options,
             )
-        tokens = out[0].tolist()[1:]  # behind the start token
-        return tokens, time.perf_counter() - started
+        rows = [row[1:] for row in out.tolist()]  # behind the start token
+        seconds = time.perf_counter() - started
+        last = self.end if isinstance(self.end, list) else [self.end]
+        return [until_end(row, last) if ends else row for row in rows], seconds
 
 
 class CTranslate2:
@@ -118,19 +123,37 @@ class CTranslate2:
         )
         self.loaded = mode
 
-    def decode(self, source: list[int], max_tokens: int, ends: bool) -> tuple[list[int], float]:
-        words = [f"t{i}" for i in source]
+    def decode(self, sources: list[list[int]], max_tokens: int, ends: bool) -> tuple[list[list[int]], float]:
+        words = [[f"t{i}" for i in source] for source in sources]
         started = time.perf_counter()
-        (result,) = self.translator.translate_batch(
-            [words],
+        results = self.translator.translate_batch(
+            words,
             beam_size=1,
             max_input_length=0,  # no limit
             max_decoding_length=max_tokens,
             min_decoding_length=0 if ends else max_tokens,
             return_end_token=True,
         )
-        words = result.hypotheses[0]
-        return [int(word[1:]) for word in words], time.perf_counter() - started
+        found = [result.hypotheses[0] for result in results]
+        return [[int(word[1:]) for word in words] for words in found], time.perf_counter() - started
+
+
+def until_end(tokens: list[int], ends: list[int]) -> list[int]:
+    """Without what pads a row that ended before others."""
+    return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ends), tokens)
+
+
+def decode_all(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
+    sources, slots = request["sources"], request["slots"]
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i])) if slots > 1 else list(range(len(sources)))
+    tokens: list[list[int]] = [[] for _ in sources]
+    seconds = [0.0] * len(sources)
+    for begin in range(0, len(order), slots):
+        group = order[begin : begin + slots]
+        rows, taken = peer.decode([sources[i] for i in group], request["max_tokens"], request["ends"])
+        for i, row in zip(group, rows, strict=True):
+            tokens[i], seconds[i] = row, taken / len(group)
+    return {"tokens": tokens, "seconds": seconds}
 
 
 PEERS: dict[str, Any] = {"hf": HuggingFace, "hf-assisted": HuggingFace, "ct2": CTranslate2}
@@ -146,8 +169,7 @@ def serve(requests: Any, replies: Any) -> None:
                 answer = {"versions": peer.versions}
             else:
                 peer.use(request["mode"], request["ends"])
-                outputs = [peer.decode(source, request["max_tokens"], request["ends"]) for source in request["sources"]]
-                answer = {"tokens": [tokens for tokens, _ in outputs], "seconds": [seconds for _, seconds in outputs]}
+                answer = decode_all(peer, request)
         except Exception as error:
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         replies.write(json.dumps(answer) + "\n")

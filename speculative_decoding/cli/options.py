@@ -499,6 +499,14 @@ def benchmark_parser() -> Parser:
         "--temperature", type=real(0), nargs="+", default=[0.0], metavar="T", help="each is tried, at 0 with peers"
     )
     group.add_argument(
+        "--slots",
+        type=whole(1),
+        nargs="+",
+        metavar="N",
+        help="decode so many prompts together, each number is tried; of the ways the one that adapts by default",
+        default=argparse.SUPPRESS,
+    )
+    group.add_argument(
         "--max-tokens", "-m", type=whole(1), default=100, metavar="N", help="the most tokens to generate"
     )
     group.add_argument("--repeats", type=whole(1), default=5, metavar="N", help="of everything, in turns")
