@@ -10,7 +10,7 @@ from .base import COPY, MODEL, Draft
 from .batch import Asked, BatchDrafter
 from .ngram import NgramDrafter
 
-SURE = 0.7  # per token: a copy this likely right costs nothing, so the draft model would have to be better still
+SURE = 0.5  # per token: a copy costs nothing, so the draft model would have to be right much more often
 
 
 class AutoDrafter(BatchDrafter):
