@@ -21,7 +21,7 @@ from . import common, console, drafting, jobs, options
 from .common import Pair, say
 from .compare import Comparison
 from .trace import Trace
-from .views import make_console
+from .views import lossy, make_console
 from .watching import Run
 from .ways import SPECULATIVE, TARGET, Audience, has_drafts, run_ways
 
@@ -154,13 +154,7 @@ def summary(stats: GenerationStats, chosen: argparse.Namespace) -> str:
         f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
     ]
     if not stats.lossless:
-        price = stats.delta_total_variation
-        measured = f"{price:.1%} of the tokens are not the target's first choice"
-        if chosen.temperature > 0:
-            measured = f"measured total variation {price:.4f} per token"
-        lines.append(
-            f"LOSSY: --delta {chosen.delta:g} accepts tokens that the target alone would not write; {measured}"
-        )
+        lines.append(lossy(stats, chosen.delta, is_greedy=chosen.temperature == 0))
     return "\n".join(lines)
 
 
