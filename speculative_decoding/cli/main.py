@@ -50,11 +50,12 @@ def require_consistent(chosen: argparse.Namespace) -> None:
 def decode(chosen: argparse.Namespace) -> int:
     require_consistent(chosen)
     stats_file: Path | None = getattr(chosen, "stats_json", None)
-    if stats_file is not None and (stats_file.is_dir() or not stats_file.resolve().parent.is_dir()):
-        raise InputError(f"--stats-json {stats_file}: cannot be written; name a file in a folder that exists")
+    trace_file: Path | None = getattr(chosen, "trace", None)
+    for option, file in (("--stats-json", stats_file), ("--trace", trace_file)):
+        if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
+            raise InputError(f"{option} {file}: cannot be written; name a file in a folder that exists")
     request = common.decoding_options(chosen)
     request |= {"sampling": replace(request["sampling"], seed=chosen.seed)}
-    trace_file: Path | None = getattr(chosen, "trace", None)
     if trace_file is not None:
         request["timed"] = True
     if chosen.interactive:
