@@ -57,6 +57,33 @@ def test_each_line_of_standard_input_gives_a_line() -> None:
     assert status == 0 and [bool(line) for line in out.split("\n")] == [True, False, True, False]
 
 
+def test_fifty_lines_give_fifty_lines() -> None:
+    prompts = [line for name in ("describe", "grammar") for line in read_lines(name)[:25]]
+    for arguments in ([], ["--show-draft"], ["--output-prefix", "He"]):
+        status, out, _ = main_py("-m", "4", *arguments, stdin="\n".join(prompts).encode())
+        assert status == 0 and out.count("\n") == 50 and all(out.split("\n")[:50])
+
+
+def read_lines(name: str) -> list[str]:
+    return (ROOT / "data" / f"{name}.txt").read_text(encoding="utf-8").split("\n")
+
+
+def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_command.main(["--prompt", HARDER, "--show-draft"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Die Methode gibt den Wert der Eigenschaft zurück.\n"
+    assert "gibt den Wert{+ der+} Eigenschaft[- des Eigenschafts zurück-]{+ zurück+}.\n" in err
+    assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
+    assert "round 10: 0 of 0 accepted, " in capsys.readouterr().err
+
+
+def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--verify"], ["--verify", "--acceptance", "coupled", "--temperature", "0.5"]):
+        assert main_command.main(["--prompt", HARDER, "--output-prefix", "Diese Methode gibt", *more]) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith(" den Wert ") and ("verify: identical" in err) == bool(more)
+
+
 def test_delta_is_labelled_lossy() -> None:
     _, _, err = main_py("--prompt", PROMPT, "--delta", "0.5")
     assert "LOSSY: --delta 0.5" in err
@@ -157,6 +184,13 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
         (["--eos-token-id", "99999"], "eos_token_ids must be between 0 and"),
         (["--verify", "--temperature", "1"], "--verify needs --temperature 0 or --acceptance coupled"),
         (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
+        (["--compare", "--model", "t5-web-docs"], "--compare compares with and without a draft"),
+        (["--compare", "--regular-decode"], "--regular-decode does not go with --compare"),
+        (["--compare", "--verify"], "--verify does not go with --compare"),
+        (["--interactive"], "--prompt does not go with --interactive"),
+        (["--show-draft", "colours"], "--show-draft: invalid choice: 'colours'"),
+        (["--trace", "/nonexistent/t.jsonl"], "--trace /nonexistent/t.jsonl: cannot be written"),
+        (["--output-prefix", ""], "--output-prefix: must not be empty"),
         (["--verify", "--model", "t5-web-docs"], "--verify compares with and without a draft"),
         (["--dtype", "int8"], "--dtype"),
         (["--gamma", "5"], "--gamma"),
@@ -255,6 +289,11 @@ def test_help_lists_every_flag() -> None:
         "--eos-token-id",
         "--strict",
         "--verify",
+        "--interactive",
+        "--compare",
+        "--show-draft",
+        "--trace",
+        "--output-prefix",
     ):
         assert flag in out
 

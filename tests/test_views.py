@@ -17,7 +17,7 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.stats import Round
 from speculative_decoding.tokenizer import Tokenizer
 from tests.test_generate import Letters
-from tests.test_streaming import TEXT, Cuts, Writer, bundled
+from tests.test_streaming import OBJECTS, TEXT, Cuts, Writer, bundled
 from tests.test_tokenizer import Bytes
 from tests.tiny import DRAFTERS, SOURCES, Scripted, noisy_copy, run, tiny_model, tokens_of
 
@@ -83,7 +83,7 @@ def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
     return text
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", OBJECTS)
 def test_the_text_is_what_was_not_struck_out(drafter: str) -> None:
     for source in SOURCES:
         letters = Letters().decode(source)

@@ -57,7 +57,7 @@ def words(text: str, *counts: int) -> list[str]:
     """The arguments, if there are as many as there may be."""
     found = text.split()
     if len(found) not in counts:
-        takes = "no argument" if counts == (0,) else f"{' or '.join(map(str, counts))} of them"
+        takes = "no argument" if counts == (0,) else "one argument" if counts == (1,) else "other arguments"
         raise Wrong(f"takes {takes}, not {len(found)}")
     return found
 

@@ -19,6 +19,7 @@ from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, Audience, available, run_
 NARROW = 60  # columns: below it a table shows what matters most
 WARM_UP = {"max_tokens": 4, "num_draft": 2}
 IDENTICAL = "identical"
+SHORT = {SPECULATIVE: "spec.", NGRAM: "ngram", TARGET: "target", DRAFTER: "draft"}
 
 
 @dataclass
@@ -86,9 +87,13 @@ def same_text(way: str, session: Session, prompt: str, request: Mapping[str, Any
     return f"differs at token {difference.position}"
 
 
-def table(console: Console, rows: Mapping[str, tuple[GenerationStats, str]]) -> Table:
-    """rows: for each way its statistics, and how its text relates to the target's. Speeds include encoding."""
+def table(console: Console, rows: Mapping[str, tuple[GenerationStats, str]], *, same_prompts: bool = True) -> Table:
+    """rows: for each way its statistics, and how its text relates to the target's. Speeds include encoding.
+
+    same_prompts: only then can they be compared.
+    """
     speeds = {way: stats.generated_tokens / seconds_of(stats) for way, (stats, _) in rows.items()}
+    regular = speeds.get(TARGET) if same_prompts else None
     is_narrow = console.width < NARROW
     made = Table(box=None, padding=(0, 1 if is_narrow else 2, 0, 0), header_style="bold")
     made.add_column("")
@@ -98,9 +103,9 @@ def table(console: Console, rows: Mapping[str, tuple[GenerationStats, str]]) -> 
     made.add_column("acc." if is_narrow else "accepted", justify="right")
     made.add_column("" if is_narrow else "text")
     for way, (stats, text) in rows.items():
-        faster = speeds[way] / speeds[TARGET] - 1 if speeds.get(TARGET) else None
+        faster = speeds[way] / regular - 1 if regular else None
         made.add_row(
-            way[:6] if is_narrow else way,
+            SHORT[way] if is_narrow else way,
             *([] if is_narrow else [str(stats.generated_tokens), str(stats.target_calls)]),
             f"{speeds[way]:.1f}",
             "" if faster is None or way == TARGET else f"{faster:+.1%}",

@@ -19,7 +19,7 @@ from .commands import COMMANDS, by_name
 from .compare import same_text, table
 from .state import State
 from .trace import Trace
-from .views import accepted_bars, has_colour, make_console
+from .views import accepted_bars, has_colour, lossy, make_console
 from .watching import Run
 from .ways import NGRAM, SPECULATIVE, Audience, run_ways
 
@@ -143,10 +143,10 @@ class Conversation:
             if way in (SPECULATIVE, NGRAM):
                 line += f"; accepted {run.stats.accepted_tokens} of {run.stats.drafted_tokens} drafted tokens"
             self.console.print(line, style="dim" if has_colour(self.console) else "")
-        for way, run in runs.items():
+        for run in runs.values():
             if not run.stats.lossless:
-                price = run.stats.delta_total_variation
-                self._say(f"LOSSY ({way}): /delta {state.request['delta']:g}; {price:.4f} per token")
+                is_greedy = state.request["sampling"].is_greedy
+                self._say(lossy(run.stats, state.request["delta"], is_greedy=is_greedy))
 
     def _help(self, state: State, text: str) -> str:
         if names := words(text, 0, 1):
@@ -165,7 +165,8 @@ class Conversation:
         words(text, 0)
         if not state.totals:
             return "nothing was decoded yet"
-        self.console.print(table(self.console, {way: (stats, "") for way, stats in state.totals.items()}))
+        rows = {way: (stats, "") for way, stats in state.totals.items()}
+        self.console.print(table(self.console, rows, same_prompts=False))
         for way, stats in state.totals.items():
             if stats.drafted_tokens:
                 self._say(

@@ -21,7 +21,7 @@ from . import common, console, drafting, jobs, options
 from .common import Pair, say
 from .compare import Comparison
 from .trace import Trace
-from .views import make_console
+from .views import lossy, make_console
 from .watching import Run
 from .ways import SPECULATIVE, TARGET, Audience, has_drafts, run_ways
 
@@ -50,11 +50,12 @@ def require_consistent(chosen: argparse.Namespace) -> None:
 def decode(chosen: argparse.Namespace) -> int:
     require_consistent(chosen)
     stats_file: Path | None = getattr(chosen, "stats_json", None)
-    if stats_file is not None and (stats_file.is_dir() or not stats_file.resolve().parent.is_dir()):
-        raise InputError(f"--stats-json {stats_file}: cannot be written; name a file in a folder that exists")
+    trace_file: Path | None = getattr(chosen, "trace", None)
+    for option, file in (("--stats-json", stats_file), ("--trace", trace_file)):
+        if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
+            raise InputError(f"{option} {file}: cannot be written; name a file in a folder that exists")
     request = common.decoding_options(chosen)
     request |= {"sampling": replace(request["sampling"], seed=chosen.seed)}
-    trace_file: Path | None = getattr(chosen, "trace", None)
     if trace_file is not None:
         request["timed"] = True
     if chosen.interactive:
@@ -154,13 +155,7 @@ def summary(stats: GenerationStats, chosen: argparse.Namespace) -> str:
         f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
     ]
     if not stats.lossless:
-        price = stats.delta_total_variation
-        measured = f"{price:.1%} of the tokens are not the target's first choice"
-        if chosen.temperature > 0:
-            measured = f"measured total variation {price:.4f} per token"
-        lines.append(
-            f"LOSSY: --delta {chosen.delta:g} accepts tokens that the target alone would not write; {measured}"
-        )
+        lines.append(lossy(stats, chosen.delta, is_greedy=chosen.temperature == 0))
     return "\n".join(lines)
 
 

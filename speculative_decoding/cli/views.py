@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..generate import GenerationResponse
-from ..stats import Round
+from ..stats import GenerationStats, Round
 from ..tokenizer import REPLACEMENT, Tokenizer
 
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space
@@ -31,8 +31,10 @@ class Kind(Enum):
 
 
 def make_console(*, to_errors: bool = True) -> Console:
-    """Text is printed as it is: nothing is highlighted, no markup, no emoji codes."""
-    return Console(stderr=to_errors, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    """Text is printed as it is: nothing is highlighted, no markup, no emoji codes; wrapped only at a terminal."""
+    console = Console(stderr=to_errors, highlight=False, markup=False, emoji=False)
+    console.soft_wrap = not console.is_terminal
+    return console
 
 
 def has_colour(console: Console) -> bool:
@@ -117,7 +119,7 @@ class DraftView:
 
     def _print(self, text: Text) -> None:
         if text:
-            self._console.print(text, end="")
+            self._console.print(text, end="", soft_wrap=True)  # whatever comes next, the terminal wraps
 
     def _styled(self, text: str, kind: Kind) -> Text:
         style, before, behind = kind.value
@@ -133,6 +135,15 @@ class DraftView:
             times += f" (draft {1000 * event.draft_seconds:.1f})"
         self._console.print(Text(f"{numbers}{times}: ", "dim" if self._colour else "").append_text(self._line))
         self._line = Text()
+
+
+def lossy(stats: GenerationStats, delta: float, *, is_greedy: bool) -> str:
+    """What a lossy run is to be told of."""
+    price = stats.delta_total_variation
+    measured = f"{price:.1%} of the tokens are not the target's first choice"
+    if not is_greedy:
+        measured = f"measured total variation {price:.4f} per token"
+    return f"LOSSY: --delta {delta:g} accepts tokens that the target alone would not write; {measured}"
 
 
 def share(part: float, whole: float) -> str:

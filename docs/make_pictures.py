@@ -1,0 +1,214 @@
+"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG.
+
+`python docs/make_pictures.py` from the repository's folder. Needs tmux, and matplotlib for the report.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from io import StringIO
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+NUMBERS = count()
+PICTURES = Path(__file__).parent / "pictures"
+GERMAN = "translate English to German: The method returns the value of the property."
+GRAMMAR = "grammar: He were reading a old book about the history of the city."
+LONG = "translate English to German: This method can be used to access the elements of an array."
+
+# rich's own, without the fonts that it would fetch from elsewhere
+SVG = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: {char_height}px;
+  line-height: {line_height}px; font-variant-east-asian: full-width; }}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: arial; }}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g>
+</g>
+</svg>
+"""
+
+
+class Terminal:
+    """A tmux session of its own."""
+
+    def __init__(self, columns: int, rows: int, **environment: str) -> None:
+        self.columns = columns
+        self._socket = f"pictures-{os.getpid()}-{next(NUMBERS)}"
+        shell = "env -i " + " ".join(
+            f"{name}={shlex.quote(value)}"
+            for name, value in {
+                "PATH": os.environ["PATH"],
+                "HOME": os.environ["HOME"],
+                "LANG": "C.UTF-8",
+                "PS1": "$ ",
+                **environment,
+            }.items()
+        )
+        self._tmux("new-session", "-d", "-x", str(columns), "-y", str(rows), f"{shell} TERM=$TERM sh")
+        self.wait_for("$")
+
+    def _tmux(self, *arguments: str) -> str:
+        command = ["tmux", "-L", self._socket, "-f", "/dev/null", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def type(self, line: str, then: str, times: int = 1, *, ready: bool = True) -> None:
+        """A line, and wait until `then` has come so many times in all; and for the next prompt."""
+        self._tmux("send-keys", "-l", line)
+        self._tmux("send-keys", "Enter")
+        self.wait_for(then, times)
+        while ready and self._tmux("capture-pane", "-p", "-S", "-").rstrip().split("\n")[-1] not in ("$", ">"):
+            time.sleep(0.1)
+
+    def press(self, key: str) -> None:
+        self._tmux("send-keys", key)
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        end = time.monotonic() + 120
+        while self._tmux("capture-pane", "-p", "-J", "-S", "-").count(text) < times:
+            if time.monotonic() > end:
+                raise TimeoutError(f"waited for {text!r}:\n{self._tmux('capture-pane', '-p')}")
+            time.sleep(0.1)
+        time.sleep(0.2)
+
+    def picture(self, name: str, title: str) -> None:
+        shown = self._tmux("capture-pane", "-p", "-e", "-S", "-").rstrip("\n")
+        console = Console(
+            record=True, width=self.columns, file=StringIO(), force_terminal=True, color_system="truecolor"
+        )
+        console.print(Text.from_ansi(shown))
+        console.save_svg(str(PICTURES / f"{name}.svg"), title=title, code_format=SVG, unique_id=name)
+        self._tmux("kill-server")
+
+
+def python() -> dict[str, str]:
+    """`python` is this one."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (folder / "python").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def run(name: str, commands: Sequence[str], columns: int, rows: int, **environment: str) -> None:
+    """Commands at a shell, one after the other."""
+    terminal = Terminal(columns, rows, **python(), **environment)
+    for number, command in enumerate(commands, start=1):
+        terminal.type(command, "peak memory", number)
+    terminal.picture(name, "main.py")
+
+
+def console() -> None:
+    terminal = Terminal(92, 34, **python())
+    terminal.type("python main.py --interactive", "/quit leaves.")
+    terminal.type("/prefix translate English to German:", "in front of")
+    terminal.type("The method returns the value of the property.", "tokens/s")
+    terminal.type("/debug", "is shown")
+    terminal.type("This method can be used to access the elements of an array.", "tokens/s", 2)
+    terminal.type("/target", "target: on")
+    terminal.type("/drafter", "drafter: on")
+    terminal.type("The method returns the value of the property.", "identical")
+    terminal.type("/gamma", "usage: /gamma N")
+    terminal.picture("console", "main.py --interactive")
+
+
+def every_command() -> None:
+    """Each once, with a wrong argument and an interruption among them."""
+    terminal = Terminal(100, 160, **python())
+    terminal.type("python main.py --interactive", "/quit leaves.")
+    for line, then in (
+        ("/help", "is written with two"),
+        ("/model", "target models"),
+        ("/length ten", "usage: /length N"),
+        ("/length 60", "length: 60"),
+        ("/gamma 4", "drafts 4"),
+        ("/prefix grammar:", "in front of every prompt"),
+        ("He were reading a old book.", "tokens/s"),
+        ("/prefix", "nothing in front of the prompt"),
+        ("/debug rounds", "is shown"),
+        (GERMAN, "round 3"),
+        ("/debug rounds", "not shown"),
+        ("/target", "target: on"),
+        ("/drafter", "drafter: on"),
+        ("/ngram", "ngram: on"),
+        ("/set_ngramstorage basic 3", "it is empty"),
+        ("/top_k_filler 2", "2 likeliest"),
+        ("/reset_in_between", "in between: off"),
+        (GERMAN, "identical"),
+        ("/stats", "ngram, by round"),
+        ("/target", "target: off"),
+        ("/drafter", "drafter: off"),
+        ("/ngram", "ngram: off"),
+        ("/speculative", "only way that is on"),
+        ("/processor nucleus 0.8 0.9", "processor: nucleus"),
+        ("/seed 7", "seed: 7"),
+        ("/acceptance coupled", "acceptance: coupled"),
+        (GRAMMAR, "He"),
+        ("/acceptance rejection", "acceptance: rejection"),
+        ("/processor greedy", "processor: greedy"),
+        ("/delta 0.5", "delta: 0.5"),
+        (GERMAN, "LOSSY"),
+        ("/delta 0", "delta: 0"),
+        ("/output_prefix Diese Methode", "every output begins"),
+        (GERMAN, "gibt"),
+        ("/output_prefix", "nothing in front of the output"),
+        ("/lenght 3", "did you mean /length?"),
+        ("/length 100000", "length: 100000"),
+        ("/processor multinomial 5", "processor: multinomial"),
+    ):
+        terminal.type(line, then)
+    terminal.type(GERMAN, GERMAN, 5, ready=False)
+    time.sleep(0.4)
+    terminal.press("C-c")
+    terminal.wait_for("stopped")
+    terminal.type("/processor greedy", "processor: greedy", 2)
+    terminal.type("/length 100", "length: 100", 2)
+    terminal.type("/quit", "$", 2)
+    terminal.picture("every-command", "each command")
+
+
+def report() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        traces = []
+        for name, options in (("model", []), ("ngram", ["--drafter", "ngram", "--num-draft", "8"])):
+            traces.append(f"{folder}/{name}.jsonl")
+            prompts = b"\n".join(Path("data/grammar.txt").read_bytes().split(b"\n")[:40])
+            command = [sys.executable, "main.py", "--trace", traces[-1], *options]
+            subprocess.run(command, input=prompts, check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "speculative_decoding.report", *traces, "--png", str(PICTURES / "report.png")]
+        subprocess.run(command, check=True)
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    show = f'python main.py --show-draft --prompt "{GERMAN}"'
+    rounds = f'python main.py --show-draft rounds --prompt "{LONG}"'
+    compare = f'python main.py --compare --prompt "{GERMAN}"'
+    run("show-draft", [show, rounds], 92, 20)
+    run("show-draft-no-colour", [show, rounds], 92, 20, NO_COLOR="1")
+    run("show-draft-40-columns", [show, rounds], 40, 48)
+    run("compare", [compare], 92, 16)
+    run("compare-no-colour", [compare], 92, 16, NO_COLOR="1")
+    run("compare-40-columns", [compare], 40, 30)
+    console()
+    every_command()
+    report()
+
+
+if __name__ == "__main__":
+    main()
