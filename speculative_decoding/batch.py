@@ -54,7 +54,9 @@ def batch_generate(
     max_memory_gb: float | None = None,
     **options: Any,
 ) -> Iterator[BatchResult]:
-    """Yield the results as prompts finish. Each is what `generate` gives for that prompt alone.
+    """Yield the results as prompts finish. Each is what `generate` gives for that prompt alone: the same tokens at
+    temperature 0 and with acceptance "coupled"; else the same law, and with drafts that do not learn from row to
+    row (a model's, of fixed lengths) the same sample.
 
     prompts: each a text, or a mapping with "prompt" and options of its own: those of `prepare`, the fields of
         `SamplingParams` by their names, and num_draft. Consumed only a few times `slots` ahead.
