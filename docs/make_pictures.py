@@ -58,6 +58,7 @@ class Terminal:
                 "HOME": os.environ["HOME"],
                 "LANG": "C.UTF-8",
                 "PS1": "$ ",
+                **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS")},
                 **environment,
             }.items()
         )
