@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from .adaptive_length import FIRST_WAIT, PROBE_SHARE, SURE, WORTHWHILE, RoundClock, cheapest_probe
+from .adaptive_length import FIRST_WAIT, PROBE_SHARE, WORTHWHILE, RoundClock, cheapest_probe
 from .costs import Costs
 from .draft_length import Drafted, DraftLength
 from .errors import InputError
@@ -56,7 +56,7 @@ class JointLength(DraftLength):
         if self._gain < WORTHWHILE:
             lengths = dict.fromkeys(lengths, 0)
             self._parked_rounds += 1
-        elif self._since_plain >= self._clock.plain_rounds_until(self._gain < SURE):
+        elif self._since_plain >= self._clock.plain_rounds_until(unsure=True):
             lengths = dict.fromkeys(lengths, 0)
         else:
             self._parked_rounds = 0

@@ -193,7 +193,7 @@ def peaks(slots: int, counts: list[int]) -> list[int]:
 
 
 def test_peak_memory_grows_with_the_slots_and_not_with_the_prompts() -> None:
-    few, early, later = peaks(2, [60])[0], *peaks(16, [100, 1000])
+    few, early, later = peaks(2, [60])[0], *peaks(16, [100, 400])
     assert few < early and later < 1.1 * early
 
 
