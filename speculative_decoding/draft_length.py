@@ -6,8 +6,20 @@ Strategies know counts and seconds: nothing of tokens, models or drafters. They 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .errors import InputError
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A row's part of a round: how many tokens were asked for, really proposed, and accepted of these."""
+
+    asked: int
+    drafted: int
+    accepted: int
+    kind: str = ""
 
 
 class DraftLength(ABC):
@@ -32,6 +44,15 @@ class DraftLength(ABC):
         and the wall-clock seconds of the whole round.
         """
         return
+
+    def next_of_rows(self, rows: Sequence[tuple[int, str]]) -> list[int]:
+        """`next` for rows whose rounds are one: their (most, kind) -> their lengths."""
+        return [self.next(most, kind) for most, kind in rows]
+
+    def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
+        """`observe` for rows whose round was one."""
+        for row in rows:
+            self.observe(row.drafted, row.accepted, seconds, row.kind)
 
     @abstractmethod
     def describe(self) -> str:

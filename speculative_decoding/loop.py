@@ -14,7 +14,7 @@ from typing import cast
 import mlx.core as mx
 
 from .acceptance import AcceptanceRule, Greedy, Verdict
-from .draft_length import DraftLength, FixedLength
+from .draft_length import Drafted, DraftLength, FixedLength
 from .drafters.base import Draft, token_ids
 from .drafters.batch import Asked, BatchDrafter
 from .errors import InputError
@@ -75,11 +75,6 @@ class Row:
         """How many tokens may yet come."""
         return self.settings.max_tokens - (len(self.tokens) - self.given)
 
-    def ask(self, slot: int, drafter: BatchDrafter) -> Asked:
-        """For as many tokens as are worth drafting. The last that may come is never drafted."""
-        kind = drafter.kind(slot, self.tokens)
-        return Asked(slot, self.tokens, self.settings.length.next(self.room - 1, kind), kind)
-
     def judge(self, draft: Draft, logits: mx.array) -> Verdict:
         """logits (1, L >= K + 1, V), raw."""
         settings, logits = self.settings, logits[:, : draft.num_tokens + 1]
@@ -101,13 +96,11 @@ class Row:
         )
 
     def report(self, asked: Asked, outcome: Outcome, times: Times) -> Round:
-        """The cycle as others see it; its length learns from it first."""
-        new, drafted, accepted = outcome.tokens, len(outcome.proposed), outcome.accepted
-        self.settings.length.observe(drafted, accepted, times.seconds, asked.kind)
+        """The cycle as others see it."""
         return Round(
-            new,
-            drafted,
-            min(accepted, len(new)),
+            outcome.tokens,
+            len(outcome.proposed),
+            min(outcome.accepted, len(outcome.tokens)),
             times.seconds,
             times.draft,
             self.finish_reason,
@@ -157,7 +150,7 @@ def speculate(
         if not active:
             return
         started = time.perf_counter()
-        asked = [row.ask(slot, drafter) for slot, row in active.items()]
+        asked = ask(active, drafter)
         drafts = dict(zip(active, drafter.propose(asked), strict=True))
         is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
         draft_seconds = time_of(drafts.values(), started) if is_split else None
@@ -177,7 +170,37 @@ def speculate(
             if row.finish_reason:
                 drafter.end(slot, row.tokens)
         times = Times(time.perf_counter() - started, draft_seconds, verify_seconds)
+        learn(active, asked, outcomes, times.seconds)
         yield {each.slot: active[each.slot].report(each, outcomes[each.slot], times) for each in asked}
+
+
+def ask(active: Mapping[int, Row], drafter: BatchDrafter) -> list[Asked]:
+    """For as many tokens as are worth drafting. The last that may come is never drafted."""
+    kinds = {slot: drafter.kind(slot, row.tokens) for slot, row in active.items()}
+    counts: dict[int, int] = {}
+    for length, slots in by_length(active):
+        rooms = [(active[slot].room - 1, kinds[slot]) for slot in slots]
+        counts |= zip(slots, length.next_of_rows(rooms), strict=True)
+    return [Asked(slot, row.tokens, counts[slot], kinds[slot]) for slot, row in active.items()]
+
+
+def learn(active: Mapping[int, Row], asked: Sequence[Asked], outcomes: Mapping[int, Outcome], seconds: float) -> None:
+    """Show the lengths what came of them."""
+    parts = {
+        each.slot: Drafted(each.num_draft_tokens, len(outcome.proposed), outcome.accepted, each.kind)
+        for each in asked
+        for outcome in [outcomes[each.slot]]
+    }
+    for length, slots in by_length(active):
+        length.observe_rows([parts[slot] for slot in slots], seconds)
+
+
+def by_length(active: Mapping[int, Row]) -> list[tuple[DraftLength, list[int]]]:
+    """Each length with the slots of the rows that share it."""
+    groups: dict[int, tuple[DraftLength, list[int]]] = {}
+    for slot, row in active.items():
+        groups.setdefault(id(row.settings.length), (row.settings.length, []))[1].append(slot)
+    return list(groups.values())
 
 
 def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: Row, slot: int = 0) -> None:

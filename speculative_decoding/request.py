@@ -13,6 +13,7 @@ from .drafters.base import MODEL
 from .drafters.model import DraftModel
 from .ending import Ending
 from .errors import InputError
+from .joint_length import JointLength
 from .loop import Row, Settings
 from .models.base import EncoderDecoder
 from .sampling import SamplingParams
@@ -131,5 +132,6 @@ def choose_length(
         raise InputError(f"num_draft must be a number or one of {', '.join(SCHEDULES)}, not {num_draft!r}")
     if num_draft == "auto":
         costs = costs_of(model, draft_model.model if isinstance(draft_model, DraftModel) else draft_model, rows)
-        return AdaptiveLength(costs.with_free_draft(), kinds={MODEL: costs})
+        adaptive = AdaptiveLength if rows == 1 else JointLength
+        return adaptive(costs.with_free_draft(), kinds={MODEL: costs})
     return HeuristicLength(transient=num_draft == "heuristic_transient")

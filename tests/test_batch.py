@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -11,10 +11,14 @@ import pytest
 
 from speculative_decoding import InputError, SamplingParams, Session, batch_generate, generate
 from speculative_decoding.batch import WINDOW
+from speculative_decoding.costs import Costs
+from speculative_decoding.draft_length import Drafted, FixedLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter
+from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.drafters.model import BatchModelDrafter
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
 from speculative_decoding.generate import GenerationResult
+from speculative_decoding.joint_length import JointLength
 from speculative_decoding.memory import slots_within
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache, KVCache
@@ -179,6 +183,52 @@ def test_input_is_read_only_a_window_ahead() -> None:
         next(results)
         assert read <= done + 2 * 2 + WINDOW * 2
     results.close()  # type: ignore[attr-defined]
+
+
+def peaks(slots: int, counts: list[int]) -> list[int]:
+    """Peak bytes after so many prompts of one job."""
+    prompts = (PROMPTS[number % len(PROMPTS)] for number in range(max(counts)))
+    results = batch_generate(TARGET, Letters(), prompts, slots=slots, draft_model=DRAFT, max_tokens=6)
+    return [mx.get_peak_memory() for done, _ in enumerate(results, 1) if done in counts]
+
+
+def test_peak_memory_grows_with_the_slots_and_not_with_the_prompts() -> None:
+    few, early, later = peaks(2, [60])[0], *peaks(16, [100, 400])
+    assert few < early and later < 1.1 * early
+
+
+class Watched(FixedLength):
+    """Keeps what it is asked and told."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.asked: list[int] = []
+        self.told: list[int] = []
+
+    def next_of_rows(self, rows: Sequence[tuple[int, str]]) -> list[int]:
+        self.asked.append(len(rows))
+        return super().next_of_rows(rows)
+
+    def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
+        assert seconds > 0 and all(0 <= row.accepted <= row.drafted <= row.asked <= 3 for row in rows)
+        self.told.append(len(rows))
+
+
+def test_a_length_decides_for_all_of_its_rows_at_once() -> None:
+    shared, own = Watched(), Watched()
+    rows: list[Any] = [{"prompt": prompt} | ({"num_draft": own} if i == 1 else {}) for i, prompt in enumerate("abcd")]
+    batch(rows, slots=4, draft_model=DRAFT, num_draft=shared, max_tokens=8)
+    assert shared.asked[0] == 3 and own.asked[0] == 1
+    assert shared.told == shared.asked and own.told == own.asked
+
+
+def test_lengths_that_are_decided_together_change_nothing() -> None:
+    """Whatever is drafted, also where costs make it draft, park and probe in turns."""
+    expected = [generate(TARGET, Letters(), prompt, max_tokens=20) for prompt in PROMPTS]
+    for slope, drafter in product((0.0, 0.2, 1.0), ("model", "ngram", "auto")):
+        costs = Costs(tuple(1e-4 * (1 + slope * i) for i in range(17)), 1e-6)
+        length = JointLength(costs.with_free_draft(), kinds={MODEL: costs})
+        assert all(map(same, batch(PROMPTS, slots=4, num_draft=length, max_tokens=20, **DRAFTERS[drafter]), expected))
 
 
 def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:

@@ -16,7 +16,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import GenerationStats, InputError, SamplingParams, benchmark, generate
-from speculative_decoding.bench import environment, peers, random_weights, report, speedup, worker
+from speculative_decoding.bench import batches, environment, peers, random_weights, report, speedup, worker
 from speculative_decoding.bench.export import export
 from speculative_decoding.bench.interleave import Run, take_turns
 from speculative_decoding.bench.limits import bytes_per_pass
@@ -414,6 +414,58 @@ def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFi
     assert trials == 2 * len(peers.THREADS) and lines[-1]["kind"] == "environment"
 
 
+def test_many_prompts_at_once(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"translate English to German: Open the {word}.\n" for word in ("file", "door", "box")))
+    options = ["--slots", "1", "2", "--ways", "auto,model", "--num-draft", "2", "--max-tokens", "6", "--peers", "ct2"]
+    options += ["--repeats", "2", "--output", str(tmp_path / "out"), "--plot"]
+    status, out, _ = command(capsys, str(prompts), *options)
+    assert status == 0 and (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    (study,) = json.loads(out.strip().split("\n")[-1])["studies"]
+    labels = ["plain", "auto", "model 2", "ct2 float32", "ct2 int8"]
+    assert [(row["task"], row["label"]) for row in study["rows"]] == [
+        (f"prompts, {slots} slots", label) for slots in (1, 2) for label in labels
+    ]
+    ours_ = [row for row in study["rows"] if row["is_ours"]]
+    assert all(row["same_ids"] == 1.0 and row["tokens"] == ours_[0]["tokens"] for row in ours_)
+    assert {row["length"] for row in ours_ if row["label"] == "model 2"} == {"drafts 2 tokens a round"}
+    assert "| against ct2 int8 |" in out and "Peak memory of auto, weights included" in out
+
+
+def test_a_task_decoded_together_is_decoded_as_one_by_one() -> None:
+    models = Models(tiny_model(), noisy_copy(tiny_model()))
+    for temperature in (0.0, 1.0):
+        single = [output.tokens for output in ours(["model"], [3], [temperature], models)[1].decode(TASK)]
+        for task in batches.at_slots([TASK], [1, 2, 9]):
+            assert task.slots is not None and batches.task_and_slots(task.name) == ("tiny", task.slots)
+            (_, way) = batches.together(["model"], [3], [temperature], models, task.slots)
+            assert [output.tokens for output in way.decode(task)] == single
+
+
+class Reversing:
+    """Stands in for a peer in the worker: 7 ends an output, 0 pads it."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+
+    def decode(self, sources: list[list[int]], max_tokens: int, ends: bool) -> tuple[list[list[int]], float]:
+        self.groups.append([len(source) for source in sources])
+        width = max(map(len, sources))
+        rows = [source[::-1] + [0] * (width - len(source)) for source in sources]
+        return [worker.until_end(row, [7]) if ends else row for row in rows], 1.0 * len(sources)
+
+
+def test_a_peer_gets_groups_of_like_length_and_answers_in_order() -> None:
+    sources = [[7, 1, 2, 3], [7], [7, 1, 2], [7, 5], [7, 1, 0, 0, 2]]
+    peer = Reversing()
+    answer = worker.decode_all(peer, {"sources": sources, "slots": 2, "max_tokens": 9, "ends": True})
+    assert peer.groups == [[1, 2], [3, 4], [5]]
+    assert answer == {"tokens": [source[::-1] for source in sources], "seconds": [1.0] * 5}
+    alone = worker.decode_all(Reversing(), {"sources": sources, "slots": 1, "max_tokens": 9, "ends": True})
+    assert alone == answer
+    assert worker.until_end([1, 2], [7]) == [1, 2] and worker.until_end([1, 7, 7], [7]) == [1, 7]
+
+
 def test_growth(
     quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,6 +496,8 @@ def test_growth(
         (["--growth", "--limit", "3"], "--limit: does not go with --growth"),
         (["--random", "t5-small", "--ways", "ngram"], "--ways ngram: does not go with --random"),
         (["--random", "t5-small", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --random"),
+        (["--slots", "2", "--growth"], "--slots: does not go with --growth"),
+        (["--slots", "2", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --slots"),
         (["--source-lengths", "16"], "--source-lengths: is of no use without --growth"),
         (["no-such-file.txt"], "no-such-file.txt: not readable"),
         (["--output", "/dev/null/x", "-m", "1"], "--output /dev/null/x: cannot be written"),

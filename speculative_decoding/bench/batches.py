@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import linear_regression
 
 from ..batch import batch_generate
 from ..sampling import SamplingParams
@@ -87,8 +88,21 @@ def batch_tables(study: Study) -> str:
         columns["draft length at the end"] = lambda row: "" if row.label == "plain" else row.length
         names = [name for name, cell in columns.items() if any(cell(row) for row in rows)]
         lines = [[columns[name](row) for name in names] for row in rows]
-        tables.append(f"### {study.model}: {task}, {rows[0].tokens} tokens a repeat\n\n{markdown(names, lines)}")
+        title = f"### {study.model}: {task}, {rows[0].tokens} tokens a repeat"
+        tables.append("\n\n".join([title, markdown(names, lines), *memory_lines(rows)]))
     return "\n\n".join(tables)
+
+
+def memory_lines(rows: Sequence[Row]) -> list[str]:
+    """Peak memory as a straight line over slots, for each of ours that has been measured at several."""
+    found = []
+    for label in dict.fromkeys(row.label for row in rows):
+        peaks = {task_and_slots(row.task)[1]: row.peak_memory_bytes for row in rows if row.label == label}
+        points = {slots: peak / 1e6 for slots, peak in peaks.items() if peak is not None}
+        if len(points) > 1:
+            slope, at_zero = linear_regression(list(points), list(points.values()))
+            found.append(f"Peak memory of {label}, weights included: {at_zero:.0f} MB and {slope:.1f} MB a slot.")
+    return found
 
 
 SHOWN = ("way", "T", "tokens/s", "tokens/target call", "accepted", "peak GB", "same ids (outputs)")

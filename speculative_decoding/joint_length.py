@@ -1,0 +1,168 @@
+"""Draft lengths for the rows of a batch, decided together: the target's pass is as wide for all as its longest draft.
+
+Knows counts and seconds, as every `DraftLength`; a single row has adaptive_length.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from .adaptive_length import FIRST_WAIT, PROBE_SHARE, WORTHWHILE, RoundClock, cheapest_probe
+from .costs import Costs
+from .draft_length import Drafted, DraftLength
+from .errors import InputError
+
+PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in drafts
+MEMORY = 0.998  # of what was seen, per draft: the rows of a round bring many
+
+
+class JointLength(DraftLength):
+    """Chooses for each round the lengths that promise most tokens per second, of all its rows.
+
+    A round with a pass over w + 1 positions and m chained steps of the draft model takes t(w + 1) + m c + h seconds,
+    however few rows draft, and yields for each row 1 + a_1 + a_1 a_2 + ... up to its draft. So whoever drafts for
+    nothing does so up to w, and all rows of the draft model up to the same m <= w. Where the best pair gains less than
+    `WORTHWHILE`, nothing is drafted. A kind that is not drafted is probed now and then, for `PROBE_SHARE` of the time.
+
+    costs, kinds: as `AdaptiveLength` takes them, measured with as many rows as are decoded together.
+    """
+
+    def __init__(self, costs: Costs, *, most: int = 16, kinds: Mapping[str, Costs] | None = None) -> None:
+        if most < 1:
+            raise InputError(f"the longest draft must be >= 1, not {most}; num_draft 0 turns drafting off")
+        self.most = most
+        self._steps = {kind: each.draft for kind, each in (kinds or {}).items()}
+        self._step = costs.draft  # of a kind that is not named
+        self._clock = RoundClock([costs.with_free_draft().round_seconds(width) for width in range(most + 1)])
+        self._kinds: dict[str, Kind] = {}
+        self._gain = 1.0  # expected of the best lengths, over regular decoding
+        self._parked_rounds = 0
+        self._since_plain = 0  # rounds since one without a draft
+
+    @property
+    def parked(self) -> bool:
+        return self._parked_rounds > 0
+
+    def next(self, most: int, kind: str = "") -> int:
+        return self.next_of_rows([(most, kind)])[0]
+
+    def next_of_rows(self, rows: Sequence[tuple[int, str]]) -> list[int]:
+        rooms: dict[str, list[int]] = {}
+        for most, kind in rows:
+            rooms.setdefault(kind, []).append(min(most, self.most))
+        width, steps = self._best(rooms)
+        lengths = {kind: steps if self._step_of(kind) else width for kind in rooms}
+        if self._gain < WORTHWHILE:
+            lengths = dict.fromkeys(lengths, 0)
+            self._parked_rounds += 1
+        elif self._since_plain >= self._clock.plain_rounds_until(unsure=True):
+            lengths = dict.fromkeys(lengths, 0)
+        else:
+            self._parked_rounds = 0
+        self._probe(lengths, rooms)
+        return [min(most, lengths[kind]) for most, kind in rows]
+
+    def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
+        self.observe_rows([Drafted(drafted, drafted, accepted, kind)], seconds)
+
+    def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
+        width = max(each.drafted for each in rows)
+        self._clock.observe(width, seconds - max(each.drafted * self._step_of(each.kind) for each in rows))
+        self._since_plain = self._since_plain + 1 if width else 0
+        for each in rows:
+            if each.asked:
+                self._kind(each.kind).observe(each.drafted, each.accepted)
+
+    def describe(self) -> str:
+        if self.parked:
+            return f"parked for {self._parked_rounds} rounds, for drafting promises {self._gain:.2f}x the speed"
+        kinds = ", ".join(f"{kind or 'draft'} {each.lately}" for kind, each in self._kinds.items())
+        return f"drafting promises {self._gain:.2f}x the speed of regular decoding" + (
+            f" ({kinds} tokens)" * bool(kinds)
+        )
+
+    def _best(self, rooms: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+        """(w, m), and their gain is noted. A pass is no wider than plain decoding's if no row finds anything."""
+        free = {kind: each for kind, each in rooms.items() if not self._step_of(kind)}
+        paid = {kind: each for kind, each in rooms.items() if self._step_of(kind)}
+        from_free, from_paid = self._expected(free), self._expected(paid)
+        nothing = 1.0
+        for kind, each in free.items():
+            nothing *= (1.0 - self._kind(kind).found) ** len(each)
+        count, step, seconds = sum(map(len, rooms.values())), max(map(self._step_of, rooms)), self._clock.seconds
+        best, best_rate = (0, 0), 0.0
+        for width in range(1, self.most + 1):
+            for steps in range(width + 1 if paid else 1):
+                narrow = seconds[steps] + steps * step
+                wide = seconds[width] + steps * step
+                rate = (count + from_free[width] + from_paid[steps]) / (wide + nothing * (narrow - wide))
+                if rate > best_rate:
+                    best, best_rate = (width, steps), rate
+        self._gain = best_rate * seconds[0] / count
+        return best
+
+    def _expected(self, rooms: Mapping[str, Sequence[int]]) -> list[float]:
+        """For each length, how many drafted tokens of these rows will be accepted."""
+        gains = [0.0] * (self.most + 1)
+        for kind, each in rooms.items():
+            survives = self._kind(kind).found
+            for i, right in enumerate(self._kind(kind).acceptance):
+                survives *= right
+                gains[i + 1] += survives * sum(room > i for room in each)
+        return list(accumulate(gains))
+
+    def _probe(self, lengths: dict[str, int], rooms: Mapping[str, Sequence[int]]) -> None:
+        """Let a kind draft that has not for long, for what it teaches."""
+        seconds, width = self._clock.seconds, max(lengths.values())
+        for kind in lengths:
+            each, step = self._kind(kind), self._step_of(kind)
+            each.waited = 0 if lengths[kind] else each.waited + 1
+            if each.waited < FIRST_WAIT:
+                continue
+            costs = [value + count * step for count, value in enumerate(seconds)]
+            probe = cheapest_probe(costs, max(rooms[kind]))
+            extra = seconds[max(width, probe)] + probe * step - seconds[width]
+            if probe and each.waited * PROBE_SHARE >= extra / seconds[width]:
+                lengths[kind], each.waited = probe, 0
+                return
+
+    def _step_of(self, kind: str) -> float:
+        """Seconds of each drafted token."""
+        return self._steps.get(kind, self._step)
+
+    def _kind(self, kind: str) -> Kind:
+        return self._kinds.setdefault(kind, Kind(self.most))
+
+
+class Kind:
+    """What one kind of draft has been worth, over all rows.
+
+    found: how often there was a draft at all. acceptance: of each position, given that all before it were accepted.
+    waited: rounds since it last drafted. lately: tokens of its last draft.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._hits, self._seen = [0.0] * longest, [0.0] * longest
+        self._asked = self._found = PRIOR_WEIGHT
+        self.waited = self.lately = 0
+        self._estimate()
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Of a row that was asked for a draft."""
+        self._asked, self._found = MEMORY * self._asked + 1.0, MEMORY * self._found + (drafted > 0)
+        if drafted:
+            self.lately = drafted
+            self._hits = [MEMORY * hits for hits in self._hits]
+            self._seen = [MEMORY * seen for seen in self._seen]
+        for i in range(min(drafted, accepted + 1, len(self._seen))):  # behind a rejection nothing was tested
+            self._hits[i] += i < accepted
+            self._seen[i] += 1.0
+        self._estimate()
+
+    def _estimate(self) -> None:
+        """Of a position that was seen little, one expects what the one before it is worth."""
+        self.found, self.acceptance, lasting = self._found / self._asked, list[float](), PRIOR
+        for hits, seen in zip(self._hits, self._seen, strict=True):
+            lasting = (hits + PRIOR_WEIGHT * lasting) / (seen + PRIOR_WEIGHT)
+            self.acceptance.append(lasting)

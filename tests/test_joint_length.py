@@ -1,0 +1,169 @@
+"""Lengths decided for all rows of a round, against every choice there is and against the best fixed lengths."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+from speculative_decoding.adaptive_length import AdaptiveLength
+from speculative_decoding.costs import Costs
+from speculative_decoding.draft_length import Drafted, DraftLength, FixedLength
+from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.errors import InputError
+from speculative_decoding.joint_length import JointLength
+
+CHEAP = Costs(tuple(1 + 0.03 * i for i in range(17)), 0.05, 0.02)
+STEEP = Costs(tuple(1 + 0.25 * i for i in range(17)), 0.04, 0.02)  # 16 rows on two cores
+HOPELESS = Costs(tuple(1 + 0.9 * i for i in range(17)), 0.04, 0.02)
+STEPS = Costs(tuple(1 + 0.5 * (i // 4) for i in range(17)), 0.08, 0.02)
+COSTS = {"cheap": CHEAP, "steep": STEEP, "hopeless": HOPELESS, "steps": STEPS}
+ROWS, ROUNDS = 8, 600
+
+
+def joint(costs: Costs, most: int = 16) -> JointLength:
+    return JointLength(costs.with_free_draft(), most=most, kinds={MODEL: costs})
+
+
+def taught(costs: Costs, acceptance: Mapping[str, float], most: int = 16) -> JointLength:
+    """One that has seen enough of each kind to be sure of it."""
+    length, dice = joint(costs, most), random.Random(0)
+    for _ in range(800):
+        for kind, right in acceptance.items():
+            length.observe(most, next((i for i in range(most) if dice.random() >= right), most), 0.0, kind)
+    length.observe(0, 0, 0.0)  # a round without a draft is not due
+    return length
+
+
+def test_no_other_lengths_promise_more() -> None:
+    """Every way to give each of three rows 0 to 3 tokens, by the law of the round."""
+    acceptance = {COPY: 0.9, MODEL: 0.6}
+    for costs in COSTS.values():
+        length = taught(costs, acceptance, most=3)
+        learned = {kind: length._kind(kind).acceptance for kind in acceptance}  # what it believes
+        for kinds in product((COPY, MODEL), repeat=3):
+
+            def rate(
+                counts: Sequence[int], kinds: Sequence[str] = kinds, costs: Costs = costs, learned: Any = learned
+            ) -> float:
+                tokens = sum(
+                    1 + sum(math.prod(learned[kind][: i + 1]) for i in range(count))
+                    for kind, count in zip(kinds, counts, strict=True)
+                )
+                steps = max(count * (kind == MODEL) for kind, count in zip(kinds, counts, strict=True))
+                return tokens / (costs.pass_seconds(max(counts) + 1) + steps * costs.draft + costs.host)
+
+            best = max(product(range(4), repeat=3), key=rate)
+            chosen = length.next_of_rows([(3, kind) for kind in kinds])
+            if rate(best) >= 1.03 * rate((0, 0, 0)):
+                assert rate(chosen) == pytest.approx(rate(best))
+            else:
+                assert chosen == [0, 0, 0] or length.parked  # a probe perhaps
+
+
+def decode(
+    length: DraftLength,
+    costs: Costs,
+    right: Mapping[str, float],
+    *,
+    copies: float = 0.2,
+    found: float = 1.0,
+    rounds: int = ROUNDS,
+) -> float:
+    """Tokens per second of a long job. copies: how many rows can copy."""
+    dice, tokens, total = random.Random(4), 0, 0.0
+    for _ in range(rounds):
+        kinds = [COPY if dice.random() < copies else MODEL for _ in range(ROWS)]
+        asked = length.next_of_rows([(30, kind) for kind in kinds])
+        parts = []
+        for kind, count in zip(kinds, asked, strict=True):
+            chances = [dice.random() for _ in range(16)]  # the same whatever was asked
+            drafted = count if kind == MODEL or dice.random() < found else 0
+            accepted = next((i for i in range(drafted) if chances[i] >= right[kind]), drafted)
+            parts.append(Drafted(count, drafted, accepted, kind))
+            tokens += accepted + 1
+        steps = max(part.drafted * (part.kind == MODEL) for part in parts)
+        seconds = costs.pass_seconds(max(part.drafted for part in parts) + 1) + steps * costs.draft + costs.host
+        length.observe_rows(parts, seconds)
+        total += seconds
+    return tokens / total
+
+
+class Fixed(FixedLength):
+    """So many for copies, so many for the model."""
+
+    def __init__(self, copies: int, model: int) -> None:
+        super().__init__(max(copies, model))
+        self._counts = {COPY: copies, MODEL: model}
+
+    def next(self, most: int, kind: str = "") -> int:
+        return min(most, self._counts[kind])
+
+
+RIGHT = {
+    "good": {COPY: 0.9, MODEL: 0.7},
+    "copies only": {COPY: 0.9, MODEL: 0.05},
+    "model only": {COPY: 0.1, MODEL: 0.8},
+    "useless": {COPY: 0.02, MODEL: 0.02},
+}
+
+
+@pytest.mark.parametrize("right", RIGHT)
+@pytest.mark.parametrize("costs", COSTS)
+def test_it_is_about_as_fast_as_the_best_fixed_pair_and_never_slower_than_none(costs: str, right: str) -> None:
+    speed = decode(joint(COSTS[costs]), COSTS[costs], RIGHT[right])
+    fixed = [
+        decode(Fixed(*pair), COSTS[costs], RIGHT[right]) for pair in product((0, 1, 2, 3, 4, 6, 8, 12, 16), repeat=2)
+    ]
+    assert speed >= 0.95 * max(fixed) and speed >= 0.98 * fixed[0]
+
+
+@pytest.mark.parametrize("right", ["copies only", "good"])
+def test_lengths_decided_row_by_row_are_slower(right: str) -> None:
+    """The planted fault: one row's long copy is a wide pass for all."""
+    apart = AdaptiveLength(STEEP.with_free_draft(), kinds={MODEL: STEEP})
+    assert decode(apart, STEEP, RIGHT[right]) < 0.95 * decode(joint(STEEP), STEEP, RIGHT[right])
+
+
+def test_a_drafter_that_often_finds_nothing() -> None:
+    for costs in COSTS.values():
+        speed = decode(joint(costs), costs, RIGHT["good"], copies=1.0, found=0.05)
+        fixed = [decode(Fixed(n, 0), costs, RIGHT["good"], copies=1.0, found=0.05) for n in (0, 1, 2, 4, 8, 16)]
+        assert speed >= 0.95 * max(fixed) and speed >= 0.98 * fixed[0]
+
+
+def test_costs_that_are_no_longer_true_are_corrected() -> None:
+    """Measured as cheap, in truth ten times as dear: it takes some hundred rounds to find out, and then holds."""
+    plain = decode(Fixed(0, 0), HOPELESS, RIGHT["good"])
+    assert decode(joint(CHEAP), HOPELESS, RIGHT["good"], rounds=4000) >= 0.9 * plain
+
+    class Deaf(JointLength):
+        def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
+            super().observe_rows(rows, 0.0)
+
+    deaf = Deaf(CHEAP.with_free_draft(), kinds={MODEL: CHEAP})
+    assert decode(deaf, HOPELESS, RIGHT["good"], rounds=4000) < 0.5 * plain
+
+
+def test_it_parks_says_so_and_comes_back() -> None:
+    length = joint(STEEP)
+    decode(length, STEEP, RIGHT["useless"])
+    assert length.parked and "parked" in length.describe()
+    decode(length, STEEP, RIGHT["good"])
+    assert not length.parked and "promises" in length.describe()
+
+
+def test_room_is_kept() -> None:
+    length = taught(CHEAP, {COPY: 0.9, MODEL: 0.9})
+    for rooms in product((0, 1, 5, 99), repeat=3):
+        counts = length.next_of_rows([(room, kind) for room, kind in zip(rooms, (COPY, MODEL, COPY), strict=True)])
+        assert all(0 <= count <= min(room, 16) for count, room in zip(counts, rooms, strict=True))
+
+
+def test_no_length_at_all_is_refused() -> None:
+    with pytest.raises(InputError, match="the longest draft must be >= 1, not 0"):
+        JointLength(CHEAP, most=0)
