@@ -96,7 +96,7 @@ def _stream(
     (reading,) = drafter.read([request.source])
     drafter.begin(0, request.source, reading, settings.sampling, coupled=isinstance(settings.rule, Coupled))
     cache = model.make_cache(model.encode(mx.array([request.source])))
-    mx.eval([(layer.cross_keys, layer.cross_values) for layer in cache.layers])
+    mx.eval(cache.arrays)
     stats = GenerationStats(prompt_tokens=len(request.source))
     stats.encode_seconds = time.perf_counter() - started
 

@@ -152,7 +152,7 @@ def speculate(
         started = time.perf_counter()
         asked = ask(active, drafter)
         drafts = dict(zip(active, drafter.propose(asked), strict=True))
-        mx.async_eval([draft.tokens for draft in drafts.values()])  # drafted while the host prepares the pass
+        start([draft.tokens for draft in drafts.values()])  # the device drafts while the host prepares the pass
         is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
         draft_seconds = time_of(drafts.values(), started) if is_split else None
 
@@ -235,14 +235,14 @@ def verify_pass(
 
 def strict_width(cache: DecoderCache, settings: Settings, given: int = 1) -> int:
     """Strict mode: all passes have one shape, in queries and in keys, so that no kernel and no order of additions can
-    differ between decoding with and without a draft. Fixes the cache's size, returns the width of a pass.
+    differ between decoding with and without a draft. Reserves all of the cache, returns the width of a pass.
 
     Whole tiles only: matrix kernels add up the rows of a tile that is cut short in another order, and then a
     token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode"). given: how many tokens stand
     at the beginning (`Row.given`).
     """
     width = -(-(settings.length.most + 1) // STRICT_TILE) * STRICT_TILE
-    cache.fix_size(given - 1 + settings.max_tokens + width)
+    cache.reserve(given - 1 + settings.max_tokens + width)
     return width
 
 
@@ -262,6 +262,11 @@ def top_ids(logits: mx.array, count: int) -> mx.array:
 
 def id_rows(ids: mx.array) -> list[list[int]]:
     return cast(list[list[int]], ids.tolist())
+
+
+def start(arrays: Sequence[mx.array]) -> None:
+    """Have the device compute them; nobody waits."""
+    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
 def time_of(drafts: Iterable[Draft], started: float) -> float:

@@ -34,9 +34,6 @@ def slots_within(
 def row_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int) -> int:
     """What one row's caches hold, and the logits of a round with 16 drafted tokens."""
     cache = model.make_cache(model.encode(mx.zeros((1, source_tokens), mx.uint32)))
-    cache.fix_size(max_tokens)
-    mx.eval(model.decode(mx.zeros((1, 1), mx.uint32), cache))
-    held = [array for layer in cache.layers for array in (layer.cross_keys, layer.cross_values)]
-    grown = [each for layer in cache.layers for each in (layer.self_attention.keys, layer.self_attention.values)]
-    kept = sum(array.nbytes for array in [*held, *grown] if array is not None)
+    cache.reserve(max_tokens)
+    kept = sum(array.nbytes for array in cache.arrays)
     return kept + 17 * model.config.vocab_size * 4

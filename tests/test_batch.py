@@ -21,7 +21,7 @@ from speculative_decoding.generate import GenerationResult
 from speculative_decoding.joint_length import JointLength
 from speculative_decoding.memory import slots_within
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import DecoderCache, KVCache
+from speculative_decoding.models.cache import DecoderCache
 from tests.test_generate import Letters
 from tests.tiny import noisy_copy, tiny_model
 
@@ -133,7 +133,7 @@ def rewind_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCache, "is_ragged", property(lambda self: False))
+    monkeypatch.setattr(DecoderCache, "is_ragged", property(lambda self: False))
 
 
 def keep_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,7 @@ def keep_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def offsets_only(self: DecoderCache, rows: Any, fresh: DecoderCache) -> None:
         if any(self.offsets):  # the slot has been used
-            for layer in self.layers:
-                layer.self_attention.offsets[rows[0]] = 0
+            self.offsets[rows[0]] = 0
         else:
             assign(self, rows, fresh)
 

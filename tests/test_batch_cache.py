@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import DecoderCache, KVCache
+from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.relative_position import BiasWindows
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import tiny_model
@@ -116,13 +116,13 @@ def test_strict_passes_are_ragged_too(changes: dict[str, object]) -> None:
     generator = np.random.default_rng(0)
     requests = [make_request(model, generator, 6) for _ in range(3)]
     cache = padded_cache(model, requests)
-    cache.fix_size(100)
+    cache.reserve(100)
     for cuts in ([0, 0, 0], [3, 1, 5], [9, 2, 6], [4, 2, 13]):
         cache.trim_to(cuts)
         logits = model.decode(
             mx.array([r.tokens[c : c + 8] for r, c in zip(requests, cache.offsets, strict=True)]), cache
         )
-        assert cache.keys_after(8) == 128
+        assert cache.capacity == 128
         for row, request, cut in zip(logits, requests, [o - 8 for o in cache.offsets], strict=True):
             assert mx.abs(row - request.expected[cut : cut + 8]).max().item() < TOLERANCE
 
@@ -140,8 +140,8 @@ def test_a_batch_keeps_its_type(dtype: mx.Dtype) -> None:
     logits = model.decode(mx.array([r.tokens[:2] for r in requests]), cache)
     cache.assign([0], padded_cache(model, [make_request(model, np.random.default_rng(9), 40)]))
     layer = cache.layers[0]
-    held = (logits, layer.self_attention.keys, layer.self_attention.values, layer.cross_keys, cache.memory_mask)
-    assert {array.dtype for array in held if array is not None} == {dtype} and None not in map(type, held)
+    held = (logits, *layer.arrays, cache.memory_mask)
+    assert {array.dtype for array in held} == {dtype}
 
 
 def test_padding_of_a_source_changes_no_row() -> None:
@@ -189,21 +189,21 @@ def test_assigning_copies_no_other_row() -> None:
     source = mx.array([[5] * 256])
     cache = model.make_cache(model.encode(mx.broadcast_to(source, (32, 256))))
     fresh = model.make_cache(model.encode(source))
-    mx.eval([(layer.cross_keys, layer.cross_values) for c in (cache, fresh) for layer in c.layers])
+    mx.eval(cache.arrays, fresh.arrays)
     size = cache.layers[0].cross_keys.nbytes
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     cache.assign([3], fresh)
-    mx.eval([(layer.cross_keys, layer.cross_values) for layer in cache.layers])
+    mx.eval(cache.arrays)
     assert mx.get_peak_memory() - before < size / 4
 
 
 @pytest.mark.parametrize("offsets", [[9], [9, 9, 9, 9], [9, 12, 10, 11]], ids=["one row", "shared", "ragged"])
-def test_a_pass_copies_no_cache(offsets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_copies_no_cache(offsets: list[int]) -> None:
     """Keys and values are written in place: what a pass allocates is far below one of its buffers."""
-    monkeypatch.setattr(KVCache, "step", 4096)
     model = tiny_model(d_kv=64)
     cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * len(offsets))))
+    cache.reserve(4096)
     mx.eval(model.decode(mx.array([[3] * 16] * len(offsets)), cache))
     for _ in range(2):  # the first pass also makes the window of biases
         cache.trim_to(offsets)
@@ -211,8 +211,7 @@ def test_a_pass_copies_no_cache(offsets: list[int], monkeypatch: pytest.MonkeyPa
         mx.reset_peak_memory()
         mx.eval(model.decode(mx.array([[5]] * len(offsets)), cache))
         allocated = mx.get_peak_memory() - before
-    assert cache.layers[0].self_attention.keys is not None
-    assert allocated < cache.layers[0].self_attention.keys.nbytes / 4
+    assert allocated < cache.layers[0].keys.nbytes / 4
 
 
 @pytest.mark.parametrize("rows", [[], [0, 0], [2], [-1], [0, 1]], ids=str)
@@ -228,19 +227,19 @@ def test_an_impossible_assignment_is_refused(rows: list[int]) -> None:
 
 def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are written where the furthest row stands."""
-    monkeypatch.setattr(KVCache, "is_ragged", False)
+    monkeypatch.setattr(DecoderCache, "is_ragged", False)
 
 
 def one_rewind_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    trim = KVCache.trim_to
+    trim = DecoderCache.trim_to
     monkeypatch.setattr(
-        KVCache, "trim_to", lambda self, offset: trim(self, offset if isinstance(offset, int) else max(offset))
+        DecoderCache, "trim_to", lambda self, offset: trim(self, offset if isinstance(offset, int) else max(offset))
     )
 
 
 def rows_rewound_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    trim = KVCache.trim_to
-    monkeypatch.setattr(KVCache, "trim_to", lambda self, offset: trim(self, [max(0, o - 1) for o in offset]))
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offset: trim(self, [max(0, o - 1) for o in offset]))
 
 
 def mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,9 +265,8 @@ def stale_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot begins anew, but still reads the source of the request before."""
 
     def keep_memory(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
-        for layer in self.layers:
-            for row in rows:
-                layer.self_attention.offsets[row] = 0
+        for row in rows:
+            self.offsets[row] = 0
 
     monkeypatch.setattr(DecoderCache, "assign", keep_memory)
 
@@ -278,9 +276,9 @@ def stale_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     assign = DecoderCache.assign
 
     def keep_mask(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
-        before = None if self.memory_mask is None else mx.array(self.memory_mask)
+        before = mx.array(self.memory_mask)
         assign(self, rows, fresh)
-        if before is not None and self.memory_mask is not None and before.shape == self.memory_mask.shape:
+        if before.shape == self.memory_mask.shape:
             self.memory_mask = before
 
     monkeypatch.setattr(DecoderCache, "assign", keep_mask)

@@ -78,6 +78,7 @@ def test_the_bound_holds_for_any_input(family: str, tmp_path: Path, monkeypatch:
     stream, _ = bounds(T5Config.from_dict(raw, checkpoint), checkpoint)
     seen: list[float] = []
     norm = mx.fast.rms_norm
+    monkeypatch.setattr(mx, "compile", lambda function: function)  # which would show shapes, and no values
     monkeypatch.setattr(mx.fast, "rms_norm", lambda x, *rest: (seen.append(mx.abs(x).max().item()), norm(x, *rest))[1])
     model, _ = load(folder, dtype="float32")
     generator = np.random.default_rng(0)

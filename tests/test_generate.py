@@ -17,7 +17,7 @@ from speculative_decoding.acceptance import Coupled, Greedy, Verdict
 from speculative_decoding.drafters import Drafter, ModelDrafter, NoDrafter
 from speculative_decoding.ending import Ending
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import DecoderCache, KVCache
+from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.stats import Round
 from speculative_decoding.tokenizer import Vocabulary
 from tests.tiny import DRAFTERS, EOS, SOURCES, VOCAB, Scripted, noisy_copy, run, tiny_model, tokens_of
@@ -52,8 +52,10 @@ def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft: int)
 
 
 def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    trim = KVCache.trim_to
-    monkeypatch.setattr(KVCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets]))
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(
+        DecoderCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets])
+    )
 
 
 def rewind_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,14 +263,14 @@ def test_without_strict_the_bits_differ(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_strict_passes_all_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = set()
-    update = KVCache.update_and_fetch
+    states = type(TARGET).states
 
-    def recording(self, keys, values):  # type: ignore[no-untyped-def]
-        fetched = update(self, keys, values)
-        shapes.add((keys.shape[2], fetched[0].shape[2]))
-        return fetched
+    def recording(self, tokens, cache):  # type: ignore[no-untyped-def]
+        result = states(self, tokens, cache)
+        shapes.add((tokens.shape[1], cache.capacity))
+        return result
 
-    monkeypatch.setattr(KVCache, "update_and_fetch", recording)
+    monkeypatch.setattr(type(TARGET), "states", recording)
     for drafter in (NoDrafter(), Scripted(REGULAR[0], lambda i, token: token, most=2)):
         run(TARGET, SOURCES[0], drafter, num_draft=4, max_tokens=100, strict=True)
     assert shapes == {(8, 128)}

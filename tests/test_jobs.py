@@ -484,8 +484,8 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> 
 
 def test_main_resumes_what_was_interrupted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS * 3))
-    # Few slots and long random texts: seconds of work are left when the signal comes, even from a process that was stalled.
-    options = "--temperature 1.5 --max-tokens 24 --slots 2 --model t5-web-docs-draft".split()
+    # Few slots and long random texts: a second of work is left when the signal comes, even from a stalled process.
+    options = ["--temperature", "1.5", "--max-tokens", "24", "--slots", "2", "--model", "t5-web-docs-draft"]
     arguments = ["--input", tmp_path / "in.txt", *options]
     assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
     arguments += ["--output", tmp_path / "out"]

@@ -24,7 +24,7 @@ from speculative_decoding.drafters import Draft, DraftModel, ModelDrafter, Ngram
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
 from speculative_decoding.loop import Row, Settings, speculate
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import KVCache
+from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.stats import Round
 from tests.tiny import EOS, noisy_copy, run, tiny_model, tokens_of
 
@@ -296,8 +296,10 @@ def draft_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    trim = KVCache.trim_to
-    monkeypatch.setattr(KVCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets]))
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(
+        DecoderCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets])
+    )
 
 
 def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:

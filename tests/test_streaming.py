@@ -14,7 +14,7 @@ from speculative_decoding import SamplingParams, Session, load, stream_generate
 from speculative_decoding.drafters import Draft, Drafter
 from speculative_decoding.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import DecoderCache, KVCache, LayerCache
+from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.scoring import score
 from speculative_decoding.stats import Round
 from speculative_decoding.tokenizer import REPLACEMENT, FastTokenizer, Tokenizer, TransformersTokenizer
@@ -49,14 +49,17 @@ class Writer(EncoderDecoder):
         return mx.zeros((1, 1, 1))
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        return DecoderCache([LayerCache(memory[None], memory[None], KVCache(1))], [])
+        return DecoderCache([], [], mx.zeros((1, 1, 1, 1)))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """One state for each token: the id that follows it, (1, L, 1)."""
         start, length = cache.offset, tokens.shape[1]
-        cache.layers[0].self_attention.update_and_fetch(*[mx.zeros((1, 1, length, 1))] * 2)
+        cache.advance(length)
         following = (self._output + [EOS] * (length + 1))[start + 1 : start + 1 + length]
         return mx.array(following)[None, :, None]
+
+    def decoder_states(self, *_: Any) -> Any:
+        raise NotImplementedError
 
     def logits(self, states: mx.array) -> mx.array:
         return (mx.arange(self.config.vocab_size) == states).astype(mx.float32)

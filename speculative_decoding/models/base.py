@@ -16,11 +16,13 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import Checkpoint
 from ..checkpoints.quantized import PARTS, part
 from ..errors import CheckpointError
-from .cache import DecoderCache
+from .cache import DecoderCache, LayerCache
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
+
+WIDEST_COMPILED = 32  # tokens; wider passes, as over a forced prefix, are rare and have many widths
 
 Head = Callable[[mx.array], mx.array]
 
@@ -51,6 +53,7 @@ class EncoderDecoder(nn.Module):
     config: EncoderDecoderConfig
     # The tokenizer that it was loaded with: a draft that numbers its tokens otherwise must be refused.
     tokenizer: Tokenizer | None = None
+    _compiled: Callable[..., Any] | None = None
 
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
@@ -61,11 +64,57 @@ class EncoderDecoder(nn.Module):
         """A cache with a row for each row of the memory; projects its cross keys and values, once."""
 
     @abstractmethod
+    def decoder_states(
+        self,
+        tokens: mx.array,
+        at: mx.array,
+        biases: Sequence[mx.array],
+        memory_mask: mx.array,
+        layers: Sequence[LayerCache],
+    ) -> mx.array:
+        """The decoder without its head, as a function of arrays alone, for it is compiled: what is no array in it must
+        follow from the configuration. See `states`, `DecoderCache.place_of` and `.biases_of`; `layers` append.
+        """
+
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
 
         Every row grows by L. Where a row has fewer tokens, padding follows them, and `cache.trim_to` forgets it.
+        Narrow passes are compiled, once for each shape, with the weights of that moment: change weights by `update`,
+        `load_weights` and the like, which forget what was compiled, not by assigning to a layer.
         """
+        length = tokens.shape[1]
+        cache.reserve(cache.offset + length)
+        if self._compiled is None:
+            self._compiled = mx.compile(self._pass)
+        run = self._compiled if length <= WIDEST_COMPILED else self._pass
+        arrays = [layer.arrays for layer in cache.layers]
+        states, own = run(tokens, cache.place_of(length), cache.biases_of(length), cache.memory_mask, arrays)
+        for layer, (keys, values) in zip(cache.layers, own, strict=True):
+            layer.keys, layer.values = keys, values
+        cache.advance(length)
+        return states
+
+    def _pass(
+        self,
+        tokens: mx.array,
+        at: mx.array,
+        biases: list[mx.array],
+        memory_mask: mx.array,
+        arrays: list[list[mx.array]],
+    ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
+        """Changes nothing: the states, and the keys and values of each layer."""
+        layers = [LayerCache(*each) for each in arrays]
+        states = self.decoder_states(tokens, at, biases, memory_mask, layers)
+        return states, [(layer.keys, layer.values) for layer in layers]
+
+    def update(self, *args: Any, **options: Any) -> EncoderDecoder:
+        self._compiled = None
+        return super().update(*args, **options)
+
+    def update_modules(self, *args: Any, **options: Any) -> EncoderDecoder:
+        self._compiled = None
+        return super().update_modules(*args, **options)
 
     @abstractmethod
     def logits(self, states: mx.array) -> mx.array:

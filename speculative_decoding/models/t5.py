@@ -7,7 +7,7 @@ layer, in whether the head is its own table, and in where the position biases li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import mlx.nn as nn
 from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
 from .base import EncoderDecoder, Head
-from .cache import DecoderCache, KVCache, LayerCache
+from .cache import SOURCE_STEP, DecoderCache, LayerCache
 from .relative_position import BiasWindows, bias_matrix
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -145,10 +145,12 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.inner_width, bias=False)
         self.o = nn.Linear(config.inner_width, config.d_model, bias=False)
 
-    def __call__(self, x: mx.array, bias: mx.array, cache: LayerCache | None = None) -> mx.array:
+    def __call__(
+        self, x: mx.array, bias: mx.array, cache: LayerCache | None = None, at: mx.array | None = None
+    ) -> mx.array:
         queries, keys, values = split_heads(self.qkv(x), 3, self.heads)
-        if cache is not None:
-            keys, values = cache.self_attention.update_and_fetch(keys, values)
+        if cache is not None and at is not None:
+            keys, values = cache.append(keys, values, at)
         return self.o(attend(queries, keys, values, bias))
 
 
@@ -162,9 +164,9 @@ class CrossAttention(nn.Module):
 
     def project(self, memory: mx.array) -> LayerCache:
         keys, values = split_heads(self.kv(memory), 2, self.heads)
-        return LayerCache(mx.contiguous(keys), mx.contiguous(values), KVCache(memory.shape[0]))
+        return LayerCache.of(mx.contiguous(keys), mx.contiguous(values))
 
-    def __call__(self, x: mx.array, cache: LayerCache, memory_mask: mx.array | None) -> mx.array:
+    def __call__(self, x: mx.array, cache: LayerCache, memory_mask: mx.array) -> mx.array:
         (queries,) = split_heads(self.q(x), 1, self.heads)
         return self.o(attend(queries, cache.cross_keys, cache.cross_values, memory_mask))
 
@@ -205,8 +207,8 @@ class DecoderLayer(nn.Module):
         self.cross_norm, self.cross_attention = norm(), CrossAttention(config)
         self.ff_norm, self.ff = norm(), FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array, cache: LayerCache, memory_mask: mx.array | None) -> mx.array:
-        x = x + self.self_attention(self.self_norm(x), bias, cache)
+    def __call__(self, x: mx.array, bias: mx.array, cache: LayerCache, at: mx.array, memory_mask: mx.array) -> mx.array:
+        x = x + self.self_attention(self.self_norm(x), bias, cache, at)
         x = x + self.cross_attention(self.cross_norm(x), cache, memory_mask)
         return x + self.ff(self.ff_norm(x))
 
@@ -236,9 +238,9 @@ class Stack(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.position_biases = [RelativePositionBias(config) for _ in (layers if config.bias_per_layer else layers[:1])]
 
-    def for_layers(self, biases: list[mx.array]) -> list[mx.array]:
+    def for_layers(self, biases: Sequence[mx.array]) -> list[mx.array]:
         """One bias for each layer, where they share one too."""
-        return biases if len(biases) == len(self.layers) else biases * len(self.layers)
+        return [*biases] if len(biases) == len(self.layers) else [*biases] * len(self.layers)
 
 
 class T5(EncoderDecoder):
@@ -256,22 +258,34 @@ class T5(EncoderDecoder):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         x = self.embedding(tokens)
         length = tokens.shape[1]
-        hidden = additive(mask, x.dtype)
+        hidden = None if mask is None else additive(mask, x.dtype)
         biases = self.encoder.for_layers([bias.of_encoder(length) for bias in self.encoder.position_biases])
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
             x = layer(x, bias if hidden is None else bias + hidden)
         return self.encoder.norm(x)
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
+        batch, length, _ = memory.shape
+        room = -length % SOURCE_STEP
+        if mask is None:
+            mask = mx.ones((batch, length), mx.bool_)
+        memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
         layers = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
         biases = [bias.of_decoder() for bias in self.decoder.position_biases]
         return DecoderCache(layers, biases, additive(mask, memory.dtype))
 
-    def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+    def decoder_states(
+        self,
+        tokens: mx.array,
+        at: mx.array,
+        biases: Sequence[mx.array],
+        memory_mask: mx.array,
+        layers: Sequence[LayerCache],
+    ) -> mx.array:
         x = self.embedding(tokens)
-        biases = self.decoder.for_layers(cache.biases_of(tokens.shape[1]))
-        for layer, bias, layer_cache in zip(self.decoder.layers, biases, cache.layers, strict=True):
-            x = layer(x, bias, layer_cache, cache.memory_mask)
+        parts = zip(self.decoder.layers, self.decoder.for_layers(biases), layers, strict=True)
+        for layer, bias, cache in parts:
+            x = layer(x, bias, cache, at, memory_mask)
         x = self.decoder.norm(x)
         return x * self.config.d_model**-0.5 if self.config.head_is_scaled else x
 
@@ -306,13 +320,11 @@ def linear(weight: mx.array, x: mx.array) -> mx.array:
     return x @ weight.T
 
 
-def additive(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
+def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
     """(B, S) bool -> (B, 1, 1, S): 0 where there is a token, -inf on padding.
 
     A row without any token, as of a slot that is free, is left open: with nothing to attend to it would be NaN.
     """
-    if mask is None:
-        return None
     return mx.where(mask | ~mask.any(axis=1, keepdims=True), mx.array(0, dtype), mx.array(-mx.inf, dtype))[
         :, None, None, :
     ]
