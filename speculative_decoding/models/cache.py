@@ -38,6 +38,10 @@ class LayerCache:
         return cls(cross_keys, cross_values, keys, values)
 
     @property
+    def rows(self) -> int:
+        return self.keys.shape[0]
+
+    @property
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values, self.keys, self.values]
 

@@ -124,18 +124,20 @@ class T5Config:
         return self.n_positions
 
 
-def split_heads(x: mx.array, parts: int, heads: int) -> list[mx.array]:
-    """(B, L, parts * H * D) -> parts times (B, H, L, D)."""
-    batch, length, _ = x.shape
-    together = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
+# Within a stack the rows of a batch stand one below the other, (B * L, d_model), as matrix products want them.
+
+
+def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.array]:
+    """(B * L, parts * H * D) -> parts times (B, H, L, D)."""
+    together = x.reshape(batch, x.shape[0] // batch, parts * heads, -1).transpose(0, 2, 1, 3)
     return [*mx.split(together, parts, axis=1)] if parts > 1 else [together]
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
-    """(B, H, L, D) -> (B, L, H * D). T5 folded the scale into its weights, so it is 1 here."""
+    """(B, H, L, D) -> (B * L, H * D). T5 folded the scale into its weights, so it is 1 here."""
     out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-    batch, _, length, _ = out.shape
-    return out.transpose(0, 2, 1, 3).reshape(batch, length, -1)
+    batch, heads, length, width = out.shape
+    return out.transpose(0, 2, 1, 3).reshape(batch * length, heads * width)
 
 
 class SelfAttention(nn.Module):
@@ -145,12 +147,13 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.inner_width, bias=False)
         self.o = nn.Linear(config.inner_width, config.d_model, bias=False)
 
-    def __call__(
-        self, x: mx.array, bias: mx.array, cache: LayerCache | None = None, at: mx.array | None = None
-    ) -> mx.array:
-        queries, keys, values = split_heads(self.qkv(x), 3, self.heads)
-        if cache is not None and at is not None:
-            keys, values = cache.append(keys, values, at)
+    def __call__(self, x: mx.array, batch: int, bias: mx.array) -> mx.array:
+        queries, keys, values = split_heads(self.qkv(x), batch, 3, self.heads)
+        return self.o(attend(queries, keys, values, bias))
+
+    def decode(self, x: mx.array, bias: mx.array, cache: LayerCache, at: mx.array) -> mx.array:
+        queries, keys, values = split_heads(self.qkv(x), cache.rows, 3, self.heads)
+        keys, values = cache.append(keys, values, at)
         return self.o(attend(queries, keys, values, bias))
 
 
@@ -163,11 +166,11 @@ class CrossAttention(nn.Module):
         self.o = nn.Linear(config.inner_width, config.d_model, bias=False)
 
     def project(self, memory: mx.array) -> LayerCache:
-        keys, values = split_heads(self.kv(memory), 2, self.heads)
+        keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.heads)
         return LayerCache.of(mx.contiguous(keys), mx.contiguous(values))
 
     def __call__(self, x: mx.array, cache: LayerCache, memory_mask: mx.array) -> mx.array:
-        (queries,) = split_heads(self.q(x), 1, self.heads)
+        (queries,) = split_heads(self.q(x), cache.rows, 1, self.heads)
         return self.o(attend(queries, cache.cross_keys, cache.cross_values, memory_mask))
 
 
@@ -194,8 +197,8 @@ class EncoderLayer(nn.Module):
         self.self_norm, self.self_attention = norm(), SelfAttention(config)
         self.ff_norm, self.ff = norm(), FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
-        x = x + self.self_attention(self.self_norm(x), bias)
+    def __call__(self, x: mx.array, batch: int, bias: mx.array) -> mx.array:
+        x = x + self.self_attention(self.self_norm(x), batch, bias)
         return x + self.ff(self.ff_norm(x))
 
 
@@ -208,7 +211,7 @@ class DecoderLayer(nn.Module):
         self.ff_norm, self.ff = norm(), FeedForward(config)
 
     def __call__(self, x: mx.array, bias: mx.array, cache: LayerCache, at: mx.array, memory_mask: mx.array) -> mx.array:
-        x = x + self.self_attention(self.self_norm(x), bias, cache, at)
+        x = x + self.self_attention.decode(self.self_norm(x), bias, cache, at)
         x = x + self.cross_attention(self.cross_norm(x), cache, memory_mask)
         return x + self.ff(self.ff_norm(x))
 
@@ -256,13 +259,13 @@ class T5(EncoderDecoder):
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        x = self.embedding(tokens)
-        length = tokens.shape[1]
+        batch, length = tokens.shape
+        x = self.embedding(tokens.flatten())
         hidden = None if mask is None else additive(mask, x.dtype)
         biases = self.encoder.for_layers([bias.of_encoder(length) for bias in self.encoder.position_biases])
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
-            x = layer(x, bias if hidden is None else bias + hidden)
-        return self.encoder.norm(x)
+            x = layer(x, batch, bias if hidden is None else bias + hidden)
+        return self.encoder.norm(x).reshape(batch, length, -1)
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
         batch, length, _ = memory.shape
@@ -282,11 +285,11 @@ class T5(EncoderDecoder):
         memory_mask: mx.array,
         layers: Sequence[LayerCache],
     ) -> mx.array:
-        x = self.embedding(tokens)
+        x = self.embedding(tokens.flatten())
         parts = zip(self.decoder.layers, self.decoder.for_layers(biases), layers, strict=True)
         for layer, bias, cache in parts:
             x = layer(x, bias, cache, at, memory_mask)
-        x = self.decoder.norm(x)
+        x = self.decoder.norm(x).reshape(*tokens.shape, -1)
         return x * self.config.d_model**-0.5 if self.config.head_is_scaled else x
 
     def logits(self, states: mx.array) -> mx.array:
