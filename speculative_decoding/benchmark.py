@@ -34,7 +34,8 @@ from .bench.summary import Weights, summarise
 from .bench.tasks import RANDOM_SOURCE, Task, growth_tasks, random_task, tasks_from_files
 from .bench.ways import WAYS, Models, ours
 from .blas import warn_if_slow
-from .cli import common, options
+from .cli import common
+from .cli.benchmark_options import benchmark_parser
 from .cli.common import say
 from .costs import measure
 from .errors import InputError
@@ -48,7 +49,7 @@ Record = Callable[[dict[str, Any]], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    chosen = options.benchmark_parser().parse_args(argv)
+    chosen = benchmark_parser().parse_args(argv)
     return common.run("benchmark", lambda: benchmark(chosen))
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cli import common, options
+from .cli import common
 from .cli.pictures import draw
+from .cli.tool_options import report_parser
 from .errors import InputError
 
 POSITIONS = 10  # parts of an output: tokens per round are averaged in each
@@ -151,7 +152,7 @@ def report(traces: Sequence[Path], picture: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    chosen = options.report_parser().parse_args(argv)
+    chosen = report_parser().parse_args(argv)
     return common.run(
         "report", lambda: report(chosen.traces, getattr(chosen, "png", chosen.traces[0].with_suffix(".png")))
     )

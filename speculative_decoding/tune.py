@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .cli import common, drafting, options
+from .cli import common, drafting
+from .cli.tool_options import tune_parser
 from .costs import costs_of
 from .drafters import DRAFTERS
 from .errors import InputError
@@ -203,7 +204,7 @@ def verdict(best: Row) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    chosen = options.tune_parser().parse_args(argv)
+    chosen = tune_parser().parse_args(argv)
     return common.run("tune", lambda: tune(chosen))
 
 

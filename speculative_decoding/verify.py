@@ -18,7 +18,8 @@ from typing import Any
 import mlx.core as mx
 
 from .acceptance import Coupled, Greedy, choose_rule
-from .cli import common, drafting, options
+from .cli import common, drafting
+from .cli.tool_options import verify_parser
 from .draft_length import DraftLength
 from .errors import InputError
 from .models.base import EncoderDecoder
@@ -175,7 +176,7 @@ def verify(chosen: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    chosen = options.verify_parser().parse_args(argv)
+    chosen = verify_parser().parse_args(argv)
     return common.run("verify", lambda: verify(chosen))
 
 

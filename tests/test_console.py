@@ -18,10 +18,11 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import SamplingParams
-from speculative_decoding.cli import common, options
+from speculative_decoding.cli import common
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.command import completions
 from speculative_decoding.cli.console import Conversation, Quit
+from speculative_decoding.cli.main_options import main_parser
 from speculative_decoding.cli.state import State
 from speculative_decoding.load import BUNDLED
 
@@ -32,7 +33,7 @@ TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
 def conversation(*arguments: str) -> Conversation:
-    chosen = options.main_parser().parse_args(["--interactive", *arguments])
+    chosen = main_parser().parse_args(["--interactive", *arguments])
     state = State(chosen, common.decoding_options(chosen))
     state.open(chosen)
     return Conversation(state)
@@ -326,7 +327,7 @@ def test_options_that_a_console_would_ignore_are_refused(
 
 
 def test_completion() -> None:
-    commands = Conversation(State(options.main_parser().parse_args([]), {})).commands
+    commands = Conversation(State(main_parser().parse_args([]), {})).commands
     assert completions(commands, "/s") == ["/speculative", "/seed", "/set_ngramstorage", "/stats"]
     assert completions(commands, "/processor top") == ["topk", "topknucleus"]
     assert completions(commands, "/gamma ") == ["auto", "heuristic", "heuristic_transient"]
@@ -514,4 +515,4 @@ def test_the_end_of_input_is_a_way_out(terminal: Terminal) -> None:
 
 def test_quit_leaves() -> None:
     with pytest.raises(Quit):
-        Conversation(State(options.main_parser().parse_args([]), {})).answer("/quit")
+        Conversation(State(main_parser().parse_args([]), {})).answer("/quit")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.cli import common, drafting, options
+from speculative_decoding.cli import common, drafting
 from speculative_decoding.cli.common import Folders
+from speculative_decoding.cli.main_options import main_parser
 from speculative_decoding.drafters import DraftModel, NgramStore, TextStore
 from speculative_decoding.load import BUNDLED, Opened
 from speculative_decoding.tuned import Tuned, write_tuned
@@ -24,7 +25,7 @@ def folders(tmp_path: Path) -> Folders:
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
-    return options.main_parser().parse_args(list(arguments))
+    return main_parser().parse_args(list(arguments))
 
 
 def settled(folders: Folders, *arguments: str) -> tuple[str, int | str]:

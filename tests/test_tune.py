@@ -12,7 +12,7 @@ import pytest
 
 from speculative_decoding import costs, tune
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli import options
+from speculative_decoding.cli.tool_options import tune_parser
 from speculative_decoding.costs import Costs
 from speculative_decoding.generate import GenerationResult
 from speculative_decoding.load import BUNDLED, Opened
@@ -299,8 +299,8 @@ def test_without_matplotlib_only_the_plot_is_refused(
 
 
 def test_help_says_what_is_tried() -> None:
-    chosen = options.tune_parser().parse_args([])
+    chosen = tune_parser().parse_args([])
     assert chosen.num_draft == [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, "auto"] and not hasattr(chosen, "drafter")
-    help = " ".join(options.tune_parser().format_help().split())
+    help = " ".join(tune_parser().format_help().split())
     for words in ("--prompts", "--limit", "--repeats", "--plot", "--dry-run", "(default: 3)", "[1, 2, 3, 4"):
         assert words in help

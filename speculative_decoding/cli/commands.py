@@ -10,7 +10,8 @@ from typing import Any
 from ..acceptance import ACCEPTANCE, choose_rule
 from ..request import SCHEDULES, output_ids
 from .command import Command, Run, Value, Wrong, on_off, one_of, parsed, words
-from .options import draft_length, real, whole
+from .draft_options import draft_length
+from .parser import real, whole
 from .state import STORAGES, State
 from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET
 

@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 
 from ..errors import InputError
-from . import common, options
+from . import common
 from .common import say
+from .tool_options import convert_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    chosen = options.convert_parser().parse_args(argv)
+    chosen = convert_parser().parse_args(argv)
     return common.run("convert.py", lambda: convert(chosen))
 
 

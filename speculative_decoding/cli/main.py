@@ -17,17 +17,20 @@ from ..request import check_token_ids, encode_prompt
 from ..session import Session
 from ..stats import GenerationStats
 from ..verify import first_divergence, require_comparable
-from . import common, console, drafting, jobs, options
+from . import common, console, drafting, jobs
 from .common import Pair, say
 from .compare import Comparison
+from .main_options import main_parser
 from .trace import Trace
 from .views import lossy, make_console
 from .watching import Run
 from .ways import SPECULATIVE, TARGET, Audience, has_drafts, run_ways
 
+DEFAULT_PROMPT = "translate English to German: The method returns the value of the property."
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    chosen = options.main_parser().parse_args(argv)
+    chosen = main_parser().parse_args(argv)
     return common.run("main.py", lambda: decode(chosen))
 
 
@@ -129,8 +132,8 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         yield prompt
         return
     if sys.stdin is None or sys.stdin.isatty():
-        say(f"no --prompt, so an example: {options.DEFAULT_PROMPT}")
-        yield options.DEFAULT_PROMPT
+        say(f"no --prompt, so an example: {DEFAULT_PROMPT}")
+        yield DEFAULT_PROMPT
         return
     is_empty = True
     for number, line in enumerate(sys.stdin.buffer, start=1):
