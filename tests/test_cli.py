@@ -276,6 +276,22 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert process.returncode == 1 and b"Traceback" not in err and b"Exception" not in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "needed", "unneeded"),
+    [
+        (("--help",), {"argparse"}, {"rich", "tokenizers", "transformers", "huggingface_hub", "matplotlib"}),
+        (("--prompt", PROMPT), {"tokenizers"}, {"transformers", "huggingface_hub", "matplotlib"}),
+    ],
+)
+def test_nobody_waits_for_imports_that_are_not_needed(
+    arguments: tuple[str, ...], needed: set[str], unneeded: set[str]
+) -> None:
+    process = start(*arguments, env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
+    lines = process.communicate(timeout=60)[1].decode().splitlines()
+    imported = {line.split("|")[-1].strip() for line in lines if line.startswith("import time:")}
+    assert process.returncode == 0 and needed <= imported and not unneeded & imported
+
+
 def test_help_lists_every_flag() -> None:
     _, out, _ = main_py("--help")
     for flag in ("--model", "--draft-model", "--prompt", "--num-draft", "--delta", "--regular-decode", "--stats-json"):

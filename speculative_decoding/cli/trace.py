@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,3 +64,8 @@ class Trace:
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
         self._position += len(event.tokens)
+
+
+def open_trace(path: Path | None) -> AbstractContextManager[Trace | None]:
+    """A trace, where a file is named."""
+    return nullcontext() if path is None else Trace(path)
