@@ -1,7 +1,8 @@
 """Does speculation change anything? Decode prompts both ways and compare token by token.
 
 `python -m speculative_decoding.verify` does it for the bundled prompts and ends with "600 of 600 identical".
-`--drafter`, `--num-draft` and `--seed` take several values here, and every combination is tried.
+`--drafter`, `--num-draft`, `--seed` and `--slots` take several values here, and every combination is tried; with slots,
+rows of batches are compared with regular decoding of each prompt alone.
 """
 
 from __future__ import annotations
@@ -104,22 +105,32 @@ def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way of decoding that is compared with regular decoding."""
+    """A way of decoding that is compared with regular decoding. slots: of a batch; None: one prompt at a time."""
 
     session: Session
     length: DraftLength
     seed: int
+    slots: int | None
     name: str
 
-    def tokens(self, prompt: str, request: Mapping[str, Any], **options: Any) -> list[int]:
-        sampling = replace(request["sampling"], seed=self.seed)
-        return self.session.generate(
-            prompt, **{**request, "sampling": sampling, "num_draft": self.length, **options}
-        ).tokens
+    def options(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {**request, "sampling": replace(request["sampling"], seed=self.seed), "num_draft": self.length}
+
+    def outputs(self, prompts: Sequence[str], request: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:
+        """(a prompt's index, its tokens), as they are finished."""
+        options = self.options(request)
+        if self.slots is None:
+            for index, prompt in enumerate(prompts):
+                yield index, self.session.generate(prompt, **options).tokens
+            return
+        for each in self.session.batch(prompts, slots=self.slots, **options):
+            if each.result is None:
+                raise InputError(f"prompt {each.index + 1}: {each.error}")
+            yield each.index, each.result.tokens
 
 
 def ways(chosen: argparse.Namespace, folders: common.Folders, sessions: ExitStack) -> list[Way]:
-    """All combinations of --drafter, --num-draft and --seed, with one session for each drafter."""
+    """All combinations of --drafter, --num-draft, --seed and --slots, with one session for each drafter."""
     each_drafter = []
     for drafter in getattr(chosen, "drafter", [None]):
         one = argparse.Namespace(**{name: value for name, value in vars(chosen).items() if name != "drafter"})
@@ -127,7 +138,7 @@ def ways(chosen: argparse.Namespace, folders: common.Folders, sessions: ExitStac
             one.drafter = drafter
         one.num_draft = max((count for count in chosen.num_draft if isinstance(count, int)), default=1)
         drafting.settle(one, folders)
-        if one.drafter == "none" and chosen.num_draft != [0]:
+        if one.drafter == "none" and chosen.num_draft != [0] and chosen.slots == [None]:
             raise InputError(
                 "verify: there is nothing to compare without a draft; choose a --drafter, or name a --draft-model"
             )
@@ -136,11 +147,13 @@ def ways(chosen: argparse.Namespace, folders: common.Folders, sessions: ExitStac
     found = []
     for one in each_drafter:
         session = sessions.enter_context(drafting.session(one, pair))
-        lengths = {count: choose_length(count, session.model, session.draft_model) for count in chosen.num_draft}
-        found += [
-            Way(session, length, seed, f"drafter {one.drafter}, num-draft {count}, seed {seed}")
-            for seed, (count, length) in product(chosen.seed, lengths.items())
-        ]
+        for count, slots in product(chosen.num_draft, chosen.slots):
+            length = choose_length(count, session.model, session.draft_model, slots or 1)
+            at_once = "" if slots is None else f", slots {slots}"
+            found += [
+                Way(session, length, seed, slots, f"drafter {one.drafter}, num-draft {count}, seed {seed}{at_once}")
+                for seed in chosen.seed
+            ]
     return found
 
 
@@ -150,26 +163,26 @@ def verify(chosen: argparse.Namespace) -> int:
     require_comparable(request, "verify")
     prompts = [prompt for prompt in read_prompt_files(chosen.prompts) if prompt.strip()]
     folders = common.choose(chosen)
+    identical = tokens = 0
     with ExitStack() as sessions:
         tried = ways(chosen, folders, sessions)
-        identical = tokens = 0
-        for number, prompt in enumerate(prompts, start=1):
-            regular: dict[tuple[int, ...], list[int]] = {}
-            for way in tried:
-                # Without --strict regular decoding knows nothing of num_draft: once for each seed is enough.
-                known = (way.seed, way.length.most) if chosen.strict else (way.seed,)
-                if known not in regular:
-                    regular[known] = way.tokens(prompt, request, drafter="none")
-                found = way.tokens(prompt, request)
+        # Without --strict regular decoding knows nothing of num_draft: once for each seed is enough.
+        regular: dict[tuple[int, ...], list[list[int]]] = {}
+        for way in tried:
+            common.say(f"{way.name}: {len(prompts)} prompts")
+            known = (way.seed, way.length.most) if chosen.strict else (way.seed,)
+            if known not in regular:
+                alone = {**way.options(request), "drafter": "none"}
+                regular[known] = [way.session.generate(prompt, **alone).tokens for prompt in prompts]
+            model, tokenizer = way.session
+            for index, found in way.outputs(prompts, request):
                 tokens += len(found)
-                at_seed = {**request, "sampling": replace(request["sampling"], seed=way.seed)}
-                model, tokenizer = way.session
-                difference = first_divergence(model, tokenizer, prompt, regular[known], found, at_seed)
+                difference = first_divergence(
+                    model, tokenizer, prompts[index], regular[known][index], found, way.options(request)
+                )
                 identical += difference is None
                 if difference is not None:
-                    print(f"prompt {number}, {way.name}: {difference.text(tokenizer)}", flush=True)
-            if number % 50 == 0:
-                common.say(f"{number} of {len(prompts)} prompts done")
+                    print(f"prompt {index + 1}, {way.name}: {difference.text(tokenizer)}", flush=True)
     total = len(prompts) * len(tried)
     print(f"{identical} of {total} identical ({tokens} tokens)")
     return 0 if identical == total else 1

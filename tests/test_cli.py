@@ -19,6 +19,7 @@ from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.main_options import main_parser
 from speculative_decoding.load import BUNDLED, Opened
+from speculative_decoding.models.cache import DecoderCache
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -111,6 +112,21 @@ def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixtu
     assert verify_command.main([*arguments, "--delta", "1"]) == 1
     assert "prompt 1, drafter model, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
     assert verify_command.main([*arguments, "--temperature", "1"]) == 2
+
+
+def test_verify_compares_batches_with_each_prompt_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [(ROOT / "data" / f"{name}.txt").read_text() for name in ("grammar", "describe")]
+    lines = [line for text in texts for line in text.split("\n")[:2]]
+    (tmp_path / "prompts.txt").write_text("\n".join(lines))
+    arguments = [str(tmp_path / "prompts.txt"), "-m", "24", "--slots", "2", "3", "--drafter", "none", "auto"]
+    assert verify_command.main(arguments) == 0
+    assert "16 of 16 identical" in capsys.readouterr().out
+    # A planted fault: every row writes where the first one stands.
+    monkeypatch.setattr(DecoderCache, "is_ragged", False)
+    assert verify_command.main(arguments) == 1
+    assert "slots 3: first divergence at token" in capsys.readouterr().out
 
 
 def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:

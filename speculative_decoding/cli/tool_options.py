@@ -61,6 +61,14 @@ def verify_parser() -> Parser:
     add_models(parser)
     add_decoding(parser, lengths=(5,), drafters="model if there is one")
     add_stores(parser)
+    parser.add_argument(
+        "--slots",
+        type=whole(1),
+        nargs="+",
+        metavar="N",
+        help="decode so many prompts together (several: each is tried; default: one at a time)",
+        default=[None],
+    )
     return parser
 
 
