@@ -93,7 +93,7 @@ def cost_key(target: EncoderDecoder, draft_model: EncoderDecoder | None, rows: i
     device = mx.default_device()
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     return {
-        "version": 1,  # of the way they are measured
+        "version": 2,  # of the way they are measured
         "rows": rows,
         "target": shapes(target),
         "draft": None if draft_model is None else shapes(draft_model),
