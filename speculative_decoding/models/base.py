@@ -17,6 +17,7 @@ from ..checkpoints.base import Checkpoint
 from ..checkpoints.quantized import PARTS, part
 from ..errors import CheckpointError
 from .cache import DecoderCache, LayerCache
+from .compiled import Compiled
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -53,7 +54,7 @@ class EncoderDecoder(nn.Module):
     config: EncoderDecoderConfig
     # The tokenizer that it was loaded with: a draft that numbers its tokens otherwise must be refused.
     tokenizer: Tokenizer | None = None
-    _compiled: Callable[..., Any] | None = None
+    _compiled: Compiled | None = None
 
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
@@ -85,11 +86,14 @@ class EncoderDecoder(nn.Module):
         """
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)
-        if self._compiled is None:
-            self._compiled = mx.compile(self._pass)
-        run = self._compiled if length <= WIDEST_COMPILED else self._pass
         arrays = [layer.arrays for layer in cache.layers]
-        states, own = run(tokens, cache.place_of(length), cache.biases_of(length), cache.memory_mask, arrays)
+        arguments = tokens, cache.place_of(length), cache.biases_of(length), cache.memory_mask, arrays
+        if length > WIDEST_COMPILED:
+            states, own = self._pass(*arguments)
+        else:
+            self._compiled = self._compiled or Compiled(self._pass)
+            shape = (*tokens.shape, cache.capacity, cache.source_capacity, cache.is_ragged)
+            states, own = self._compiled(shape, *arguments)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
             layer.keys, layer.values = keys, values
         cache.advance(length)

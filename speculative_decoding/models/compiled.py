@@ -1,0 +1,31 @@
+"""A function of arrays, compiled once for each shape. Knows nothing of what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import mlx.core as mx
+
+MOST_SHAPES = 128  # a pass of a decoder with 6 layers takes 0.4 MB for each
+
+
+class Compiled:
+    """MLX keeps what it traced for each shape of the arguments for as long as the compiled function lives. So when
+    there are many, all are forgotten, and traced again as they come.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._forget()
+
+    def __call__(self, shape: Hashable, *arguments: Any) -> Any:
+        """shape: whatever decides the shapes of all arguments."""
+        if shape not in self._shapes and len(self._shapes) >= MOST_SHAPES:
+            self._forget()
+        self._shapes.add(shape)
+        return self._compiled(*arguments)
+
+    def _forget(self) -> None:
+        self._compiled = mx.compile(self._function)
+        self._shapes: set[Hashable] = set()

@@ -1,0 +1,67 @@
+"""Compiled passes: traced once for each shape, forgotten when there are too many, never with stale weights."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding.models import compiled
+from speculative_decoding.models.compiled import Compiled
+
+from .tiny import tiny_model
+
+
+def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST_SHAPES", 3)
+    traced: list[int] = []
+
+    def double(x: mx.array) -> mx.array:
+        traced.append(x.size)
+        return 2 * x
+
+    function = Compiled(double)
+    for sizes, new in (((1, 2, 3, 1, 2, 3), [1, 2, 3]), ((4, 4), [4]), ((1, 4), [1])):
+        before = len(traced)
+        for size in sizes:
+            assert function(size, mx.ones(size)).tolist() == [2.0] * size
+        assert traced[before:] == new
+
+
+def test_a_pass_is_that_of_the_weights_of_the_moment() -> None:
+    model = tiny_model()
+
+    def logits() -> mx.array:
+        return model.decode(mx.array([[0, 5, 3]]), model.make_cache(model.encode(mx.array([[5, 9, 1]]))))
+
+    before = logits()
+    assert mx.array_equal(before, logits())
+    weight = model.decoder.layers[0].ff.wi.weight
+    model.load_weights([("decoder.layers.0.ff.wi.weight", weight * 1.5)], strict=False)
+    changed = logits()
+    assert not mx.allclose(before, changed)
+    model.set_dtype(mx.bfloat16)
+    assert logits().dtype == mx.bfloat16
+    model.set_dtype(mx.float32)
+    model.load_weights([("decoder.layers.0.ff.wi.weight", weight)], strict=False)
+    assert mx.allclose(before, logits(), atol=0.1) and not mx.allclose(logits(), changed)
+
+
+def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewinds, growth past the first buffer, rows at different offsets."""
+
+    def run() -> list[mx.array]:
+        model = tiny_model()
+        cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * 2)))
+        seen = []
+        for step, (length, offsets) in enumerate(
+            [(1, [1, 1]), (5, [4, 2]), (3, [6, 5]), (31, [30, 36]), (30, [60, 50]), (9, [0, 0])]
+        ):
+            tokens = mx.array([[(3 * step + i) % 20 + 2 for i in range(length)]] * 2)
+            seen.append(model.decode(tokens, cache))
+            cache.trim_to(offsets)
+        return seen
+
+    once = run()
+    monkeypatch.setattr(mx, "compile", lambda function: function)
+    for ours, theirs in zip(once, run(), strict=True):
+        assert mx.abs(ours - theirs).max().item() < 1e-5
