@@ -100,8 +100,14 @@ def decode(
 @cache
 def fixed(process: str, seed: int, costs: Costs) -> tuple[float, float]:
     """Seconds of the best fixed length, and without any draft."""
-    seconds = [decode(FixedLength(count), session(process, seed), costs) for count in range(17)]
+    seconds = [rounds_of(process, seed, count) * costs.round_seconds(count) for count in range(17)]
     return min(seconds), seconds[0]
+
+
+@cache
+def rounds_of(process: str, seed: int, count: int) -> float:
+    """How many rounds of drafts of a fixed length there are; it does not matter what they cost, here 1."""
+    return decode(FixedLength(count), session(process, seed), Costs((1.0,) * 17))
 
 
 CASES = [(name, process, seed) for name in COSTS for process in PROCESSES for seed in (0, 1)]
