@@ -6,4 +6,4 @@ import os
 # this process, or one that it started, does everything else. A value that is set already stays.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import speculative_decoding  # noqa: E402, F401
+import speculative_decoding  # noqa: F401
