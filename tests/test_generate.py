@@ -45,7 +45,7 @@ def test_the_tiny_models_exercise_the_loop() -> None:
     assert {0, 4} < accepted  # rejections at once, full acceptance, and something between
 
 
-@pytest.mark.parametrize("num_draft", [0, 1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("num_draft", [0, 1, 2, 5, 12])  # 3 and 4: below
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft: int) -> None:
     check_identity(drafter, num_draft)
@@ -111,7 +111,7 @@ def test_max_tokens_is_exact(drafter: str, max_tokens: int) -> None:
 def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
     """At temperature 2 the end comes at every place, also inside drafts that run past it."""
     lengths = set()
-    for seed in range(25):
+    for seed in range(16):
         sampling = SamplingParams(temperature=2.0, seed=seed)
         made = DRAFTERS[drafter](TARGET, DRAFT, sampling, REGULAR[0], False)
         tokens = tokens_of(run(TARGET, SOURCES[0], made, sampling=sampling))
@@ -173,9 +173,10 @@ def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: s
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
-    """20 seeds at two temperatures, drafts of 0 to 12 tokens, every transformation of the distribution."""
+    """Drafts of 0 to 12 tokens at two temperatures, every transformation of the distribution."""
     outputs = set()
-    for seed, temperature in product(range(20), (0.7, 1.0)):
+    for seed in range(26):
+        temperature = 0.7 if seed < 13 else 1.0
         extra = {"top_k": 9, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2} if seed % 2 else {}
         sampling = SamplingParams(temperature=temperature, seed=seed, **extra)  # type: ignore[arg-type]
         source = SOURCES[seed % len(SOURCES)]
@@ -184,7 +185,7 @@ def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
         rounds = run(TARGET, source, made, sampling=sampling, rule=Coupled(), num_draft=seed % 13, max_tokens=14)
         assert tokens_of(rounds) == regular
         outputs.add(tuple(regular))
-    assert len(outputs) > 30
+    assert len(outputs) > 20
 
 
 @cache
@@ -321,8 +322,7 @@ def test_a_stop_string_cuts_at_every_place_of_an_accepted_draft(drafter: str) ->
     """Each one to three letters of the regular text in turn are the stop string."""
     for regular, source in zip(REGULAR, SOURCES, strict=True):
         letters = Letters().decode(regular)
-        for start, size in product(range(min(len(letters), 9)), (1, 3)):
-            stop = letters[start : start + size]
+        for stop in sorted({letters[i : i + size] for i, size in product(range(min(len(letters), 9)), (1, 3))}):
             at = letters.index(stop)
             made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
             text, tokens, reason = stopped(source, made, ["~", stop])
@@ -379,13 +379,13 @@ def test_at_temperature_0_the_price_counts_tokens_that_are_not_the_arg_max() -> 
 
 
 def test_an_interrupted_call_leaves_no_trace() -> None:
-    expected = generate(TARGET, Letters(), "abc", draft_model=DRAFT).tokens
+    expected = generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20).tokens
     for stop in range(1, 8):
         stream = stream_generate(TARGET, Letters(), "cab", draft_model=DRAFT)
         for _ in range(stop):
             next(stream)
         stream.close()
-        assert generate(TARGET, Letters(), "abc", draft_model=DRAFT).tokens == expected
+        assert generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20).tokens == expected
 
 
 def test_delta_marks_the_output_lossy_and_accepts_more() -> None:

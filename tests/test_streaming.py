@@ -233,8 +233,8 @@ def test_log_probabilities_cost_no_wait(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("drafter", OBJECTS)
 def test_behind_a_forced_prefix_comes_what_comes_without(drafter: str, strict: bool) -> None:
     """The regular output, however much of it is forced; max_tokens counts what is generated."""
-    for source, regular in zip(SOURCES, REGULAR, strict=True):
-        for given in (0, 1, 4, 11):
+    for number, (source, regular) in enumerate(zip(SOURCES, REGULAR, strict=True)):
+        for given in (number, 4 + 2 * number):
             if given >= len(regular):
                 continue
             made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
@@ -260,7 +260,8 @@ def test_rounds_tell_what_was_proposed_and_accepted(drafter: str) -> None:
     for source, regular in zip(SOURCES, REGULAR, strict=True):
         rounds: list[Round] = []
         made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
-        responses = list(stream_generate(TARGET, Numbers(), text_of(source), drafter=made, on_round=rounds.append))
+        options: dict[str, Any] = {"drafter": made, "max_tokens": 30, "on_round": rounds.append}
+        responses = list(stream_generate(TARGET, Numbers(), text_of(source), **options))
         assert tokens_of(rounds) == [each.token for each in responses]
         expected = [(event.accepted, i < event.accepted) for event in rounds for i in range(len(event.tokens))]
         assert [(each.accepted, each.from_draft) for each in responses] == expected
