@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculative_decoding import SamplingParams, generate, load, manifest
+from speculative_decoding.generate import GenerationResult
 from speculative_decoding.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.tokenizer import Tokenizer
@@ -29,11 +30,17 @@ def test_there_are_600_prompts() -> None:
     assert sum(len(path.read_text(encoding="utf-8").rstrip("\n").split("\n")) for path in PROMPTS.glob("*.txt")) == 600
 
 
+@pytest.fixture(scope="module")
+def regular_results(pair: tuple[EncoderDecoder, EncoderDecoder, Tokenizer]) -> list[GenerationResult]:
+    return [generate(pair[0], pair[2], text, max_tokens=40) for text in TEXTS]
+
+
 @pytest.mark.parametrize("num_draft", [1, 5])
-def test_speculation_changes_nothing(pair: tuple[EncoderDecoder, EncoderDecoder, Tokenizer], num_draft: int) -> None:
+def test_speculation_changes_nothing(
+    pair: tuple[EncoderDecoder, EncoderDecoder, Tokenizer], regular_results: list[GenerationResult], num_draft: int
+) -> None:
     target, draft, tokenizer = pair
-    for text in TEXTS:
-        regular = generate(target, tokenizer, text, max_tokens=40)
+    for text, regular in zip(TEXTS, regular_results, strict=True):
         speculative = generate(target, tokenizer, text, draft_model=draft, num_draft=num_draft, max_tokens=40)
         assert speculative.tokens == regular.tokens and speculative.text == regular.text
         assert speculative.stats.target_calls < regular.stats.target_calls

@@ -427,6 +427,9 @@ def test_a_signal_at_a_random_moment_leaves_the_next_output_unchanged(capsys: py
 # --- a real terminal
 
 
+PATIENCE = 300  # seconds; machines stall, and nobody waits so long but for a fault
+
+
 class Terminal:
     """main.py --interactive at a pseudo-terminal."""
 
@@ -446,18 +449,27 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def wait_for(self, text: str, seconds: float = 60) -> str:
+    def wait_for(self, text: str) -> str:
         """What came up to and with this text."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while text not in self.seen:
-            ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
-            assert ready, f"waited for {text!r}, saw {self.seen!r}"
-            try:
-                self.seen += os.read(self.master, 4096).decode(errors="replace")
-            except OSError as error:
-                raise AssertionError(f"the console is gone; saw {self.seen!r}") from error
+            self._read(end, text)
         before, _, self.seen = self.seen.partition(text)
         return before + text
+
+    def wait_for_letters(self) -> None:
+        """Until a text has begun; what came stays unseen."""
+        end = time.monotonic() + PATIENCE
+        while not re.search(r"[^\W\d_]{2}", re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", self.seen)):
+            self._read(end, "a text")
+
+    def _read(self, end: float, text: str) -> None:
+        ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
+        assert ready, f"waited for {text!r}, saw {self.seen!r}"
+        try:
+            self.seen += os.read(self.master, 4096).decode(errors="replace")
+        except OSError as error:
+            raise AssertionError(f"the console is gone; saw {self.seen!r}") from error
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -486,12 +498,12 @@ def test_a_terminal_session(terminal: Terminal) -> None:
     terminal.wait_for("> ")
     terminal.type("half a line\x03")  # Ctrl-C forgets it
     terminal.wait_for("> ")
-    terminal.type("/length 100000\n/processor multinomial 5\n")
+    terminal.type("/length 100000\n/processor multinomial 50\n")  # a text of thousands of tokens
     terminal.wait_for("processor: multinomial")
     terminal.wait_for("> ")
     terminal.type(f"{GERMAN}\n")
     terminal.wait_for("\r\n")  # the echo
-    time.sleep(0.5)
+    terminal.wait_for_letters()
     terminal.type("\x03")
     terminal.wait_for("stopped")
     terminal.wait_for("> ")
@@ -504,13 +516,13 @@ def test_a_terminal_session(terminal: Terminal) -> None:
     shown = terminal.wait_for("tokens/s")
     assert "\x1b[32mDie" in shown and shown.count("Methode gibt") == 0 and "\x1b[9;31m des" in shown
     terminal.type("/quit\n")
-    assert terminal.process.wait(timeout=30) == 0
+    assert terminal.process.wait(timeout=PATIENCE) == 0
 
 
 def test_the_end_of_input_is_a_way_out(terminal: Terminal) -> None:
     terminal.wait_for("> ")
     terminal.type("\x04")
-    assert terminal.process.wait(timeout=30) == 0
+    assert terminal.process.wait(timeout=PATIENCE) == 0
 
 
 def test_quit_leaves() -> None:

@@ -45,7 +45,7 @@ def test_the_tiny_models_exercise_the_loop() -> None:
     assert {0, 4} < accepted  # rejections at once, full acceptance, and something between
 
 
-@pytest.mark.parametrize("num_draft", [0, 1, 2, 5, 12])  # 3 and 4: below
+@pytest.mark.parametrize("num_draft", [0, 1, 2, 5, 12])  # those between: below
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft: int) -> None:
     check_identity(drafter, num_draft)
