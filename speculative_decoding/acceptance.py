@@ -272,6 +272,8 @@ def draft_probs(draft: Draft, vocab_size: int) -> mx.array:
 
 def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.array, mx.array]:
     """Keep drafted tokens up to the first with keep (B, K) false; what follows is the best (B, K + 1) there."""
+    if not draft.num_tokens:
+        return mx.zeros(best.shape[0], mx.int32), best[:, 0]
     accepted = mx.cumprod(within(keep.astype(mx.int32), draft.lengths), axis=1).sum(axis=1)
     return accepted, mx.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
 

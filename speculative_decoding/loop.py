@@ -152,7 +152,7 @@ def speculate(
         started = time.perf_counter()
         asked = ask(active, drafter)
         drafts = dict(zip(active, drafter.propose(asked), strict=True))
-        start([draft.tokens for draft in drafts.values()])  # the device drafts while the host prepares the pass
+        start([draft.tokens for draft in drafts.values() if draft.num_tokens])
         is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
         draft_seconds = time_of(drafts.values(), started) if is_split else None
 
@@ -265,8 +265,9 @@ def id_rows(ids: mx.array) -> list[list[int]]:
 
 
 def start(arrays: Sequence[mx.array]) -> None:
-    """Have the device compute them; nobody waits."""
-    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+    """Have the device compute the drafts while the host prepares the pass that verifies them."""
+    if arrays:
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
 def time_of(drafts: Iterable[Draft], started: float) -> float:

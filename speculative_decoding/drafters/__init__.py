@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
+from ..tokenizer import Vocabulary
+from .alignment import Pieces
 from .auto import AutoDrafter
 from .base import Draft, Drafter, NoDrafter
 from .batch import Asked, BatchDrafter, SeparateDrafters
@@ -61,13 +64,19 @@ def choose_drafter(
         return one_drafter(choice)
     if choice == "none":
         return SeparateDrafters(lambda sampling, coupled: NoDrafter())
+    if choice == "model":
+        return BatchModelDrafter(speaker, target, slots)
     if ngram is None:
-        ngram = NgramDrafter(pieces=None if target.tokenizer is None else target.tokenizer.vocabulary.pieces)
-    copies = SeparateDrafters(lambda sampling, coupled: ngram.fresh())
+        ngram = NgramDrafter(pieces=None if target.tokenizer is None else pieces_of(target.tokenizer.vocabulary))
     if choice == "ngram" or draft_model is None:
-        return copies
-    models = BatchModelDrafter(speaker, target, slots)
-    return models if choice == "model" else AutoDrafter(ngram, models)
+        return SeparateDrafters(lambda sampling, coupled: ngram.fresh())
+    return AutoDrafter(ngram, BatchModelDrafter(speaker, target, slots))
+
+
+@lru_cache(maxsize=4)
+def pieces_of(vocabulary: Vocabulary) -> Pieces:
+    """Looks at every piece: some milliseconds, which callers without a session would pay for each prompt."""
+    return Pieces.of(vocabulary.pieces)
 
 
 def one_drafter(drafter: Drafter | BatchDrafter) -> BatchDrafter:

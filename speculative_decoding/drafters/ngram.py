@@ -72,7 +72,7 @@ class NgramDrafter(Drafter):
     def __init__(
         self,
         *,
-        pieces: Mapping[int, str] | None = None,
+        pieces: Mapping[int, str] | Pieces | None = None,
         search_input: bool = True,
         search_output: bool = True,
         store: Store | None = None,
@@ -90,7 +90,7 @@ class NgramDrafter(Drafter):
             raise InputError(f"min_chance must be >= 0 and < 1, not {min_chance}")
         if not (search_input or search_output or store is not None):
             raise InputError("an n-gram drafter needs a text to search: the input, the output or a store")
-        self._pieces = Pieces.of(pieces) if pieces is not None else Pieces()
+        self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.of(pieces or {})
         self._search_input, self._search_output, self._store = search_input, search_output, store
         self._max_size, self._min_size, self._min_chance = max_ngram_size, min_ngram_size, min_chance
         self._trust = Trust(
