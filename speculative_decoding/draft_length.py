@@ -45,6 +45,12 @@ class DraftLength(ABC):
         """
         return
 
+    def rests(self) -> bool:
+        """Asked once a round, before all else: whether it drafts nothing, whatever there may be to draft. Then no
+        drafter is asked either, `next_of_rows` is not called, and the round is observed without a kind.
+        """
+        return False
+
     def next_of_rows(self, rows: Sequence[tuple[int, str]]) -> list[int]:
         """`next` for rows whose rounds are one: their (most, kind) -> their lengths."""
         return [self.next(most, kind) for most, kind in rows]

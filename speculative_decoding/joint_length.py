@@ -15,6 +15,7 @@ from .errors import InputError
 
 PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in drafts
 MEMORY = 0.998  # of what was seen, per draft: the rows of a round bring many
+REST = 16  # rounds at most for which, parked, it asks nobody what there is to draft
 
 
 class JointLength(DraftLength):
@@ -39,6 +40,7 @@ class JointLength(DraftLength):
         self._gain = 1.0  # expected of the best lengths, over regular decoding
         self._parked_rounds = 0
         self._since_plain = 0  # rounds since one without a draft
+        self._rest = 0  # rounds to come in which nobody is asked
 
     @property
     def parked(self) -> bool:
@@ -46,6 +48,19 @@ class JointLength(DraftLength):
 
     def next(self, most: int, kind: str = "") -> int:
         return self.next_of_rows([(most, kind)])[0]
+
+    def rests(self) -> bool:
+        """Parked, and now and then while it drafts: what a round takes without a draft, and without looking for one, is
+        what drafting is compared with.
+        """
+        if self._rest:
+            self._rest -= 1
+            self._parked_rounds += 1
+        elif self.parked or self._since_plain < self._clock.plain_rounds_until(unsure=True):
+            return False
+        for kind in self._kinds.values():
+            kind.waited += 1
+        return True
 
     def next_of_rows(self, rows: Sequence[tuple[int, str]]) -> list[int]:
         rooms: dict[str, list[int]] = {}
@@ -56,11 +71,11 @@ class JointLength(DraftLength):
         if self._gain < WORTHWHILE:
             lengths = dict.fromkeys(lengths, 0)
             self._parked_rounds += 1
-        elif self._since_plain >= self._clock.plain_rounds_until(unsure=True):
-            lengths = dict.fromkeys(lengths, 0)
         else:
             self._parked_rounds = 0
         self._probe(lengths, rooms)
+        if not any(lengths.values()):
+            self._rest = min(REST, self._parked_rounds // 4)  # the next rows may have what these had not
         return [min(most, lengths[kind]) for most, kind in rows]
 
     def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:

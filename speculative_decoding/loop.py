@@ -177,12 +177,16 @@ def speculate(
 
 def ask(active: Mapping[int, Row], drafter: BatchDrafter) -> list[Asked]:
     """For as many tokens as are worth drafting. The last that may come is never drafted."""
-    kinds = {slot: drafter.kind(slot, row.tokens) for slot, row in active.items()}
-    counts: dict[int, int] = {}
+    asked: dict[int, Asked] = {}
     for length, slots in by_length(active):
-        rooms = [(active[slot].room - 1, kinds[slot]) for slot in slots]
-        counts |= zip(slots, length.next_of_rows(rooms), strict=True)
-    return [Asked(slot, row.tokens, counts[slot], kinds[slot]) for slot, row in active.items()]
+        if length.rests():
+            asked |= {slot: Asked(slot, active[slot].tokens, 0) for slot in slots}
+            continue
+        kinds = [drafter.kind(slot, active[slot].tokens) for slot in slots]
+        counts = length.next_of_rows([(active[slot].room - 1, kind) for slot, kind in zip(slots, kinds, strict=True)])
+        parts = zip(slots, counts, kinds, strict=True)
+        asked |= {slot: Asked(slot, active[slot].tokens, count, kind) for slot, count, kind in parts}
+    return [asked[slot] for slot in active]
 
 
 def learn(active: Mapping[int, Row], asked: Sequence[Asked], outcomes: Mapping[int, Outcome], seconds: float) -> None:

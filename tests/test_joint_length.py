@@ -98,19 +98,24 @@ def decode(
     copies: float = 0.2,
     found: float = 1.0,
     rounds: int = ROUNDS,
+    looking: float = 0.0,
 ) -> float:
-    """Tokens per second of a long job. copies: how many rows can copy."""
+    """Tokens per second of a long job. copies: how many rows can copy. looking: seconds it takes to ask what there is
+    to draft, in each round that asks.
+    """
     tokens, total = 0, 0.0
     for rows in job(tuple(right.items()), copies, found, rounds):
-        asked = length.next_of_rows([(30, row.kind) for row in rows])
+        rests = length.rests()
+        asked = [0] * len(rows) if rests else length.next_of_rows([(30, row.kind) for row in rows])
         parts = []
         for row, count in zip(rows, asked, strict=True):
             drafted = count if row.found else 0
             accepted = min(drafted, row.right)
-            parts.append(Drafted(count, drafted, accepted, row.kind))
+            parts.append(Drafted(count, drafted, accepted, "" if rests else row.kind))
             tokens += accepted + 1
         steps = max(part.drafted * (part.kind == MODEL) for part in parts)
         seconds = costs.pass_seconds(max(part.drafted for part in parts) + 1) + steps * costs.draft + costs.host
+        seconds += looking * (not rests)
         length.observe_rows(parts, seconds)
         total += seconds
     return tokens / total
@@ -174,6 +179,22 @@ def test_a_drafter_that_often_finds_nothing() -> None:
         speed = decode(joint(costs), costs, RIGHT["good"], copies=1.0, found=0.05)
         fixed = [decode(Fixed(n, 0), costs, RIGHT["good"], copies=1.0, found=0.05) for n in (0, 1, 2, 4, 8, 16)]
         assert speed >= 0.95 * max(fixed) and speed >= 0.98 * fixed[0]
+
+
+def test_looking_for_drafts_is_a_cost_too() -> None:
+    """Parked it seldom looks; and a draft that gains less than the looking costs is not worth it."""
+    plain = decode(Fixed(0, 0), STEEP, RIGHT["useless"])  # which never looks
+    assert decode(joint(STEEP), STEEP, RIGHT["useless"], looking=0.1) >= 0.97 * plain
+    gain = decode(joint(STEEP), STEEP, RIGHT["good"]) / plain
+    assert 1.05 < gain < 1.5
+    assert decode(joint(STEEP), STEEP, RIGHT["good"], looking=0.6, rounds=2000) >= 0.92 * plain
+
+    class Restless(JointLength):
+        def rests(self) -> bool:
+            return False
+
+    restless = Restless(STEEP.with_free_draft(), kinds={MODEL: STEEP})
+    assert decode(restless, STEEP, RIGHT["useless"], looking=0.1) < 0.93 * plain
 
 
 def test_costs_that_are_no_longer_true_are_corrected() -> None:

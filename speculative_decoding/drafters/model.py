@@ -87,6 +87,7 @@ class BatchModelDrafter(BatchDrafter):
         require_same_tokens(target, self._model)
         self._vocab_size = target.config.vocab_size
         self._rows: list[Speech | None] = [None] * slots
+        self._unread: dict[int, mx.array] = {}  # memories, lazy: a row that is never asked to speak costs no encoder
         self._cache: DecoderCache | None = None
 
     def read(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
@@ -95,12 +96,13 @@ class BatchModelDrafter(BatchDrafter):
     def begin(
         self, slot: int, source: Sequence[int], reading: mx.array, sampling: SamplingParams, *, coupled: bool
     ) -> None:
-        self._cache = self._model.seated(self._cache, slot, len(self._rows), reading)
         head = self._speaker.head_for(source, self._vocab_size)
         self._rows[slot] = Speech(sampling, coupled, head, self._vocab_size, self._speaker.confidence_threshold)
+        self._unread[slot] = reading
 
     def select(self, slots: Sequence[int]) -> None:
         self._rows = [self._rows[slot] for slot in slots]
+        self._unread = {i: self._unread[slot] for i, slot in enumerate(slots) if slot in self._unread}
         if self._cache is not None:
             self._cache.select(slots)
 
@@ -118,6 +120,8 @@ class BatchModelDrafter(BatchDrafter):
 
     def _speak(self, rows: Mapping[int, Speech]) -> None:
         """Chain the passes of a draft. Rows that do not speak are fed padding, and put back where they were."""
+        for slot in rows.keys() & self._unread.keys():
+            self._cache = self._model.seated(self._cache, slot, len(self._rows), self._unread.pop(slot))
         cache, slots = self._cache, range(len(self._rows))
         assert cache is not None
         before = cache.offsets
