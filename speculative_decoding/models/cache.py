@@ -62,6 +62,11 @@ def written(buffer: mx.array, new: mx.array, at: mx.array) -> mx.array:
     return mx.put_along_axis(buffer, mx.broadcast_to(at, new.shape), new, axis=2)
 
 
+def longer(buffer: mx.array, room: int) -> mx.array:
+    """(B, H, T, D) -> (B, H, T + room, D)."""
+    return mx.pad(buffer, [(0, 0), (0, 0), (0, room), (0, 0)])
+
+
 @dataclass
 class DecoderCache:
     """All layers of one request, or of a batch of them.
@@ -112,8 +117,7 @@ class DecoderCache:
             capacity *= 2
         if room := capacity - self.capacity:
             for layer in self.layers:
-                widths = [(0, 0), (0, 0), (0, room), (0, 0)]
-                layer.keys, layer.values = mx.pad(layer.keys, widths), mx.pad(layer.values, widths)
+                layer.keys, layer.values = longer(layer.keys, room), longer(layer.values, room)
 
     def place_of(self, length: int) -> mx.array:
         """Where `length` more tokens of each row are to be written: see `written`."""
@@ -179,5 +183,4 @@ class DecoderCache:
             return
         self.memory_mask = mx.pad(self.memory_mask, [(0, 0), (0, 0), (0, 0), (0, room)], constant_values=-mx.inf)
         for layer in self.layers:
-            widths = [(0, 0), (0, 0), (0, room), (0, 0)]
-            layer.cross_keys, layer.cross_values = mx.pad(layer.cross_keys, widths), mx.pad(layer.cross_values, widths)
+            layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)
