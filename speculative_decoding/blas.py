@@ -23,7 +23,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 VARIABLE = "SPECULATIVE_DECODING_BLAS"  # a library's path, or "none" to keep what MLX brings
-WRAPPER = Path(__file__).with_name("few_rows.c")
+WRAPPER = Path(__file__).with_name("sgemm.c")
 SYMBOLS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # all that libmlx imports
 ADVICE = "MLX runs on its slow reference BLAS, where speculation cannot win"
 
@@ -84,14 +84,14 @@ def candidates() -> Iterator[str]:
 def openblas_from_wheel() -> Iterator[Path]:
     """The OpenBLAS of the scipy-openblas32 wheel, whose symbols have a prefix, under the names that MLX asks for.
 
-    With a C compiler, behind the wrapper of few_rows.c; otherwise as a copy in which patchelf has renamed the symbols
+    With a C compiler, behind the wrapper of sgemm.c; otherwise as a copy in which patchelf has renamed the symbols
     that count. What is made is kept in the user's cache folder.
     """
     spec = util.find_spec("scipy_openblas32")
     if spec is None or spec.origin is None:
         return
     library = Path(spec.origin).parent / "lib" / "libscipy_openblas.so"
-    for kind, make in (("few-rows", compile_wrapper), ("renamed", rename_symbols)):
+    for kind, make in (("compiled", compile_wrapper), ("renamed", rename_symbols)):
         try:
             yield kept(kind, library, make)
         except (OSError, subprocess.SubprocessError, metadata.PackageNotFoundError):
@@ -114,7 +114,7 @@ def kept(kind: str, library: Path, make: Callable[[Path, Path, Path], None]) -> 
 
 def compile_wrapper(library: Path, output: Path, scratch: Path) -> None:
     linked = [f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}"]
-    run("cc", "-O2", "-shared", "-fPIC", WRAPPER, "-o", output, *linked)
+    run("cc", "-O3", "-shared", "-fPIC", "-pthread", WRAPPER, "-o", output, *linked)
 
 
 def rename_symbols(library: Path, output: Path, scratch: Path) -> None:

@@ -1,0 +1,275 @@
+/* cblas_sgemm for MLX: the products of a decoder's passes, x times W transposed, where x has few rows.
+ *
+ * OpenBLAS packs the whole of W before it computes, as if W were to be used again; with few rows that costs more than the
+ * product. Here W is read once, where it lies, by all threads; a tile of four rows by four columns stays in registers.
+ * Every element is summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and
+ * in a batch. All other products go to OpenBLAS, and on a processor without AVX-512 these too: one row to its
+ * matrix-vector product, up to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows"
+ * and "A product of our own"). blas.py compiles this where there is a compiler; without one everything works, slower. */
+
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+
+/* As declared in the cblas.h of the scipy-openblas32 wheel. */
+void scipy_cblas_sgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+void scipy_cblas_sgemv(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+void scipy_cblas_dgemm(int, int, int, int, int, int, double, const double *, int, const double *, int, double, double *,
+                       int);
+void scipy_cblas_cgemm(int, int, int, int, int, int, const void *, const void *, int, const void *, int, const void *,
+                       void *, int);
+int scipy_openblas_get_num_threads(void);
+
+#if defined(__x86_64__) && !defined(WITHOUT_AVX512)
+#include <immintrin.h>
+
+/* y (m, n) = alpha x (m, k) w (n, k) transposed, each row at its stride. */
+struct product {
+  int m, n, k, ldx, ldw, ldy;
+  float alpha;
+  const float *x, *w;
+  float *y;
+  int columns; /* of w's rows, in one piece of the work */
+};
+
+/* ---- the arithmetic */
+
+enum { AHEAD = 4 };           /* rows of w that are fetched before they are needed: one tile */
+enum { PIECE = 16 * 1024 };   /* floats of w in a piece: it stays in the second cache while the rows of x pass by */
+enum { CHUNK = 128 * 1024 };  /* floats of x that stay there beside it */
+
+#define AVX512 __attribute__((target("avx512f")))
+#define INLINED AVX512 __attribute__((always_inline)) static inline
+
+INLINED __m512 added_pairs(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
+/* The sums of four vectors. */
+INLINED __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+  __m512d ab = _mm512_castps_pd(added_pairs(a, b)), cd = _mm512_castps_pd(added_pairs(c, d));
+  __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1));
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), upper);
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+INLINED void sixteen_terms(const struct product *g, int rows, int columns, const float *x, const float *w,
+                           __mmask16 which, __m512 sum[4][4]) {
+  __m512 a[4];
+  for (int i = 0; i < rows; i++)
+    a[i] = _mm512_maskz_loadu_ps(which, x + (size_t)i * g->ldx);
+  for (int j = 0; j < columns; j++) {
+    const float *at = w + (size_t)j * g->ldw;
+    _mm_prefetch((const char *)(at + (size_t)AHEAD * g->ldw), _MM_HINT_T0);
+    __m512 b = _mm512_maskz_loadu_ps(which, at);
+    for (int i = 0; i < rows; i++)
+      sum[i][j] = _mm512_fmadd_ps(a[i], b, sum[i][j]);
+  }
+}
+
+/* `rows` rows of x by `columns` rows of w, both known when this is compiled: the loops over them disappear. */
+INLINED void tile(const struct product *g, int rows, int columns, const float *x, const float *w, float *y) {
+  __m512 sum[4][4];
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < 4; j++)
+      sum[i][j] = _mm512_setzero_ps();
+  int p = 0;
+  for (; p + 16 <= g->k; p += 16)
+    sixteen_terms(g, rows, columns, x + p, w + p, 0xffff, sum);
+  if (p < g->k)
+    sixteen_terms(g, rows, columns, x + p, w + p, (__mmask16)(0xffff >> (p + 16 - g->k)), sum);
+  for (int i = 0; i < rows; i++) {
+    __m128 sums = _mm_mul_ps(_mm_set1_ps(g->alpha), four_sums(sum[i][0], sum[i][1], sum[i][2], sum[i][3]));
+    if (columns == 4)
+      _mm_storeu_ps(y + (size_t)i * g->ldy, sums);
+    else
+      for (int j = 0; j < columns; j++)
+        y[(size_t)i * g->ldy + j] = sums[j];
+  }
+}
+
+INLINED void column_of_tiles(const struct product *g, int columns, int from, int to, int j) {
+  const float *w = g->w + (size_t)j * g->ldw, *x = g->x + (size_t)from * g->ldx;
+  float *y = g->y + (size_t)from * g->ldy + j;
+  for (; from + 4 <= to; from += 4, x += (size_t)4 * g->ldx, y += (size_t)4 * g->ldy)
+    tile(g, 4, columns, x, w, y);
+  switch (to - from) {
+  case 3: tile(g, 3, columns, x, w, y); break;
+  case 2: tile(g, 2, columns, x, w, y); break;
+  case 1: tile(g, 1, columns, x, w, y); break;
+  }
+}
+
+static AVX512 void piece(const struct product *g, int index) {
+  int begin = index * g->columns, end = begin + g->columns < g->n ? begin + g->columns : g->n;
+  int rows = CHUNK / g->k / 4 * 4;
+  if (rows < 4)
+    rows = 4;
+  for (int from = 0; from < g->m; from += rows) {
+    int to = from + rows < g->m ? from + rows : g->m, j = begin;
+    for (; j + 4 <= end; j += 4)
+      column_of_tiles(g, 4, from, to, j);
+    for (; j < end; j++)
+      column_of_tiles(g, 1, from, to, j);
+  }
+}
+
+/* ---- the threads: whoever is free takes the next piece */
+
+enum { SPINS = 2000, YIELDS = 500 }; /* before a thread without work sleeps: products follow each other within microseconds */
+
+static struct product job;
+static _Atomic int waiting, unfinished, asleep; /* pieces nobody has taken; pieces not done; threads */
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+static int helpers = -1; /* not started */
+
+static int take_one(void) {
+  int left = atomic_load(&waiting);
+  while (left > 0)
+    if (atomic_compare_exchange_weak(&waiting, &left, left - 1)) {
+      piece(&job, left - 1); /* `job` is this piece's: it is not replaced before all pieces are done */
+      atomic_fetch_sub(&unfinished, 1);
+      return 1;
+    }
+  return 0;
+}
+
+static void *help(void *nothing) {
+  for (;;) {
+    while (take_one())
+      ;
+    for (int i = 0; i < SPINS && !atomic_load(&waiting); i++)
+      _mm_pause();
+    for (int i = 0; i < YIELDS && !atomic_load(&waiting); i++)
+      sched_yield();
+    atomic_fetch_add(&asleep, 1);
+    syscall(SYS_futex, &waiting, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0); /* returns at once if there is work */
+    atomic_fetch_sub(&asleep, 1);
+  }
+  return nothing;
+}
+
+static void forget_helpers(void) { /* a forked process has none */
+  helpers = -1;
+  waiting = unfinished = asleep = 0;
+  pthread_mutex_init(&one_at_a_time, NULL);
+}
+
+static void start_helpers(void) {
+  static int told;
+  if (!told++)
+    pthread_atfork(NULL, NULL, forget_helpers);
+  helpers = 0;
+  for (int threads = scipy_openblas_get_num_threads(); helpers < threads - 1; helpers++) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, help, NULL))
+      break;
+    pthread_detach(thread);
+  }
+}
+
+static void multiply(struct product g) {
+  g.columns = PIECE / g.k / 4 * 4;
+  if (g.columns < 8)
+    g.columns = 8;
+  int pieces = (g.n + g.columns - 1) / g.columns;
+  if (pieces <= 1 || pthread_mutex_trylock(&one_at_a_time)) { /* little to do, or the threads are another product's */
+    for (int i = 0; i < pieces; i++)
+      piece(&g, i);
+    return;
+  }
+  if (helpers < 0)
+    start_helpers();
+  job = g;
+  atomic_store(&unfinished, pieces);
+  atomic_store(&waiting, pieces);
+  if (atomic_load(&asleep))
+    syscall(SYS_futex, &waiting, FUTEX_WAKE_PRIVATE, helpers, NULL, NULL, 0);
+  while (take_one())
+    ;
+  for (int i = 0; atomic_load(&unfinished); i++)
+    i < SPINS ? _mm_pause() : (void)sched_yield();
+  pthread_mutex_unlock(&one_at_a_time);
+}
+
+static int computed_here(int m, int n, int k, float alpha, const float *x, int ldx, const float *w, int ldw, float *y,
+                         int ldy) {
+  if (!__builtin_cpu_supports("avx512f") || k <= 0)
+    return 0;
+  multiply((struct product){m, n, k, ldx, ldw, ldy, alpha, x, w, y, 0});
+  return 1;
+}
+
+#else
+
+static int computed_here(int m, int n, int k, float alpha, const float *x, int ldx, const float *w, int ldw, float *y,
+                         int ldy) {
+  return 0;
+}
+
+#endif
+
+/* ---- OpenBLAS, with as many rows as it likes */
+
+enum { TILE = 8, FEW = 64 };
+enum { SMALL = 128 * 128 }; /* elements of a right matrix for which copying rows does not pay */
+
+static _Thread_local float *scratch; /* of rows in and rows out, in whole tiles; grows, and is kept */
+static _Thread_local size_t room;
+
+static float *scratch_of(size_t floats) {
+  if (floats > room) {
+    free(scratch);
+    scratch = malloc(floats * sizeof(float));
+    room = scratch ? floats : 0;
+  }
+  return scratch;
+}
+
+void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+                 const float *b, int ldb, float beta, float *c, int ldc) {
+  int plain = order == ROW_MAJOR && trans_a == NO_TRANS && beta == 0;
+  if (plain && trans_b == TRANS && computed_here(m, n, k, alpha, a, lda, b, ldb, c, ldc))
+    return;
+  if (order == ROW_MAJOR && m == 1 && k > 0) { /* the row (1, k) times op(b) is op(b) transposed times a vector */
+    int step = trans_a == NO_TRANS ? 1 : lda;
+    if (trans_b == NO_TRANS)
+      scipy_cblas_sgemv(ROW_MAJOR, TRANS, k, n, alpha, b, ldb, a, step, beta, c, 1);
+    else
+      scipy_cblas_sgemv(ROW_MAJOR, NO_TRANS, n, k, alpha, b, ldb, a, step, beta, c, 1);
+    return;
+  }
+  int rows = (m + TILE - 1) / TILE * TILE;
+  int pays = (m < TILE || m % TILE > 1) && m < FEW && (size_t)n * k >= SMALL;
+  float *x;
+  if (plain && rows > m && pays && (x = scratch_of((size_t)rows * ((size_t)n + k))) != NULL) {
+    float *y = x + (size_t)rows * k;
+    for (int i = 0; i < m; i++)
+      memcpy(x + (size_t)i * k, a + (size_t)i * lda, k * sizeof(float));
+    memset(x + (size_t)m * k, 0, (size_t)(rows - m) * k * sizeof(float));
+    scipy_cblas_sgemm(ROW_MAJOR, NO_TRANS, trans_b, rows, n, k, alpha, x, k, b, ldb, 0, y, n);
+    for (int i = 0; i < m; i++)
+      memcpy(c + (size_t)i * ldc, y + (size_t)i * n, n * sizeof(float));
+    return;
+  }
+  scipy_cblas_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda,
+                 const double *b, int ldb, double beta, double *c, int ldc) {
+  scipy_cblas_dgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void cblas_cgemm(int order, int trans_a, int trans_b, int m, int n, int k, const void *alpha, const void *a, int lda,
+                 const void *b, int ldb, const void *beta, void *c, int ldc) {
+  scipy_cblas_cgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
