@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,10 @@ from mlx.utils import tree_flatten
 from . import blas
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
+from .models.compiled import pass_width
 from .safe_folder import write_file
 
 WIDEST = 16  # positions of the widest pass that is measured
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those measured where all would take too long
 DRAFTED = (2, 6)  # lengths of the drafts that are timed
 RAGGED = 4  # how far rows are apart
 SOURCE_TOKENS, OFFSET = 32, 16  # a typical prompt, and tokens already in the cache
@@ -93,7 +92,7 @@ def cost_key(target: EncoderDecoder, draft_model: EncoderDecoder | None, rows: i
     device = mx.default_device()
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     return {
-        "version": 2,  # of the way they are measured
+        "version": 3,  # of the way they are measured
         "rows": rows,
         "target": shapes(target),
         "draft": None if draft_model is None else shapes(draft_model),
@@ -136,17 +135,15 @@ def measure(
     """Time passes and rounds on random ids, in turns, until `budget` seconds are spent; medians.
 
     In turns, because a machine is now slower and now faster, which must not favour one width. Large models get fewer
-    repeats and fewer widths, those between interpolated; three turns are taken in any case.
+    repeats, but three turns are taken in any case.
     """
     rig = Rig(target, draft_model, rows)
     started = time.perf_counter()
     drafted = DRAFTED if draft_model is not None else ()
-    for count in (0, *drafted):
-        rig.round(count)  # compiles kernels, allocates
-    first = seconds_of(rig.one_pass, WIDEST)
-    afford = budget - (time.perf_counter() - started)
-    widths = range(1, WIDEST + 1) if afford > 2 * LEAST_REPEATS * WIDEST * first else WIDTHS
+    widths = dict.fromkeys(pass_width(tokens) for tokens in range(1, WIDEST + 1))
     jobs = [(rig.one_pass, width) for width in widths] + [(rig.round, count) for count in (0, *drafted)]
+    for run, size in jobs:
+        run(size)  # compiles kernels, allocates
     samples: dict[tuple[Callable[[int], None], int], list[float]] = {job: [] for job in jobs}
     for repeat in range(MOST_REPEATS):
         if repeat >= LEAST_REPEATS and time.perf_counter() - started > budget:
@@ -155,7 +152,7 @@ def measure(
             samples[job].append(seconds_of(*job))
     medians = {job: statistics.median(taken) for job, taken in samples.items()}
 
-    passes = interpolated({width: medians[rig.one_pass, width] for width in widths})
+    passes = tuple(medians[rig.one_pass, pass_width(tokens)] for tokens in range(1, WIDEST + 1))
     host = max(0.0, medians[rig.round, 0] - passes[0])
     drafts = [(medians[rig.round, count] - passes[count] - host) / count for count in drafted]
     return Costs(passes, max(0.0, statistics.mean(drafts)) if drafts else 0.0, host)
@@ -165,15 +162,6 @@ def seconds_of(job: Callable[[int], None], size: int) -> float:
     started = time.perf_counter()
     job(size)
     return time.perf_counter() - started
-
-
-def interpolated(known: Mapping[int, float]) -> tuple[float, ...]:
-    """Width -> seconds, for every width from 1 on: the known ones as they are, straight lines between."""
-    widths, values = sorted(known), []
-    for low, high in pairwise(widths):
-        step = (known[high] - known[low]) / (high - low)
-        values += [known[low] + (width - low) * step for width in range(low, high)]
-    return (*values, known[widths[-1]])
 
 
 class Rig:
@@ -206,7 +194,8 @@ class Rig:
         for _ in range(drafted):
             new = mx.argmax(self._models[1].decode(new, self._caches[1])[:, -1:], axis=-1)
             draft.append(new)
-        tokens = mx.concatenate([last, *draft], axis=1)
+        padding = mx.zeros((self._rows, pass_width(drafted + 1) - drafted - 1), mx.uint32)
+        tokens = mx.concatenate([last, *draft, padding], axis=1)
         best = mx.argmax(self._models[0].decode(tokens, self._caches[0]), axis=-1)
         accepted = mx.cumprod(tokens[:, 1:] == best[:, :-1], axis=1).sum(axis=1)
         mx.eval(accepted, best, tokens)

@@ -47,13 +47,18 @@ class DraftLength(ABC):
 
     def rests(self) -> bool:
         """Asked once a round, before all else: whether it drafts nothing, whatever there may be to draft. Then no
-        drafter is asked either, `next_of_rows` is not called, and the round is observed without a kind.
+        drafter is asked either, `choose` is not called, and the round is observed without a kind.
         """
         return False
 
     def next_of_rows(self, rows: Sequence[tuple[int, str]]) -> list[int]:
         """`next` for rows whose rounds are one: their (most, kind) -> their lengths."""
         return [self.next(most, kind) for most, kind in rows]
+
+    def choose(self, rows: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[str, int]]:
+        """`next_of_rows` where there may be several kinds (`BatchDrafter.kinds`): (most, kinds) -> (kind, length)."""
+        first = [(most, kinds[0]) for most, kinds in rows]
+        return [(kind, length) for (_, kind), length in zip(first, self.next_of_rows(first), strict=True)]
 
     def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
         """`observe` for rows whose round was one."""

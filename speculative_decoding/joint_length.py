@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from .adaptive_length import FIRST_WAIT, PROBE_SHARE, WORTHWHILE, RoundClock, cheapest_probe
+from .adaptive_length import FIRST_WAIT, PROBE_SHARE, WORTHWHILE, cheapest_probe
 from .costs import Costs
 from .draft_length import Drafted, DraftLength
 from .errors import InputError
+from .experience import RoundClock
 
 PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in drafts
 MEMORY = 0.998  # of what was seen, per draft: the rows of a round bring many
@@ -39,7 +40,7 @@ class JointLength(DraftLength):
         self._kinds: dict[str, Kind] = {}
         self._gain = 1.0  # expected of the best lengths, over regular decoding
         self._parked_rounds = 0
-        self._since_plain = 0  # rounds since one without a draft
+        self._width = 0  # of the best
         self._rest = 0  # rounds to come in which nobody is asked
 
     @property
@@ -56,7 +57,7 @@ class JointLength(DraftLength):
         if self._rest:
             self._rest -= 1
             self._parked_rounds += 1
-        elif self.parked or self._since_plain < self._clock.plain_rounds_until(unsure=True):
+        elif self.parked or not self._clock.wants_plain(self._width, self._gain):
             return False
         for kind in self._kinds.values():
             kind.waited += 1
@@ -67,6 +68,7 @@ class JointLength(DraftLength):
         for most, kind in rows:
             rooms.setdefault(kind, []).append(min(most, self.most))
         width, steps = self._best(rooms)
+        self._width = width
         lengths = {kind: steps if self._step_of(kind) else width for kind in rooms}
         if self._gain < WORTHWHILE:
             lengths = dict.fromkeys(lengths, 0)
@@ -78,13 +80,21 @@ class JointLength(DraftLength):
             self._rest = min(REST, self._parked_rounds // 4)  # the next rows may have what these had not
         return [min(most, lengths[kind]) for most, kind in rows]
 
+    def choose(self, rows: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[str, int]]:
+        """A row whose first kind drafts nothing tries its last, as far as the pass is wide anyway."""
+        first = super().choose(rows)
+        width = max(length for _, length in first)
+        return [
+            choice if choice[1] or len(kinds) < 2 or self._step_of(kinds[-1]) else (kinds[-1], min(most, width))
+            for choice, (most, kinds) in zip(first, rows, strict=True)
+        ]
+
     def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
         self.observe_rows([Drafted(drafted, drafted, accepted, kind)], seconds)
 
     def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
         width = max(each.drafted for each in rows)
         self._clock.observe(width, seconds - max(each.drafted * self._step_of(each.kind) for each in rows))
-        self._since_plain = self._since_plain + 1 if width else 0
         for each in rows:
             if each.asked:
                 self._kind(each.kind).observe(each.drafted, each.accepted)

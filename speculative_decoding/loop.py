@@ -20,6 +20,7 @@ from .drafters.batch import Asked, BatchDrafter
 from .errors import InputError
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
+from .models.compiled import pass_width
 from .sampling import SamplingParams, token_logprobs
 from .stats import Round
 
@@ -143,7 +144,7 @@ def speculate(
 
     The cache holds all tokens of each row but the last, and the drafter has begun it. Between two cycles the caller
     may give the slot of a finished row to a new one. Ends when every row is finished, or None: an empty slot.
-    width: of every pass of the target, from `strict_width`; None makes it as wide as the longest draft needs.
+    width: of every pass of the target, from `strict_width`; None makes it wide enough for the longest draft.
     """
     for index in count():
         active = {slot: row for slot, row in enumerate(rows) if row is not None and not row.finish_reason}
@@ -182,10 +183,9 @@ def ask(active: Mapping[int, Row], drafter: BatchDrafter) -> list[Asked]:
         if length.rests():
             asked |= {slot: Asked(slot, active[slot].tokens, 0) for slot in slots}
             continue
-        kinds = [drafter.kind(slot, active[slot].tokens) for slot in slots]
-        counts = length.next_of_rows([(active[slot].room - 1, kind) for slot, kind in zip(slots, kinds, strict=True)])
-        parts = zip(slots, counts, kinds, strict=True)
-        asked |= {slot: Asked(slot, active[slot].tokens, count, kind) for slot, count, kind in parts}
+        chosen = length.choose([(active[slot].room - 1, drafter.kinds(slot, active[slot].tokens)) for slot in slots])
+        parts = zip(slots, chosen, strict=True)
+        asked |= {slot: Asked(slot, active[slot].tokens, count, kind) for slot, (kind, count) in parts}
     return [asked[slot] for slot in active]
 
 
@@ -224,11 +224,10 @@ def verify_pass(
     drafts: Mapping[int, Draft],
     width: int | None = None,
 ) -> mx.array:
-    """Raw logits (B, L, V) behind each row's last token and its draft. L is `width`, or what the longest draft needs;
+    """Raw logits (B, L, V) behind each row's last token and its draft. L is `width`, or enough for the longest draft;
     behind a row's own draft stands padding, which the next rewind forgets.
     """
-    longest = 1 + max(draft.num_tokens for draft in drafts.values())
-    width = longest if width is None else width
+    width = width or pass_width(1 + max(draft.num_tokens for draft in drafts.values()))
     fed = []
     for slot, row in enumerate(rows):
         draft = drafts.get(slot) or Draft.empty()

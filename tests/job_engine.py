@@ -131,6 +131,10 @@ def has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def killed_at_random(folder: Path, kills: int = 20) -> dict[str, Any]:
     """One job, killed so many times and resumed each time. Says how often that was in the middle of something."""
     output.COMMIT_SECONDS = 0.03
@@ -139,9 +143,9 @@ def killed_at_random(folder: Path, kills: int = 20) -> dict[str, Any]:
     dice = random.Random()
     killed = ahead = 0
     while killed < kills:
-        before = path.stat().st_size if path.exists() else 0
+        before = size_of(path)
         pid = fork(lambda: run_job(path, content, engine(at_random(), seconds=0.002), resume=True))
-        while killed % 2 and path.stat().st_size <= before and not has_ended(pid):
+        while killed % 2 and size_of(path) <= before and not has_ended(pid):
             time.sleep(0.001)  # every second time, not before it is writing
         time.sleep(dice.uniform(0, 0.12))
         os.kill(pid, signal.SIGKILL)
@@ -150,7 +154,7 @@ def killed_at_random(folder: Path, kills: int = 20) -> dict[str, Any]:
         assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
         checkpoint = output.checkpoint_path(path)
         if path.exists() and checkpoint.exists():
-            ahead += path.stat().st_size > json.loads(checkpoint.read_text())["size"]
+            ahead += size_of(path) > json.loads(checkpoint.read_text())["size"]
         if not os.WIFSIGNALED(status):  # finished: begin another
             assert path.read_bytes() == whole.read_bytes()
             path.unlink()

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from speculative_decoding import adaptive_length as module
+from speculative_decoding import experience
 from speculative_decoding.adaptive_length import AdaptiveLength, best_length
 from speculative_decoding.costs import Costs
 from speculative_decoding.draft_length import DraftLength, FixedLength
@@ -73,16 +74,18 @@ def decode(
     *,
     noise: float = 0.0,
     found: float = 1.0,
+    reading: float = 0.0,
 ) -> float:
     """Seconds that the rounds of a session take. The same tokens are right for every length.
 
     noise: of the seconds that the length is told, which now and then are thrice as many besides.
     found: how often the drafter has anything to propose.
+    reading: seconds that the first draft of a request takes besides.
     """
     dice, total = random.Random(5), 0.0
     for request in requests:
         length.begin()
-        done = 0
+        done, unread = 0, reading
         while done < len(request):
             drafted = length.next(100 - done - 1)
             assert 0 <= drafted < 100
@@ -90,6 +93,8 @@ def decode(
             ahead = request[done : done + drafted]
             accepted = next((i for i, right in enumerate(ahead) if not right), len(ahead))
             seconds = costs.round_seconds(drafted)
+            if drafted:
+                seconds, unread = seconds + unread, 0.0
             total += seconds
             told = seconds * math.exp(dice.gauss(0, noise)) * (3 if noise and dice.random() < 0.02 else 1)
             length.observe(drafted, accepted, told)
@@ -160,14 +165,14 @@ def never_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def takes_the_untested_for_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    observe = module.Acceptance.observe
+    observe = experience.Acceptance.observe
 
-    def faulty(self: module.Acceptance, drafted: int, accepted: int) -> None:
+    def faulty(self: experience.Acceptance, drafted: int, accepted: int) -> None:
         observe(self, drafted, accepted)
         for i in range(accepted + 1, drafted):
             self._seen[i] += 1.0
 
-    monkeypatch.setattr(module.Acceptance, "observe", faulty)
+    monkeypatch.setattr(experience.Acceptance, "observe", faulty)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +225,28 @@ def test_costs_that_are_no_longer_true_are_corrected(measured: str, true: str, p
     assert share(AdaptiveLength(COSTS[measured])) > least > share(Deaf(COSTS[measured]))
 
 
+def never_owes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experience.Reading, "owed", 0.0)
+
+
+@pytest.mark.parametrize("process", ["useless", "rarely right", "0.3", "0.5", "0.7", "a task at random"])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_what_a_draft_costs_once_in_a_request_must_be_earned(process: str, noise: float) -> None:
+    """Reading takes as long as two rounds and a half: a gain of a tenth is none then."""
+    costs, requests, reading = COSTS["flat"], session(process, 0), 2.5
+    seconds = decode(AdaptiveLength(costs), requests, costs, noise=noise, reading=reading)
+    best = min(decode(FixedLength(count), requests, costs, reading=reading) for count in range(17))
+    plain = decode(FixedLength(0), requests, costs)
+    assert best / seconds > SHARE_OF_BEST and plain / seconds > SHARE_OF_PLAIN
+
+
+def test_without_that_it_would_be_slower_than_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_owes(monkeypatch)
+    costs, requests = COSTS["flat"], session("rarely right", 0)
+    seconds = decode(AdaptiveLength(costs), requests, costs, reading=2.5)
+    assert decode(FixedLength(0), requests, costs) / seconds < SHARE_OF_PLAIN
+
+
 class TakesNothingForWrong(AdaptiveLength):
     def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
         super().observe(drafted or 1, accepted, seconds, kind)
@@ -246,12 +273,17 @@ def test_the_best_length_is_the_one_with_most_expected_tokens_per_second() -> No
 
 
 def feed(
-    length: AdaptiveLength, right: float, rounds: int, kind: str = "", costs: Costs = COSTS["measured"]
+    length: AdaptiveLength,
+    right: float,
+    rounds: int,
+    kind: str = "",
+    costs: Costs = COSTS["measured"],
+    room: int = 50,
 ) -> list[int]:
     """Plays rounds; returns what was asked for."""
     dice, asked = random.Random(3), []
     for _ in range(rounds):
-        drafted = length.next(50, kind)
+        drafted = length.next(room, kind)
         accepted = next((i for i in range(drafted) if dice.random() >= right), drafted)
         length.observe(drafted, accepted, costs.round_seconds(drafted), kind)
         asked.append(drafted)
@@ -293,11 +325,22 @@ def test_kinds_are_judged_apart() -> None:
     assert not length.parked and "model: parked" in length.describe() and "copy: 16 tokens" in length.describe()
 
 
+def test_of_two_kinds_it_takes_the_one_that_promises_more() -> None:
+    costs = COSTS["measured"]
+    for right, best in (({"model": 0.9, "guess": 0.1}, "model"), ({"model": 0.1, "guess": 0.5}, "guess")):
+        length = AdaptiveLength(costs.with_free_draft(), kinds={"model": costs})
+        for kind, each in right.items():
+            feed(length, each, 60, kind, costs if kind == "model" else costs.with_free_draft())
+        ((kind, count),) = length.choose([(50, ("model", "guess"))])
+        assert kind == best and count > 0
+        assert length.choose([(50, ("model",)), (0, ("guess", "model"))])[0][0] == "model"
+
+
 @pytest.mark.parametrize("most", [1, 3, 16])
 def test_it_never_asks_for_more_than_there_is_room_for(most: int) -> None:
     length = AdaptiveLength(COSTS["flat"], most=most)
-    feed(length, 1.0, 100)
-    assert [length.next(room) for room in (0, 1, 2, 99)] == [0, 1, min(2, most), most]
+    asked = {room: max(feed(length, 1.0, 100, costs=COSTS["flat"], room=room)) for room in (99, 0, 1, 2)}
+    assert asked == {99: most, 0: 0, 1: 1, 2: min(2, most)}
 
 
 def test_rows_that_share_it_may_be_asked_before_any_has_answered() -> None:

@@ -17,7 +17,7 @@ from speculative_decoding.drafters import (
     SeparateDrafters,
     choose_drafter,
 )
-from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.drafters.base import COPY, GUESS, MODEL
 from speculative_decoding.sampling import SamplingParams
 from tests.tiny import noisy_copy, run, tiny_model, tokens_of
 
@@ -42,7 +42,7 @@ def auto(speaker: Drafter, sure: float) -> AutoDrafter:
 
 
 def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
-    kind = drafter.kind(0, tokens)
+    kind = drafter.kinds(0, tokens)[0]
     (draft,) = drafter.propose([Asked(0, tokens, count, kind)])
     return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
 
@@ -67,15 +67,24 @@ def test_copies_that_proved_wrong_are_trusted_less() -> None:
     for _ in range(40):
         drafter.begin(0, SOURCE, None, SamplingParams(), coupled=False)
         kinds.append(proposed(drafter, [0, 5, 9, 3, 7])[0])
-        drafter.kind(0, [0, 5, 9, 3, 7, 20])  # so much for the copy
+        drafter.kinds(0, [0, 5, 9, 3, 7, 20])  # so much for the copy
     assert kinds[0] == COPY and kinds[-1] == MODEL
+
+
+def test_an_unlikely_copy_may_be_tried_instead_of_the_model() -> None:
+    speaker = Speaker()
+    drafter, tokens = auto(speaker, 0.99), [0, 5, 9, 3, 7]
+    assert drafter.kinds(0, tokens) == (MODEL, GUESS)
+    (draft,) = drafter.propose([Asked(0, tokens, 3, GUESS)])
+    assert draft.tokens.tolist() == [[11, 13, 4]] and speaker.asked == 0
+    assert drafter.kinds(0, [0, 20, 21, 22, 23]) == (MODEL,)  # nothing to copy
 
 
 def test_a_mixed_batch_gets_its_drafts_in_order() -> None:
     drafter = auto(Speaker(), 0.7)
     drafter.begin(1, SOURCE, None, SamplingParams(), coupled=False)
     rows = [(0, [0, 20, 21, 22]), (1, [0, 5, 9, 3, 7])]
-    drafts = drafter.propose([Asked(slot, tokens, 2, drafter.kind(slot, tokens)) for slot, tokens in rows])
+    drafts = drafter.propose([Asked(slot, tokens, 2, drafter.kinds(slot, tokens)[0]) for slot, tokens in rows])
     assert [draft.tokens.tolist() for draft in drafts] == [[[2, 2]], [[11, 13]]]
 
 
@@ -83,7 +92,7 @@ def test_a_session_may_have_only_one_of_the_two() -> None:
     target = tiny_model()
     copies = choose_drafter("auto", target)
     copies.begin(0, SOURCE, None, SamplingParams(), coupled=False)
-    assert copies.kind(0, [0, 20, 21]) == COPY
+    assert copies.kinds(0, [0, 20, 21]) == (COPY,)
     assert isinstance(choose_drafter("auto", target, noisy_copy(target)), AutoDrafter)
 
 

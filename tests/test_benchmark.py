@@ -16,7 +16,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import GenerationStats, InputError, SamplingParams, benchmark, generate
-from speculative_decoding.bench import batches, environment, peers, random_weights, report, speedup, worker
+from speculative_decoding.bench import batches, environment, interleave, peers, random_weights, report, speedup, worker
 from speculative_decoding.bench.export import export
 from speculative_decoding.bench.interleave import Run, take_turns
 from speculative_decoding.bench.limits import bytes_per_pass
@@ -154,6 +154,26 @@ def test_contenders_take_turns_and_warm_up_does_not_count() -> None:
     assert "".join(name for _, name in seen) == "cabba" + "abcab" + "bcaba" + "cabab"
     assert {run.repeat for run in runs} == {0, 1, 2} and len(runs) == 3 * (3 * 2 + 2)
     assert len({(run.task, run.label, run.repeat, run.prompt) for run in runs}) == len(runs)
+
+
+def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only decoding moves: each prompt takes a second."""
+    now = 0.0
+    monkeypatch.setattr(interleave.time, "perf_counter", lambda: now)
+
+    class Slow(Watched):
+        def decode(self, task: Task) -> Iterator[Output]:
+            nonlocal now
+            for _ in task.sources:
+                now += 1.0
+                self.seen.append((task.name, self.label))
+                yield Output([1], 1.0)
+
+    seen: list[tuple[str, str]] = []
+    contenders = [Slow(name, seen) for name in "ab"]
+    runs = list(take_turns({"long": contenders}, [Task("long", ((1,),) * 7, 5)], 1, warm_ups=0, settle=0))
+    assert "".join(name for _, name in seen) == "aaabbb" * 2 + "ab"
+    assert [run.prompt for run in runs if run.label == "b"] == list(range(7))
 
 
 # --- ways and tasks ---
@@ -440,6 +460,22 @@ def test_a_task_decoded_together_is_decoded_as_one_by_one() -> None:
             assert task.slots is not None and batches.task_and_slots(task.name) == ("tiny", task.slots)
             (_, way) = batches.together(["model"], [3], [temperature], models, task.slots)
             assert [output.tokens for output in way.decode(task)] == single
+
+
+def test_memory_that_others_hold_is_not_counted() -> None:
+    task = batches.at_slots([Task("t", tuple((i + 2, 5, 1) for i in range(12)), 40)], [3])[0]
+    (plain,) = batches.together(["plain"], [], [0.0], Models(tiny_model(), None), 3)
+
+    def peak(others: int) -> int:
+        stats, held = None, []
+        for output in plain.decode(task):
+            held.append(mx.ones((others,), mx.uint8))  # a waiting contender takes some, and keeps it
+            mx.eval(held)
+            stats = output.stats
+        assert stats is not None
+        return stats.peak_memory_bytes
+
+    assert peak(10_000_000) == pytest.approx(peak(1), rel=0.1)
 
 
 class Reversing:

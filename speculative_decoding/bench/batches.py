@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import linear_regression
 
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
 from ..batch import batch_generate
+from ..drafters import DraftModel
+from ..generate import GenerationResult
+from ..models.base import EncoderDecoder
 from ..sampling import SamplingParams
 from .plot import require_matplotlib
 from .report import COLUMNS, Study, markdown, shown
@@ -32,9 +38,9 @@ class Together(Ours):
     """A way that decodes a task's prompts as many at a time as it has slots."""
 
     def decode(self, task: Task) -> Iterator[Output]:
+        """In the order of the prompts. What others do and hold while this one waits is not counted as its own."""
         assert task.slots is not None
         prompts = [{"prompt": str(number), "seed": number} for number in range(len(task.sources))]
-        started = time.perf_counter()
         found = batch_generate(
             self.target,
             NumberedIds(task.sources),
@@ -45,12 +51,29 @@ class Together(Ours):
             allow_long_prompt=True,
             **self.options,
         )
-        results = {each.index: each.result for each in found}
-        seconds = (time.perf_counter() - started) / len(prompts)
+        speaker: DraftModel | None = self.options["draft_model"]
+        held = peak = sum(weight_bytes(each) for each in (self.target, speaker and speaker.model) if each)
+        results: dict[int, GenerationResult] = {}
+        seconds = 0.0
         for number in range(len(prompts)):
-            result = results[number]
-            assert result is not None
-            yield Output(result.tokens, seconds, result.stats, self.options["num_draft"].describe())
+            while number not in results:
+                before, started = mx.get_active_memory(), time.perf_counter()
+                mx.reset_peak_memory()
+                each = next(found)
+                assert each.result is not None
+                results[each.index] = each.result
+                seconds += time.perf_counter() - started
+                peak = max(peak, held + mx.get_peak_memory() - before)
+                held += mx.get_active_memory() - before
+            result = results.pop(number)
+            stats = replace(result.stats, peak_memory_bytes=peak)
+            yield Output(result.tokens, seconds, stats, self.options["num_draft"].describe())
+            seconds = 0.0
+
+
+def weight_bytes(model: EncoderDecoder) -> int:
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in parameters.values())
 
 
 class NumberedIds(Ids):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from ..stats import GenerationStats
 from .tasks import Task
 from .ways import Output
 
+SLICE = 2.0  # seconds
 SETTLE = 0.1  # seconds between contenders: threads of the last one's library spin for a while after their work
 
 
@@ -66,26 +68,38 @@ def take_turns(
 ) -> Iterator[Run]:
     """Yield the runs of all repeats. contenders: for each task by name.
 
-    Contenders take turns task by task within a repeat, and each repeat starts with the next one, so that none
-    always follows the same other. The first `warm_ups` repeats are decoded and dropped.
+    Contenders take turns within a task, for `SLICE` seconds each, and each repeat starts with the next one, so that
+    none always follows the same other. The first `warm_ups` repeats are decoded and dropped.
     """
     for repeat in range(-warm_ups, repeats):
         progress(repeat)
         for task in tasks:
             row = contenders[task.name]
-            for turn in range(len(row)):
-                contender = row[(turn + repeat) % len(row)]
-                time.sleep(settle)
-                for prompt, output in enumerate(contender.decode(task)):
-                    if repeat >= 0:
-                        yield Run(
-                            task=task.name,
-                            label=contender.label,
-                            temperature=contender.temperature,
-                            num_draft=contender.num_draft,
-                            draft_steps=contender.draft_steps,
-                            repeat=repeat,
-                            prompt=prompt,
-                            output=output,
-                            load=os.getloadavg()[0],
-                        )
+            order = [row[(turn + repeat) % len(row)] for turn in range(len(row))]
+            for contender, prompt, output in in_slices(order, task, settle):
+                if repeat >= 0:
+                    yield Run(
+                        task=task.name,
+                        label=contender.label,
+                        temperature=contender.temperature,
+                        num_draft=contender.num_draft,
+                        draft_steps=contender.draft_steps,
+                        repeat=repeat,
+                        prompt=prompt,
+                        output=output,
+                        load=os.getloadavg()[0],
+                    )
+
+
+def in_slices(contenders: Iterable[Contender], task: Task, settle: float) -> Iterator[tuple[Contender, int, Output]]:
+    """(who, number of the prompt, output). A machine that is slower for a minute is so for all of them."""
+    waiting = deque((contender, enumerate(contender.decode(task))) for contender in contenders)
+    while waiting:
+        contender, outputs = waiting.popleft()
+        time.sleep(settle)
+        started = time.perf_counter()
+        for prompt, output in outputs:
+            yield contender, prompt, output
+            if time.perf_counter() - started > SLICE:
+                waiting.append((contender, outputs))
+                break

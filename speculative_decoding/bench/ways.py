@@ -66,8 +66,8 @@ WAYS: dict[str, Way] = {
 
 @dataclass(frozen=True)
 class Output:
-    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, a
-    share of the time for all. stats: ours has them. length: how the draft length describes itself afterwards.
+    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, the time
+    for all since the prompt before. stats: ours has them. length: how the draft length describes itself afterwards.
     """
 
     tokens: list[int]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..sampling import SamplingParams
-from .base import COPY, MODEL, Draft
+from .base import COPY, GUESS, MODEL, Draft
 from .batch import Asked, BatchDrafter
 from .ngram import NgramDrafter
 
@@ -14,7 +14,8 @@ SURE = 0.5  # per token: a copy costs nothing, so the draft model would have to 
 
 
 class AutoDrafter(BatchDrafter):
-    """A copy that is right with at least `sure` chance per token is taken, otherwise `model` speaks.
+    """A copy that is right with at least `sure` chance per token is taken, otherwise `model` speaks, or the copy is
+    tried all the same: a length that knows costs chooses between the two.
 
     As in SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3), where the length of the match decides; here it is what
     matches of that length and origin have been worth so far.
@@ -32,14 +33,18 @@ class AutoDrafter(BatchDrafter):
         self._copies[slot].begin(source)
         self._model.begin(slot, source, reading, sampling, coupled=coupled)
 
-    def kind(self, slot: int, tokens: Sequence[int]) -> str:
-        return COPY if self._copies[slot].match(tokens).chance >= self._sure else MODEL
+    def kinds(self, slot: int, tokens: Sequence[int]) -> Sequence[str]:
+        copies = self._copies[slot]
+        match = copies.match(tokens)
+        if match.chance >= self._sure:
+            return (COPY,)
+        return (MODEL, GUESS) if copies.reach(match) else (MODEL,)
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        spoken = [each for each in asked if each.kind != COPY]
+        spoken = [each for each in asked if each.kind not in (COPY, GUESS)]
         drafts = {each.slot: draft for each, draft in zip(spoken, self._model.propose(spoken), strict=True)}
         for each in asked:
-            if each.kind == COPY:
+            if each.kind in (COPY, GUESS):
                 drafts[each.slot] = self._copies[each.slot].propose(each.tokens, each.num_draft_tokens)
         return [drafts[each.slot] for each in asked]
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import mlx.core as mx
 
-MODEL, COPY = "model", "copy"  # kinds of draft, see `Drafter.kind`
+MODEL, COPY, GUESS = "model", "copy", "guess"  # kinds of draft, see `Drafter.kind`; a guess is an unlikely copy
 
 
 @dataclass(frozen=True)

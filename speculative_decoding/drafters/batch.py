@@ -43,9 +43,9 @@ class BatchDrafter(ABC):
     def select(self, slots: Sequence[int]) -> None:
         """Fewer rows from now on: slot i is what was slot `slots[i]`."""
 
-    def kind(self, slot: int, tokens: Sequence[int]) -> str:
-        """See `Drafter.kind`."""
-        return ""
+    def kinds(self, slot: int, tokens: Sequence[int]) -> Sequence[str]:
+        """See `Drafter.kind`: all those that could follow, at least one; the first where nobody knows better."""
+        return ("",)
 
     def top_k(self, slot: int) -> int:
         """See `Drafter.top_k`."""
@@ -77,8 +77,8 @@ class SeparateDrafters(BatchDrafter):
     def end(self, slot: int, tokens: Sequence[int]) -> None:
         self._drafters[slot].end(tokens)
 
-    def kind(self, slot: int, tokens: Sequence[int]) -> str:
-        return self._drafters[slot].kind(tokens)
+    def kinds(self, slot: int, tokens: Sequence[int]) -> Sequence[str]:
+        return (self._drafters[slot].kind(tokens),)
 
     def top_k(self, slot: int) -> int:
         return self._drafters[slot].top_k

@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..errors import InputError
 from ..models.base import EncoderDecoder, Head
 from ..models.cache import DecoderCache
+from ..models.compiled import pass_width
 from ..sampling import SamplingParams, Use, key
 from .base import MODEL, Draft, Drafter, token_ids
 from .batch import Asked, BatchDrafter
@@ -106,8 +107,8 @@ class BatchModelDrafter(BatchDrafter):
         if self._cache is not None:
             self._cache.select(slots)
 
-    def kind(self, slot: int, tokens: Sequence[int]) -> str:
-        return MODEL
+    def kinds(self, slot: int, tokens: Sequence[int]) -> Sequence[str]:
+        return (MODEL,)
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         speaking = {each.slot: self._rows[each.slot] for each in asked if each.num_draft_tokens > 0}
@@ -142,7 +143,7 @@ class BatchModelDrafter(BatchDrafter):
             [min(token, known) for token in rows[slot].tokens[rows[slot].kept :]] if slot in rows else [padding]
             for slot in range(len(self._rows))
         ]  # min: the target's table may be padded beyond the draft's
-        width = max(map(len, missing))
+        width = pass_width(max(map(len, missing)))
         states = self._model.states(mx.array([ids + [padding] * (width - len(ids)) for ids in missing]), cache)
         if all(len(ids) == width for slot, ids in enumerate(missing) if slot in rows):
             return states[:, -1:]

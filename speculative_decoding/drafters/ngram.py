@@ -134,7 +134,7 @@ class NgramDrafter(Drafter):
         if num_draft_tokens < 1:
             return Draft.empty()
         match = self.match(tokens, num_draft_tokens)
-        count = self._reach(match)
+        count = self.reach(match)
         return Draft(mx.array([match.continuation[:count]], mx.uint32)) if count else Draft.empty()
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKED_AHEAD) -> Match:
@@ -152,7 +152,8 @@ class NgramDrafter(Drafter):
             self._guess, self._asked = best, num_draft_tokens
         return best
 
-    def _reach(self, match: Match) -> int:
+    def reach(self, match: Match) -> int:
+        """How many tokens of it are worth proposing."""
         if not match.origin:
             return 0
         return self._trust.reach(kind(match.origin, match.length), self._min_chance, len(match.continuation))

@@ -17,13 +17,11 @@ from ..checkpoints.base import Checkpoint
 from ..checkpoints.quantized import PARTS, part
 from ..errors import CheckpointError
 from .cache import DecoderCache, LayerCache
-from .compiled import Compiled
+from .compiled import WIDTHS, Compiled
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
-
-WIDEST_COMPILED = 32  # tokens; wider passes, as over a forced prefix, are rare and have many widths
 
 Head = Callable[[mx.array], mx.array]
 
@@ -88,7 +86,7 @@ class EncoderDecoder(nn.Module):
         cache.reserve(cache.offset + length)
         arrays = [layer.arrays for layer in cache.layers]
         arguments = tokens, cache.place_of(length), cache.biases_of(length), cache.memory_mask, arrays
-        if length > WIDEST_COMPILED:
+        if length > WIDTHS[-1]:
             states, own = self._pass(*arguments)
         else:
             self._compiled = self._compiled or Compiled(self._pass)

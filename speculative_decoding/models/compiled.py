@@ -1,4 +1,4 @@
-"""A function of arrays, compiled once for each shape. Knows nothing of what it computes."""
+"""A function of arrays, compiled once for each shape, and which shapes there are. Knows nothing of what it computes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 import mlx.core as mx
 
 MOST_SHAPES = 128  # a pass of a decoder with 6 layers takes 0.4 MB for each
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of passes; wider ones, as over a forced prefix, are rare
+
+
+def pass_width(tokens: int) -> int:
+    """How many tokens a pass over `tokens` is given, padding behind them: tracing a new width costs as much as several
+    passes (docs/LOG.md, "Few widths").
+    """
+    return next((width for width in WIDTHS if width >= tokens), tokens)
 
 
 class Compiled:

@@ -1,0 +1,158 @@
+"""What the rounds so far have taught: how likely drafts are right, and what rounds take.
+
+Host arithmetic on counts and seconds; `AdaptiveLength` and `JointLength` decide by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in rounds
+MEMORY = 0.985  # of what was seen, per round that drafted
+MOOD_STEP, MOOD_MEMORY, LOUDEST = 0.2, 0.95, 3.0
+CARRIED_OVER = 0.3  # of the mood, into the next request
+
+TYPICAL_TOKENS, LEAST_TO_COME = 32.0, 4.0  # of a request, before any was seen; of one that is longer than others
+REQUEST_STEP = 0.2  # how much the last request counts
+
+SPEED, ALL = 0, 1  # of a clock's state
+FIRST_SPEED, FIRST_ALL, FIRST_OWN = 0.3, 0.4, 0.07  # deviations of logarithms, when only a measurement is known
+SPEED_WALK, ALL_WALK = 0.03, 0.003  # and what is added to them with each round
+NOISE, MOST_SURPRISE = 0.3, 2.0  # of one round; the surprise that counts at most, in deviations
+LEAST_APART, MOST_APART = 8, 256  # rounds that draft, between two that do not
+
+
+class Acceptance:
+    """How likely each drafted position is to be accepted, given that those before it were.
+
+    What the session has taught is an average per position, with a prior that each position passes to the next. What
+    holds right now is its odds times one factor, the mood, for acceptance comes in stretches and differs from
+    request to request. The mood moves like a rating in chess: by what was accepted beyond expectation, and back
+    towards 1 with every round and every request.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._hits = [0.0] * longest
+        self._seen = [0.0] * longest
+        self._mood = 0.0  # a logarithm
+        self.estimates: list[float] = []
+        self._estimate()
+
+    def begin(self) -> None:
+        self._mood *= CARRIED_OVER
+        self._estimate()
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self._hits = [MEMORY * hits for hits in self._hits]
+        self._seen = [MEMORY * seen for seen in self._seen]
+        surprise = 0.0
+        for i in range(min(drafted, accepted + 1, len(self._seen))):  # behind a rejection nothing was tested
+            hit = float(i < accepted)
+            surprise += hit - self.estimates[i]
+            self._hits[i] += hit
+            self._seen[i] += 1.0
+        self._mood = max(-LOUDEST, min(LOUDEST, MOOD_MEMORY * self._mood + MOOD_STEP * surprise))
+        self._estimate()
+
+    def _estimate(self) -> None:
+        lasting, factor, self.estimates = PRIOR, math.exp(self._mood), []
+        for hits, seen in zip(self._hits, self._seen, strict=True):
+            lasting = (hits + PRIOR_WEIGHT * lasting) / (seen + PRIOR_WEIGHT)
+            self.estimates.append(lasting * factor / (1.0 + lasting * (factor - 1.0)))
+
+
+class RoundClock:
+    """Seconds of a round by its drafted tokens: as measured beforehand, corrected by what rounds really take.
+
+    The logarithm of a round's seconds is what was measured, plus the speed of the machine, which drifts, plus for a
+    round that drafts an error of all such rounds and one of that count, plus noise. A Kalman filter over these (Kalman
+    1960) keeps apart what rounds of one kind alone cannot tell apart: is the machine slower, or was drafting measured
+    too fast? The next round without a draft answers that, for all that was seen before it.
+    """
+
+    def __init__(self, measured: Sequence[float]) -> None:
+        self._measured = measured
+        self._state = np.zeros(len(measured) + 1)  # SPEED; ALL drafts; from 2 on each count of drafted tokens
+        deviations = [FIRST_SPEED, FIRST_ALL, *[FIRST_OWN] * (len(measured) - 1)]
+        self._covariance = np.diag(np.square(deviations))
+        self._walk = np.diag(np.square([SPEED_WALK, ALL_WALK, *[0.0] * (len(measured) - 1)]))
+        self._caught_up = False  # whether the draft model holds all committed tokens
+        self._since_plain = 0  # rounds that drafted, since one that did not
+        self.seconds = list(measured)  # as fast as the machine was then: only their ratios matter
+
+    def wants_plain(self, drafted: int, gain: float) -> bool:
+        """Whether the next round, which is to draft so much for such a gain, should rather draft nothing, so that both
+        costs are known.
+        """
+        if self._since_plain < LEAST_APART:
+            return False
+        parts = self._parts(drafted) - self._parts(0)
+        deviation = math.sqrt(parts @ self._covariance @ parts)
+        return self._since_plain >= MOST_APART or math.log(max(gain, 1.0)) < deviation
+
+    def begin(self) -> None:
+        self._caught_up = False
+
+    def excess(self, drafted: int, seconds: float) -> float:
+        """By how many seconds a round took longer than such a round does, as fast as the machine is now."""
+        return seconds - self.seconds[min(drafted, len(self.seconds) - 1)] * math.exp(self._state[SPEED])
+
+    def observe(self, drafted: int, seconds: float) -> None:
+        """A draft after rounds without one, or the first of a request, is left out: its model reads what it missed."""
+        caught_up, self._caught_up = self._caught_up, drafted > 0
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        if drafted >= len(self._measured) or seconds <= 0 or (drafted and not caught_up):
+            return
+        parts = self._parts(drafted)
+        self._covariance += self._walk
+        spread = self._covariance @ parts
+        variance = float(parts @ spread) + NOISE**2
+        surprise = math.log(seconds / self._measured[drafted]) - float(parts @ self._state)
+        most = MOST_SURPRISE * math.sqrt(variance)  # now and then a round takes three times as long, for other reasons
+        self._state += spread * (max(-most, min(most, surprise)) / variance)
+        self._covariance -= np.outer(spread, spread) / variance
+        factors = np.exp(self._state[1] + self._state[2:]).tolist()
+        self.seconds = [self._measured[0], *(a * b for a, b in zip(self._measured[1:], factors, strict=True))]
+
+    def _parts(self, drafted: int) -> np.ndarray:
+        """Which of the state a round consists of."""
+        parts = np.zeros(len(self._state))
+        parts[SPEED] = 1.0
+        if drafted:
+            parts[[ALL, drafted + 1]] = 1.0
+        return parts
+
+
+class Reading:
+    """What a draft costs once in a request, besides its tokens: a draft model reads the source, and what was committed
+    before it first speaks. Also how many tokens a request has, which are to earn that back.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0  # may be negative by chance
+        self._typical, self._tokens = TYPICAL_TOKENS, 0
+        self._paid = False
+
+    @property
+    def owed(self) -> float:
+        """Seconds yet to be paid in this request."""
+        return 0.0 if self._paid else max(0.0, self._seconds)
+
+    @property
+    def tokens_to_come(self) -> float:
+        return max(self._typical - self._tokens, LEAST_TO_COME)
+
+    def begin(self) -> None:
+        if self._tokens:
+            self._typical += REQUEST_STEP * (self._tokens - self._typical)
+        self._tokens, self._paid = 0, False
+
+    def observe(self, drafted: int, tokens: int, excess: float) -> None:
+        """excess: seconds beyond those of another round that drafted as much."""
+        self._tokens += tokens
+        if drafted and not self._paid:
+            self._paid = True
+            self._seconds += REQUEST_STEP * (excess - self._seconds)
