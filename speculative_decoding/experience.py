@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in rounds
 MEMORY = 0.985  # of what was seen, per round that drafted
 MOOD_STEP, MOOD_MEMORY, LOUDEST = 0.2, 0.95, 3.0
@@ -18,10 +16,9 @@ CARRIED_OVER = 0.3  # of the mood, into the next request
 TYPICAL_TOKENS, LEAST_TO_COME = 32.0, 4.0  # of a request, before any was seen; of one that is longer than others
 REQUEST_STEP = 0.2  # how much the last request counts
 
-SPEED, ALL = 0, 1  # of a clock's state
 FIRST_SPEED, FIRST_ALL, FIRST_OWN = 0.3, 0.4, 0.07  # deviations of logarithms, when only a measurement is known
 SPEED_WALK, ALL_WALK = 0.03, 0.003  # and what is added to them with each round
-NOISE, MOST_SURPRISE = 0.3, 2.0  # of one round; the surprise that counts at most, in deviations
+NOISE, MOST_SURPRISE = 0.25, 2.0  # of one round; the surprise that counts at most, in deviations
 LEAST_APART, MOST_APART = 8, 256  # rounds that draft, between two that do not
 
 
@@ -68,17 +65,18 @@ class RoundClock:
     """Seconds of a round by its drafted tokens: as measured beforehand, corrected by what rounds really take.
 
     The logarithm of a round's seconds is what was measured, plus the speed of the machine, which drifts, plus for a
-    round that drafts an error of all such rounds and one of that count, plus noise. A Kalman filter over these (Kalman
-    1960) keeps apart what rounds of one kind alone cannot tell apart: is the machine slower, or was drafting measured
-    too fast? The next round without a draft answers that, for all that was seen before it.
+    round that drafts an error of all such rounds and one of that count, plus noise. A Kalman filter over the first two
+    (Kalman 1960) keeps apart what rounds of one kind alone cannot tell apart: is the machine slower, or was drafting
+    measured too fast? The next round without a draft answers that, for all that was seen before it. Each count's own
+    error is taken for independent of them, which saves a matrix.
     """
 
     def __init__(self, measured: Sequence[float]) -> None:
         self._measured = measured
-        self._state = np.zeros(len(measured) + 1)  # SPEED; ALL drafts; from 2 on each count of drafted tokens
-        deviations = [FIRST_SPEED, FIRST_ALL, *[FIRST_OWN] * (len(measured) - 1)]
-        self._covariance = np.diag(np.square(deviations))
-        self._walk = np.diag(np.square([SPEED_WALK, ALL_WALK, *[0.0] * (len(measured) - 1)]))
+        self._speed = self._all = 0.0  # logarithms, as all that follows
+        self._own = [0.0] * len(measured)
+        self._speed_variance, self._covariance, self._all_variance = FIRST_SPEED**2, 0.0, FIRST_ALL**2
+        self._own_variances = [0.0, *[FIRST_OWN**2] * (len(measured) - 1)]
         self._caught_up = False  # whether the draft model holds all committed tokens
         self._since_plain = 0  # rounds that drafted, since one that did not
         self.seconds = list(measured)  # as fast as the machine was then: only their ratios matter
@@ -89,8 +87,7 @@ class RoundClock:
         """
         if self._since_plain < LEAST_APART:
             return False
-        parts = self._parts(drafted) - self._parts(0)
-        deviation = math.sqrt(parts @ self._covariance @ parts)
+        deviation = math.sqrt(self._all_variance + self._own_variances[drafted])
         return self._since_plain >= MOST_APART or math.log(max(gain, 1.0)) < deviation
 
     def begin(self) -> None:
@@ -98,7 +95,7 @@ class RoundClock:
 
     def excess(self, drafted: int, seconds: float) -> float:
         """By how many seconds a round took longer than such a round does, as fast as the machine is now."""
-        return seconds - self.seconds[min(drafted, len(self.seconds) - 1)] * math.exp(self._state[SPEED])
+        return seconds - self.seconds[min(drafted, len(self.seconds) - 1)] * math.exp(self._speed)
 
     def observe(self, drafted: int, seconds: float) -> None:
         """A draft after rounds without one, or the first of a request, is left out: its model reads what it missed."""
@@ -106,24 +103,26 @@ class RoundClock:
         self._since_plain = self._since_plain + 1 if drafted else 0
         if drafted >= len(self._measured) or seconds <= 0 or (drafted and not caught_up):
             return
-        parts = self._parts(drafted)
-        self._covariance += self._walk
-        spread = self._covariance @ parts
-        variance = float(parts @ spread) + NOISE**2
-        surprise = math.log(seconds / self._measured[drafted]) - float(parts @ self._state)
+        self._speed_variance += SPEED_WALK**2
+        self._all_variance += ALL_WALK**2
+        drafts = float(drafted > 0)
+        of_speed = self._speed_variance + drafts * self._covariance  # covariances with what is observed
+        of_all = self._covariance + drafts * self._all_variance
+        of_own = self._own_variances[drafted]
+        variance = of_speed + drafts * of_all + of_own + NOISE**2
         most = MOST_SURPRISE * math.sqrt(variance)  # now and then a round takes three times as long, for other reasons
-        self._state += spread * (max(-most, min(most, surprise)) / variance)
-        self._covariance -= np.outer(spread, spread) / variance
-        factors = np.exp(self._state[1] + self._state[2:]).tolist()
-        self.seconds = [self._measured[0], *(a * b for a, b in zip(self._measured[1:], factors, strict=True))]
-
-    def _parts(self, drafted: int) -> np.ndarray:
-        """Which of the state a round consists of."""
-        parts = np.zeros(len(self._state))
-        parts[SPEED] = 1.0
-        if drafted:
-            parts[[ALL, drafted + 1]] = 1.0
-        return parts
+        surprise = math.log(seconds / self.seconds[drafted]) - self._speed
+        learned = max(-most, min(most, surprise)) / variance
+        self._speed += of_speed * learned
+        self._all += of_all * learned
+        self._own[drafted] += of_own * learned
+        self._speed_variance -= of_speed**2 / variance
+        self._covariance -= of_speed * of_all / variance
+        self._all_variance -= of_all**2 / variance
+        self._own_variances[drafted] -= of_own**2 / variance
+        factor = math.exp(self._all)
+        own = zip(self._measured[1:], self._own[1:], strict=True)
+        self.seconds[1:] = [value * factor * math.exp(error) for value, error in own]
 
 
 class Reading:

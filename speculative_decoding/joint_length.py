@@ -16,7 +16,7 @@ from .experience import RoundClock
 
 PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in drafts
 MEMORY = 0.998  # of what was seen, per draft: the rows of a round bring many
-REST = 16  # rounds at most for which, parked, it asks nobody what there is to draft
+REST = 64  # rounds at most for which, parked, it asks nobody what there is to draft
 
 
 class JointLength(DraftLength):

@@ -152,7 +152,7 @@ def speculate(
             return
         started = time.perf_counter()
         asked = ask(active, drafter)
-        drafts = dict(zip(active, drafter.propose(asked), strict=True))
+        drafts = propose(asked, drafter)
         start([draft.tokens for draft in drafts.values() if draft.num_tokens])
         is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
         draft_seconds = time_of(drafts.values(), started) if is_split else None
@@ -187,6 +187,15 @@ def ask(active: Mapping[int, Row], drafter: BatchDrafter) -> list[Asked]:
         parts = zip(slots, chosen, strict=True)
         asked |= {slot: Asked(slot, active[slot].tokens, count, kind) for slot, (kind, count) in parts}
     return [asked[slot] for slot in active]
+
+
+def propose(asked: Sequence[Asked], drafter: BatchDrafter) -> dict[int, Draft]:
+    """A draft for each slot; the drafter hears only of those that are to have one."""
+    drafts = dict.fromkeys((each.slot for each in asked), Draft.empty())
+    wanted = [each for each in asked if each.num_draft_tokens]
+    if wanted:
+        drafts |= {each.slot: draft for each, draft in zip(wanted, drafter.propose(wanted), strict=True)}
+    return drafts
 
 
 def learn(active: Mapping[int, Row], asked: Sequence[Asked], outcomes: Mapping[int, Outcome], seconds: float) -> None:

@@ -201,18 +201,67 @@ static void multiply(struct product g) {
   pthread_mutex_unlock(&one_at_a_time);
 }
 
-static int computed_here(int m, int n, int k, float alpha, const float *x, int ldx, const float *w, int ldw, float *y,
-                         int ldy) {
+/* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n), small; attention has one for each row and head */
+
+enum { SMALL_WORK = 256 * 1024 }; /* multiplications up to which it is one */
+
+/* `rows` rows of x by `vectors` vectors of sixteen columns, of which the last may have fewer. */
+INLINED void sum_of_rows(const struct product *g, int rows, int vectors, __mmask16 last, const float *x, const float *v,
+                         float *y) {
+  __m512 sum[4][4];
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < vectors; j++)
+      sum[i][j] = _mm512_setzero_ps();
+  for (int p = 0; p < g->k; p++, v += g->ldw)
+    for (int j = 0; j < vectors; j++) {
+      __m512 b = j + 1 < vectors ? _mm512_loadu_ps(v + 16 * j) : _mm512_maskz_loadu_ps(last, v + 16 * j);
+      for (int i = 0; i < rows; i++)
+        sum[i][j] = _mm512_fmadd_ps(_mm512_set1_ps(x[(size_t)i * g->ldx + p]), b, sum[i][j]);
+    }
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < vectors; j++)
+      _mm512_mask_storeu_ps(y + (size_t)i * g->ldy + 16 * j, j + 1 < vectors ? 0xffff : last,
+                            _mm512_mul_ps(_mm512_set1_ps(g->alpha), sum[i][j]));
+}
+
+INLINED void sums_of_rows(const struct product *g, int vectors, __mmask16 last, int j) {
+  const float *x = g->x;
+  float *y = g->y + j;
+  int i = 0;
+  for (; i + 4 <= g->m; i += 4, x += (size_t)4 * g->ldx, y += (size_t)4 * g->ldy)
+    sum_of_rows(g, 4, vectors, last, x, g->w + j, y);
+  for (; i < g->m; i++, x += g->ldx, y += g->ldy)
+    sum_of_rows(g, 1, vectors, last, x, g->w + j, y);
+}
+
+static AVX512 void small_product(const struct product *g) {
+  int j = 0;
+  for (; j + 64 <= g->n; j += 64)
+    sums_of_rows(g, 4, 0xffff, j);
+  for (; j + 32 <= g->n; j += 32)
+    sums_of_rows(g, 2, 0xffff, j);
+  for (; j < g->n; j += 16)
+    sums_of_rows(g, 1, g->n - j < 16 ? (__mmask16)(0xffff >> (16 - (g->n - j))) : 0xffff, j);
+}
+
+static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
+                         float *c, int ldc) {
+  struct product g = {m, n, k, lda, ldb, ldc, alpha, a, b, c, 0};
   if (!__builtin_cpu_supports("avx512f") || k <= 0)
     return 0;
-  multiply((struct product){m, n, k, ldx, ldw, ldy, alpha, x, w, y, 0});
+  if (trans_b == TRANS)
+    multiply(g);
+  else if ((size_t)m * n * k <= SMALL_WORK)
+    small_product(&g);
+  else
+    return 0;
   return 1;
 }
 
 #else
 
-static int computed_here(int m, int n, int k, float alpha, const float *x, int ldx, const float *w, int ldw, float *y,
-                         int ldy) {
+static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
+                         float *c, int ldc) {
   return 0;
 }
 
@@ -238,7 +287,7 @@ static float *scratch_of(size_t floats) {
 void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
   int plain = order == ROW_MAJOR && trans_a == NO_TRANS && beta == 0;
-  if (plain && trans_b == TRANS && computed_here(m, n, k, alpha, a, lda, b, ldb, c, ldc))
+  if (plain && computed_here(trans_b, m, n, k, alpha, a, lda, b, ldb, c, ldc))
     return;
   if (order == ROW_MAJOR && m == 1 && k > 0) { /* the row (1, k) times op(b) is op(b) transposed times a vector */
     int step = trans_a == NO_TRANS ? 1 : lda;

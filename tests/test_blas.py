@@ -118,7 +118,8 @@ for m, n, k in [(1, 700, 100), (5, 130, 515), (70, 9, 8200), (300, 301, 600), (3
 
 @needs_compiler
 def test_a_row_has_the_same_bits_in_any_company() -> None:
-    """Where the product is our own: no other row, and no other thread, changes what a row gives."""
+    """Where the product is our own: no other row, and no other thread, changes what a row gives; so no token's logits
+    depend on how many are read with it."""
     code = """
 import mlx.core as mx
 if "avx512f" not in open("/proc/cpuinfo").read():
@@ -129,6 +130,17 @@ for k, n in [(64, 64), (128, 8192), (1024, 256), (333, 257)]:
     alone = mx.concatenate([x[i : i + 1] @ w.T for i in range(40)])
     for rows in range(2, 41):
         assert mx.array_equal(x[:rows] @ w.T, alone[:rows]), (rows, k, n)
+    v = mx.array(rng.normal(size=(k, 5)), mx.float32)
+    assert mx.array_equal(x @ v, mx.concatenate([x[i : i + 1] @ v for i in range(40)])), (k, "small")
+from speculative_decoding import load
+model, _ = load("t5-web-docs")
+def logits(widths):
+    cache, tokens, found = model.make_cache(model.encode(mx.array([[5, 9, 3, 7, 1]]))), list(range(3, 27)), []
+    for width in widths:
+        found.append(model.decode(mx.array([tokens[:width]]), cache))
+        del tokens[:width]
+    return mx.concatenate(found, axis=1)
+assert all(mx.array_equal(logits([1] * 24), logits([width] * (24 // width))) for width in (2, 3, 4, 8, 12, 24))
 print("the same")
 """
     done = python(CHECK + code, OPENBLAS_NUM_THREADS="2")

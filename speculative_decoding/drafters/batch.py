@@ -34,7 +34,7 @@ class BatchDrafter(ABC):
 
     @abstractmethod
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """A draft of one row for each of the `asked`."""
+        """A draft of one row for each of the `asked`, all of which are to have one."""
 
     def end(self, slot: int, tokens: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
         """See `Drafter.end`."""

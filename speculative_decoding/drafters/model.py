@@ -111,13 +111,12 @@ class BatchModelDrafter(BatchDrafter):
         return (MODEL,)
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        speaking = {each.slot: self._rows[each.slot] for each in asked if each.num_draft_tokens > 0}
+        speaking = {each.slot: cast(Speech, self._rows[each.slot]) for each in asked}
         for each in asked:
-            if (row := speaking.get(each.slot)) is not None:
-                row.ask(each.tokens, each.num_draft_tokens)
+            speaking[each.slot].ask(each.tokens, each.num_draft_tokens)
         if speaking:
-            self._speak(cast(dict[int, Speech], speaking))
-        return [Draft.empty() if row is None else row.draft for row in map(speaking.get, (each.slot for each in asked))]
+            self._speak(speaking)
+        return [row.draft for row in speaking.values()]
 
     def _speak(self, rows: Mapping[int, Speech]) -> None:
         """Chain the passes of a draft. Rows that do not speak are fed padding, and put back where they were."""
@@ -280,7 +279,7 @@ class ModelDrafter(Drafter):
         return MODEL
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
-        return self._batch.propose([Asked(0, tokens, num_draft_tokens)])[0]
+        return self._batch.propose([Asked(0, tokens, num_draft_tokens)])[0] if num_draft_tokens else Draft.empty()
 
 
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
