@@ -155,3 +155,44 @@ class Reading:
         if drafted and not self._paid:
             self._paid = True
             self._seconds += REQUEST_STEP * (excess - self._seconds)
+
+
+class SharedReading:
+    """What `Reading` knows of one request, for the rows of a batch: there is always one that has yet to be read, so the
+    costs belong to every token.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._read = 0.0, PRIOR_WEIGHT  # of all readings, and how many there were
+        self._tokens, self._requests = TYPICAL_TOKENS, 1.0
+        self._unread = 0
+
+    @property
+    def seconds(self) -> float:
+        """Of one request."""
+        return max(0.0, self._seconds) / self._read
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds * self._requests / self._tokens
+
+    def begin(self) -> None:
+        self._unread += 1
+        self._requests = MEMORY * self._requests + 1.0
+        self._tokens *= MEMORY
+
+    def unread(self, rows: int) -> int:
+        """How many of the rows have not been read; requests that came and went in silence never will be."""
+        return min(self._unread, rows)
+
+    def observe(self, rows: int, tokens: int, excess: float | None) -> bool:
+        """After a round in which the rows wrote so many tokens. excess: seconds beyond those of another round that
+        drafted as much, if the draft model spoke. Whether it had to read first.
+        """
+        self._tokens += tokens
+        if excess is None or not self._unread:
+            return False
+        self._seconds = MEMORY * self._seconds + excess
+        self._read = MEMORY * self._read + self.unread(rows)
+        self._unread = 0
+        return True

@@ -12,7 +12,7 @@ from .adaptive_length import FIRST_WAIT, PROBE_SHARE, WORTHWHILE, cheapest_probe
 from .costs import Costs
 from .draft_length import Drafted, DraftLength
 from .errors import InputError
-from .experience import RoundClock
+from .experience import RoundClock, SharedReading
 
 PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in drafts
 MEMORY = 0.998  # of what was seen, per draft: the rows of a round bring many
@@ -24,7 +24,8 @@ class JointLength(DraftLength):
 
     A round with a pass over w + 1 positions and m chained steps of the draft model takes t(w + 1) + m c + h seconds,
     however few rows draft, and yields for each row 1 + a_1 + a_1 a_2 + ... up to its draft. So whoever drafts for
-    nothing does so up to w, and all rows of the draft model up to the same m <= w. Where the best pair gains less than
+    nothing does so up to w, and all rows of the draft model up to the same m <= w. Where that model speaks, every token
+    takes its share of what reading a request costs it. Where the best pair gains less than
     `WORTHWHILE`, nothing is drafted. A kind that is not drafted is probed now and then, for `PROBE_SHARE` of the time.
 
     costs, kinds: as `AdaptiveLength` takes them, measured with as many rows as are decoded together.
@@ -37,15 +38,20 @@ class JointLength(DraftLength):
         self._steps = {kind: each.draft for kind, each in (kinds or {}).items()}
         self._step = costs.draft  # of a kind that is not named
         self._clock = RoundClock([costs.with_free_draft().round_seconds(width) for width in range(most + 1)])
+        self._reading = SharedReading()
         self._kinds: dict[str, Kind] = {}
         self._gain = 1.0  # expected of the best lengths, over regular decoding
         self._parked_rounds = 0
+        self._saved = 0.0  # rounds' worth of time, for probes
         self._width = 0  # of the best
         self._rest = 0  # rounds to come in which nobody is asked
 
     @property
     def parked(self) -> bool:
         return self._parked_rounds > 0
+
+    def begin(self) -> None:
+        self._reading.begin()
 
     def next(self, most: int, kind: str = "") -> int:
         return self.next_of_rows([(most, kind)])[0]
@@ -59,6 +65,7 @@ class JointLength(DraftLength):
             self._parked_rounds += 1
         elif self.parked or not self._clock.wants_plain(self._width, self._gain):
             return False
+        self._saved += PROBE_SHARE
         for kind in self._kinds.values():
             kind.waited += 1
         return True
@@ -67,6 +74,7 @@ class JointLength(DraftLength):
         rooms: dict[str, list[int]] = {}
         for most, kind in rows:
             rooms.setdefault(kind, []).append(min(most, self.most))
+        self._saved += PROBE_SHARE
         width, steps = self._best(rooms)
         self._width = width
         lengths = {kind: steps if self._step_of(kind) else width for kind in rooms}
@@ -94,7 +102,10 @@ class JointLength(DraftLength):
 
     def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
         width = max(each.drafted for each in rows)
-        self._clock.observe(width, seconds - max(each.drafted * self._step_of(each.kind) for each in rows))
+        steps = max(each.drafted * self._step_of(each.kind) for each in rows)
+        excess = self._clock.excess(width, seconds - steps) if steps else None
+        if not self._reading.observe(len(rows), sum(each.accepted + 1 for each in rows), excess):
+            self._clock.observe(width, seconds - steps)
         for each in rows:
             if each.asked:
                 self._kind(each.kind).observe(each.drafted, each.accepted)
@@ -112,7 +123,7 @@ class JointLength(DraftLength):
         free = {kind: each for kind, each in rooms.items() if not self._step_of(kind)}
         paid = {kind: each for kind, each in rooms.items() if self._step_of(kind)}
         from_free, from_paid = self._expected(free), self._expected(paid)
-        nothing = 1.0
+        nothing, reading = 1.0, self._reading.seconds_per_token
         for kind, each in free.items():
             nothing *= (1.0 - self._kind(kind).found) ** len(each)
         count, step, seconds = sum(map(len, rooms.values())), max(map(self._step_of, rooms)), self._clock.seconds
@@ -121,7 +132,8 @@ class JointLength(DraftLength):
             for steps in range(width + 1 if paid else 1):
                 narrow = seconds[steps] + steps * step
                 wide = seconds[width] + steps * step
-                rate = (count + from_free[width] + from_paid[steps]) / (wide + nothing * (narrow - wide))
+                tokens = count + from_free[width] + from_paid[steps]
+                rate = tokens / (wide + nothing * (narrow - wide) + (tokens * reading if steps else 0.0))
                 if rate > best_rate:
                     best, best_rate = (width, steps), rate
         self._gain = best_rate * seconds[0] / count
@@ -138,19 +150,24 @@ class JointLength(DraftLength):
         return list(accumulate(gains))
 
     def _probe(self, lengths: dict[str, int], rooms: Mapping[str, Sequence[int]]) -> None:
-        """Let a kind draft that has not for long, for what it teaches."""
+        """Let the kind draft that has not for longest, for what it teaches, once that has been saved up for."""
         seconds, width = self._clock.seconds, max(lengths.values())
         for kind in lengths:
-            each, step = self._kind(kind), self._step_of(kind)
+            each = self._kind(kind)
             each.waited = 0 if lengths[kind] else each.waited + 1
-            if each.waited < FIRST_WAIT:
-                continue
+        for kind in sorted(lengths, key=lambda kind: -self._kind(kind).waited):
+            each, step = self._kind(kind), self._step_of(kind)
             costs = [value + count * step for count, value in enumerate(seconds)]
             probe = cheapest_probe(costs, max(rooms[kind]))
+            if each.waited < FIRST_WAIT or not probe:
+                continue
             extra = seconds[max(width, probe)] + probe * step - seconds[width]
-            if probe and each.waited * PROBE_SHARE >= extra / seconds[width]:
+            if step:
+                extra += self._reading.unread(sum(map(len, rooms.values()))) * self._reading.seconds
+            if self._saved >= extra / seconds[width]:
+                self._saved = 0.0
                 lengths[kind], each.waited = probe, 0
-                return
+            return
 
     def _step_of(self, kind: str) -> float:
         """Seconds of each drafted token."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from speculative_decoding import experience
 from speculative_decoding.adaptive_length import AdaptiveLength
 from speculative_decoding.costs import Costs
 from speculative_decoding.draft_length import Drafted, DraftLength, FixedLength
@@ -208,6 +209,43 @@ def test_costs_that_are_no_longer_true_are_corrected() -> None:
 
     deaf = Deaf(CHEAP.with_free_draft(), kinds={MODEL: CHEAP})
     assert decode(deaf, HOPELESS, RIGHT["good"], rounds=4000) < 0.5 * plain
+
+
+def with_reading(length: DraftLength, costs: Costs, right: float, reading: float, rounds: int = 3000) -> float:
+    """Tokens per second where the draft model speaks for all rows, reads each request that it has not read when it
+    speaks, and requests have about thirty tokens.
+    """
+    dice, unread, tokens, total = random.Random(6), [True] * ROWS, 0, 0.0
+    for _ in unread:
+        length.begin()
+    for _ in range(rounds):
+        count = 0 if length.rests() else length.next_of_rows([(30, MODEL)] * ROWS)[0]
+        parts, seconds = [], costs.round_seconds(count)
+        for row in range(ROWS):
+            accepted = next((i for i in range(count) if dice.random() >= right), count)
+            parts.append(Drafted(count, count, accepted, MODEL if count else ""))
+            tokens += accepted + 1
+            if count and unread[row]:
+                seconds, unread[row] = seconds + reading, False
+        length.observe_rows(parts, seconds)
+        total += seconds
+        for row in range(ROWS):
+            if dice.random() < 1 - (29 / 30) ** (parts[row].accepted + 1):
+                length.begin()
+                unread[row] = True
+    return tokens / total
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.9])
+def test_what_the_draft_model_reads_must_be_earned(right: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request takes it as long to read as half a round, and there are eight."""
+    plain = with_reading(Fixed(0, 0), STEEP, right, 0.5)
+    best = max(with_reading(Fixed(0, count), STEEP, right, 0.5) for count in (0, 1, 2, 3, 4, 6, 8))
+    speed = with_reading(joint(STEEP), STEEP, right, 0.5)
+    assert speed >= 0.98 * plain and speed >= 0.95 * best
+    monkeypatch.setattr(experience.SharedReading, "seconds", 0.0)
+    if right == 0.0:
+        assert with_reading(joint(STEEP), STEEP, right, 0.5) < 0.98 * plain
 
 
 def test_it_parks_says_so_and_comes_back() -> None:
