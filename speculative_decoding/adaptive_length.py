@@ -51,14 +51,17 @@ class AdaptiveLength(DraftLength):
 
     def choose(self, rows: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[str, int]]:
         """The kind that promises most."""
-        best = [max(kinds, key=lambda kind: self._controller(kind).promise(most)[1]) for most, kinds in rows]
-        return [(kind, self.next(most, kind)) for kind, (most, _) in zip(best, rows, strict=True)]
+        best = [(most, max(kinds, key=lambda kind: self._gain(most, kind))) for most, kinds in rows]
+        return [(kind, self.next(most, kind)) for most, kind in best]
 
     def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
         self._controller(kind).observe(drafted, accepted, seconds)
 
     def describe(self) -> str:
         return "; ".join(f"{kind or 'draft'}: {each.describe()}" for kind, each in self._controllers.items()) or "new"
+
+    def _gain(self, most: int, kind: str) -> float:
+        return self._controller(kind).promise(min(most, self.most))[1]
 
     def _controller(self, kind: str) -> Controller:
         if kind not in self._controllers:
@@ -110,7 +113,7 @@ class Controller:
         if most < 1:
             return 0, 1.0
         seconds = self._clock.seconds
-        best, gain = best_length(self._acceptance.estimates, seconds, min(most, self._longest))
+        best, gain = best_length(self._acceptance.estimates, seconds, most)
         return best, 1.0 / (1.0 / gain + self._reading.owed / (self._reading.tokens_to_come * seconds[0]))
 
     def next(self, most: int) -> int:

@@ -1,11 +1,13 @@
-/* cblas_sgemm for MLX: the products of a decoder's passes, x times W transposed, where x has few rows.
+/* cblas_sgemm for MLX: the products of a decoder's passes.
  *
- * OpenBLAS packs the whole of W before it computes, as if W were to be used again; with few rows that costs more than the
- * product. Here W is read once, where it lies, by all threads; a tile of four rows by four columns stays in registers.
- * Every element is summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and
- * in a batch. All other products go to OpenBLAS, and on a processor without AVX-512 these too: one row to its
- * matrix-vector product, up to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows"
- * and "A product of our own"). blas.py compiles this where there is a compiler; without one everything works, slower. */
+ * Most are x times W transposed, and x has few rows. OpenBLAS packs the whole of W before it computes, as if W were to be
+ * used again; with few rows that costs more than the product. Here W is read once, where it lies, by all threads; a tile of
+ * four rows by four columns stays in registers. Small products of attention are computed here as well. Every element is
+ * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch.
+ *
+ * All other products go to OpenBLAS, and on a processor without AVX-512 these too: one row to its matrix-vector product, up
+ * to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows" and "A product of our
+ * own"). blas.py compiles this where there is a compiler; without one everything works, slower. */
 
 #define _GNU_SOURCE
 #include <linux/futex.h>
