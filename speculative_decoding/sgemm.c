@@ -45,8 +45,9 @@ struct product {
 /* ---- the arithmetic */
 
 enum { AHEAD = 4 };           /* rows of w that are fetched before they are needed: one tile */
-enum { PIECE = 16 * 1024 };   /* floats of w in a piece: it stays in the second cache while the rows of x pass by */
-enum { CHUNK = 128 * 1024 };  /* floats of x that stay there beside it */
+enum { PIECE = 16 * 1024 };   /* floats of w in a piece at least, */
+enum { SHARES = 8 };          /* and this many pieces for each thread at most: at its end a piece fetches for another */
+enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the second cache while a piece of w passes by */
 
 #define AVX512 __attribute__((target("avx512f")))
 #define INLINED AVX512 __attribute__((always_inline)) static inline
@@ -132,7 +133,8 @@ enum { SPINS = 2000, YIELDS = 500 }; /* before a thread without work sleeps: pro
 static struct product job;
 static _Atomic int waiting, unfinished, asleep; /* pieces nobody has taken; pieces not done; threads */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-static int helpers = -1; /* not started */
+static pthread_once_t started = PTHREAD_ONCE_INIT;
+static int helpers;
 
 static int take_one(void) {
   int left = atomic_load(&waiting);
@@ -161,7 +163,7 @@ static void *help(void *nothing) {
 }
 
 static void forget_helpers(void) { /* a forked process has none */
-  helpers = -1;
+  started = PTHREAD_ONCE_INIT;
   waiting = unfinished = asleep = 0;
   pthread_mutex_init(&one_at_a_time, NULL);
 }
@@ -180,17 +182,15 @@ static void start_helpers(void) {
 }
 
 static void multiply(struct product g) {
-  g.columns = PIECE / g.k / 4 * 4;
-  if (g.columns < 8)
-    g.columns = 8;
+  pthread_once(&started, start_helpers);
+  int least = PIECE / g.k, share = g.n / (SHARES * (helpers + 1));
+  g.columns = ((least > share ? least : share) + 4) / 4 * 4;
   int pieces = (g.n + g.columns - 1) / g.columns;
   if (pieces <= 1 || pthread_mutex_trylock(&one_at_a_time)) { /* little to do, or the threads are another product's */
     for (int i = 0; i < pieces; i++)
       piece(&g, i);
     return;
   }
-  if (helpers < 0)
-    start_helpers();
   job = g;
   atomic_store(&unfinished, pieces);
   atomic_store(&waiting, pieces);
