@@ -57,6 +57,7 @@ rng = np.random.default_rng(0)
 library = ctypes.CDLL(b.chosen())
 library.scipy_openblas_get_num_threads.restype = ctypes.c_int
 print(b.chosen(), library.scipy_openblas_get_num_threads())
+def pointer(array): return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 def check(x, w, product, what):
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     error = np.abs(np.asarray(product) - exact).max() / np.abs(exact).max()
@@ -102,7 +103,6 @@ assert (ones @ ones.T).tolist() == [[3 + 0j] * 2] * 2
 with mx.stream(mx.cpu):
     assert (mx.ones((2, 3), mx.float64) @ mx.ones((3, 2), mx.float64)).tolist() == [[3.0] * 2] * 2
 
-def pointer(array): return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 for m, n, k in [(1, 700, 100), (5, 130, 515), (70, 9, 8200), (300, 301, 600), (3, 2, 0), (2, 0, 3)]:
     x, w = rng.normal(size=(m, k + 3)).astype(np.float32), rng.normal(size=(n, k + 5)).astype(np.float32)
     y = np.full((m, n + 7), 7, np.float32)
@@ -152,7 +152,6 @@ print("the same")
 @needs_compiler
 def test_products_of_several_threads_and_of_a_forked_process(wrapper: str) -> None:
     code = """
-def pointer(array): return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 def work(seed, rounds, failed):
     rng = np.random.default_rng(seed)
     for _ in range(rounds):

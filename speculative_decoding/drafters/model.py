@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import mlx.core as mx
@@ -88,14 +88,28 @@ class BatchModelDrafter(BatchDrafter):
         require_same_tokens(target, self._model)
         self._vocab_size = target.config.vocab_size
         self._rows: list[Speech | None] = [None] * slots
-        self._unread: dict[int, mx.array] = {}  # memories, lazy: a row that is never asked to speak costs no encoder
+        self._unread: dict[int, Callable[[], mx.array]] = {}  # a row that is never asked to speak costs no encoder
         self._cache: DecoderCache | None = None
 
-    def read(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-        return self._model.encode_rows(sources)
+    def read(self, sources: Sequence[Sequence[int]]) -> list[Callable[[], mx.array]]:
+        """Memories, for which all sources are encoded together once the first of them is asked for."""
+        found: list[mx.array] = []
+
+        def memory_of(index: int) -> mx.array:
+            if not found:
+                found.extend(self._model.encode_rows(sources))
+            return found[index]
+
+        return [partial(memory_of, index) for index in range(len(sources))]
 
     def begin(
-        self, slot: int, source: Sequence[int], reading: mx.array, sampling: SamplingParams, *, coupled: bool
+        self,
+        slot: int,
+        source: Sequence[int],
+        reading: Callable[[], mx.array],
+        sampling: SamplingParams,
+        *,
+        coupled: bool,
     ) -> None:
         head = self._speaker.head_for(source, self._vocab_size)
         self._rows[slot] = Speech(sampling, coupled, head, self._vocab_size, self._speaker.confidence_threshold)
@@ -121,7 +135,7 @@ class BatchModelDrafter(BatchDrafter):
     def _speak(self, rows: Mapping[int, Speech]) -> None:
         """Chain the passes of a draft. Rows that do not speak are fed padding, and put back where they were."""
         for slot in rows.keys() & self._unread.keys():
-            self._cache = self._model.seated(self._cache, slot, len(self._rows), self._unread.pop(slot))
+            self._cache = self._model.seated(self._cache, slot, len(self._rows), self._unread.pop(slot)())
         cache, slots = self._cache, range(len(self._rows))
         assert cache is not None
         before = cache.offsets
