@@ -6,6 +6,7 @@ Host arithmetic, some microseconds a round; never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .costs import Costs
 from .draft_length import DraftLength
@@ -14,8 +15,9 @@ from .experience import Acceptance, Reading, RoundClock
 
 WORTHWHILE = 1.02  # the least gain over regular decoding for which it drafts
 HOPES = (0.8, 0.95, 1.0)  # the acceptance that a probe hopes for: the least that would pay
-PROBE_SHARE = 0.01  # of the time since the last probe is the most that a probe may cost
-FIRST_WAIT, LONGEST_WAIT = 8, 64  # rounds between probes; twice as many after each that failed
+FIRST_WAIT, LONGEST_WAIT = 16, 1024  # rounds between probes; twice as many after each that failed
+PROBE_SHARE = 0.004  # of the time since the last probe; one that costs no more is due in any case
+LOOK_EVERY = 8  # rounds, while parked
 PROVEN = 4.0  # rounds' worth of time gained, after which earlier failures are forgotten
 
 
@@ -51,8 +53,7 @@ class AdaptiveLength(DraftLength):
 
     def choose(self, rows: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[str, int]]:
         """The kind that promises most."""
-        best = [(most, max(kinds, key=lambda kind: self._gain(most, kind))) for most, kinds in rows]
-        return [(kind, self.next(most, kind)) for most, kind in best]
+        return [(kind, self.next(most, kind)) for most, kinds in rows for kind in [self._best_kind(most, kinds)]]
 
     def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
         self._controller(kind).observe(drafted, accepted, seconds)
@@ -60,8 +61,10 @@ class AdaptiveLength(DraftLength):
     def describe(self) -> str:
         return "; ".join(f"{kind or 'draft'}: {each.describe()}" for kind, each in self._controllers.items()) or "new"
 
-    def _gain(self, most: int, kind: str) -> float:
-        return self._controller(kind).promise(min(most, self.most))[1]
+    def _best_kind(self, most: int, kinds: Sequence[str]) -> str:
+        if len(kinds) == 1:
+            return kinds[0]
+        return max(kinds, key=lambda kind: self._controller(kind).promise(min(most, self.most))[1])
 
     def _controller(self, kind: str) -> Controller:
         if kind not in self._controllers:
@@ -72,7 +75,7 @@ class AdaptiveLength(DraftLength):
 class Controller:
     """Chooses a length, parks and probes.
 
-    For g drafted tokens a round yields 1 + a_1 + a_1 a_2 + ... + a_1...a_g tokens in t(g + 1) + g c + h seconds
+    For g drafted tokens a round yields 1 + a_1 + a_1 a_2 + ... + a_1...a_g tokens in t(g + 1) + s + g c + h seconds
     (Leviathan et al. 2023, section 3.3, with an acceptance per position and a pass whose cost depends on its width).
     One more token is worth its time up to the g with the best quotient; comparing them all looks past the steps of t.
 
@@ -86,13 +89,16 @@ class Controller:
     def __init__(self, costs: Costs, longest: int) -> None:
         self._acceptance = Acceptance(longest)
         self._clock = RoundClock([costs.round_seconds(count) for count in range(longest + 1)])
-        self._reading = Reading()
+        self._reading = Reading(costs.reading)
         self._longest = longest
+        self._basis: tuple[Any, ...] = ()  # of the last `promise`
+        self._promise = 0, 1.0  # without the reading
         self._gain = 1.0  # expected of the best length, over regular decoding
         self._best = 0
         self._rounds = 0  # in which something could be drafted
         self._parked_since: int | None = None
         self._waited, self._wait = 0, FIRST_WAIT  # rounds since the last probe, and how many there are to be
+        self._look_at = 0  # the round until which nothing can have changed
         self._gained = 0.0  # rounds' worth of time since drafting began again
 
     @property
@@ -107,34 +113,44 @@ class Controller:
         self._acceptance.begin()
         self._reading.begin()
         self._clock.begin()
+        self._look_at = 0
 
     def promise(self, most: int) -> tuple[int, float]:
         """The best length up to `most`, and its gain over regular decoding."""
         if most < 1:
             return 0, 1.0
-        seconds = self._clock.seconds
-        best, gain = best_length(self._acceptance.estimates, seconds, most)
-        return best, 1.0 / (1.0 / gain + self._reading.owed / (self._reading.tokens_to_come * seconds[0]))
+        basis = self._acceptance.estimates, self._clock.seconds, most
+        if basis != self._basis:
+            self._basis, self._promise = basis, best_length(*basis)
+        best, gain = self._promise
+        if owed := self._reading.owed:
+            gain = 1.0 / (1.0 / gain + owed / (self._reading.tokens_to_come * self._clock.seconds[0]))
+        return best, gain
 
     def next(self, most: int) -> int:
         if most < 1:
             return 0
         self._rounds += 1
+        self._waited += 1
+        if self._rounds < self._look_at:
+            return 0
         seconds = self._clock.seconds
         self._best, self._gain = self.promise(most)
         if self._gain >= WORTHWHILE:
             self._parked_since = None
             return 0 if self._clock.wants_plain(self._best, self._gain) else self._best
         if self._parked_since is None:
-            self._parked_since, self._waited, self._gained = self._rounds - 1, 0, 0.0
-        self._waited += 1
-        if self._waited < self._wait:
-            return 0
-        probe = cheapest_probe(seconds, most)
-        return probe if self._waited * PROBE_SHARE >= (seconds[probe] + self._reading.owed) / seconds[0] - 1.0 else 0
+            self._parked_since, self._waited, self._gained = self._rounds - 1, 1, 0.0
+        probe = cheapest_probe(seconds, most) if self._waited >= FIRST_WAIT else 0
+        costs = (seconds[probe] + self._reading.owed) / seconds[0] - 1.0
+        if probe and self._waited >= min(self._wait, costs / PROBE_SHARE):
+            return probe
+        self._look_at = self._rounds + LOOK_EVERY
+        return 0
 
     def observe(self, drafted: int, accepted: int, seconds: float) -> None:
-        self._reading.observe(drafted, accepted + 1, self._clock.excess(drafted, seconds))
+        excess = self._clock.excess(drafted, seconds) if drafted and seconds else None
+        self._reading.observe(drafted, accepted + 1, excess)
         self._clock.observe(drafted, seconds)
         if drafted == 0:  # free, and says nothing about acceptance; a probe that found nothing is still due
             return

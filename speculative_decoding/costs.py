@@ -30,7 +30,7 @@ from .models.compiled import pass_width
 from .safe_folder import write_file
 
 WIDEST = 16  # positions of the widest pass that is measured
-DRAFTED = (2, 6)  # lengths of the drafts that are timed
+DRAFTED = (1, 3, 7)  # lengths of the drafts that are timed
 RAGGED = 4  # how far rows are apart
 SOURCE_TOKENS, OFFSET = 32, 16  # a typical prompt, and tokens already in the cache
 BUDGET = 1.0  # seconds
@@ -39,21 +39,26 @@ LEAST_REPEATS, MOST_REPEATS = 3, 15
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of the parts of a round: a round with g drafted tokens takes t(g + 1) + g c + h.
+    """Seconds of the parts of a round: a round with g drafted tokens takes t(g + 1) + s + g c + h, without s if g = 0.
 
     passes: t(1), t(2) and so on: a pass of the target over that many positions, with arg-max and read-back. Not always
         increasing: some kernels are faster at whole tiles.
     draft: c, one drafted token, in a chain that is evaluated together with the pass that verifies it.
     host: h, what each round costs besides.
+    start: s, what each round that drafts costs besides.
+    reading: what the draft model costs once in a request, for its encoder reads the source.
     """
 
     passes: tuple[float, ...]
     draft: float = 0.0
     host: float = 0.0
+    start: float = 0.0
+    reading: float = 0.0
 
     def __post_init__(self) -> None:
-        finite = all(map(math.isfinite, (*self.passes, self.draft, self.host)))
-        if len(self.passes) < 2 or not finite or min(self.passes) <= 0 or min(self.draft, self.host) < 0:
+        besides = self.draft, self.host, self.start, self.reading
+        finite = all(map(math.isfinite, (*self.passes, *besides)))
+        if len(self.passes) < 2 or not finite or min(self.passes) <= 0 or min(besides) < 0:
             raise ValueError(f"costs must be positive, with two passes at least: {self}")
 
     def pass_seconds(self, width: int) -> float:
@@ -64,12 +69,15 @@ class Costs:
         slope = max(0.0, self.passes[-1] - self.passes[0]) / (measured - 1)
         return self.passes[-1] + (width - measured) * slope
 
+    def draft_seconds(self, drafted: int) -> float:
+        return self.start + drafted * self.draft if drafted else 0.0
+
     def round_seconds(self, drafted: int) -> float:
-        return self.pass_seconds(drafted + 1) + drafted * self.draft + self.host
+        return self.pass_seconds(drafted + 1) + self.draft_seconds(drafted) + self.host
 
     def with_free_draft(self) -> Costs:
         """The same target with a draft that is only looked up."""
-        return replace(self, draft=0.0)
+        return replace(self, draft=0.0, start=0.0, reading=0.0)
 
 
 def costs_of(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1) -> Costs:
@@ -92,7 +100,7 @@ def cost_key(target: EncoderDecoder, draft_model: EncoderDecoder | None, rows: i
     device = mx.default_device()
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     return {
-        "version": 3,  # of the way they are measured
+        "version": 4,  # of the way they are measured
         "rows": rows,
         "target": shapes(target),
         "draft": None if draft_model is None else shapes(draft_model),
@@ -118,7 +126,8 @@ def read(path: Path, key: Mapping[str, Any]) -> Costs | None:
         if record["key"] != key:
             return None
         parts = record["costs"]
-        return Costs(tuple(map(float, parts["passes"])), float(parts["draft"]), float(parts["host"]))
+        passes = tuple(map(float, parts.pop("passes")))
+        return Costs(passes, **{name: float(part) for name, part in parts.items()})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -141,10 +150,12 @@ def measure(
     started = time.perf_counter()
     drafted = DRAFTED if draft_model is not None else ()
     widths = dict.fromkeys(pass_width(tokens) for tokens in range(1, WIDEST + 1))
-    jobs = [(rig.one_pass, width) for width in widths] + [(rig.round, count) for count in (0, *drafted)]
+    jobs: list[tuple[Callable[[int], None], int]] = [(rig.one_pass, width) for width in widths]
+    jobs += 2 * [(rig.round, count) for count in (0, *drafted)]  # their differences are small, and are fitted
+    jobs += [(rig.read, SOURCE_TOKENS) for _ in drafted[:1]]
     for run, size in jobs:
         run(size)  # compiles kernels, allocates
-    samples: dict[tuple[Callable[[int], None], int], list[float]] = {job: [] for job in jobs}
+    samples = {job: list[float]() for job in jobs}
     for repeat in range(MOST_REPEATS):
         if repeat >= LEAST_REPEATS and time.perf_counter() - started > budget:
             break
@@ -153,9 +164,11 @@ def measure(
     medians = {job: statistics.median(taken) for job, taken in samples.items()}
 
     passes = tuple(medians[rig.one_pass, pass_width(tokens)] for tokens in range(1, WIDEST + 1))
-    host = max(0.0, medians[rig.round, 0] - passes[0])
-    drafts = [(medians[rig.round, count] - passes[count] - host) / count for count in drafted]
-    return Costs(passes, max(0.0, statistics.mean(drafts)) if drafts else 0.0, host)
+    host = medians[rig.round, 0] - passes[0]  # below 0 where one evaluation for all is cheaper
+    drafts = [medians[rig.round, count] - passes[count] - host for count in drafted]
+    slope, start = statistics.linear_regression(drafted, drafts) if drafts else (0.0, 0.0)
+    reading = medians.get((rig.read, SOURCE_TOKENS), 0.0) / rows
+    return Costs(passes, max(0.0, slope), max(0.0, host), max(0.0, start), reading)
 
 
 def seconds_of(job: Callable[[int], None], size: int) -> float:
@@ -170,16 +183,24 @@ class Rig:
     def __init__(self, target: EncoderDecoder, draft_model: EncoderDecoder | None, rows: int = 1) -> None:
         models = [target] if draft_model is None else [target, draft_model]
         dice, vocab = random.Random(0), min(model.config.vocab_size for model in models)
-        source, self._tokens = ([dice.randrange(vocab) for _ in range(n)] for n in (SOURCE_TOKENS, OFFSET + WIDEST + 1))
+        lengths = SOURCE_TOKENS, OFFSET + WIDEST + 1
+        self._source, self._tokens = ([dice.randrange(vocab) for _ in range(length)] for length in lengths)
         self._models, self._rows = models, rows
         self._offsets = [OFFSET - row % RAGGED for row in range(rows)]  # rows of a batch do not keep step
-        self._caches = [self._begun(model, source) for model in models]
+        self._caches = [self._begun(model) for model in models]
 
-    def _begun(self, model: EncoderDecoder, source: Sequence[int]) -> DecoderCache:
-        cache = model.make_cache(model.encode(mx.array([source] * self._rows)))
+    def _begun(self, model: EncoderDecoder) -> DecoderCache:
+        cache = self._read(model, self._source)
         mx.eval(model.decode(mx.array([self._tokens] * self._rows), cache))  # the buffers as large as they get
         cache.trim_to(self._offsets)
         return cache
+
+    def _read(self, model: EncoderDecoder, source: Sequence[int]) -> DecoderCache:
+        return model.make_cache(model.encode(mx.array([source] * self._rows)))
+
+    def read(self, length: int) -> None:
+        """The draft model reads `length` tokens of a source for each row."""
+        mx.eval(self._read(self._models[1], self._source[:length]).arrays)
 
     def one_pass(self, width: int) -> None:
         """The target reads `width` tokens at once."""

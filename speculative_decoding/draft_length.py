@@ -41,7 +41,7 @@ class DraftLength(ABC):
 
     def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
         """What came of it: tokens really proposed (fewer than asked for, or none), how many of them were accepted,
-        and the wall-clock seconds of the whole round.
+        and the wall-clock seconds of the whole round, 0 if they say nothing, as of one that compiled.
         """
         return
 

@@ -13,13 +13,15 @@ MEMORY = 0.985  # of what was seen, per round that drafted
 MOOD_STEP, MOOD_MEMORY, LOUDEST = 0.2, 0.95, 3.0
 CARRIED_OVER = 0.3  # of the mood, into the next request
 
-TYPICAL_TOKENS, LEAST_TO_COME = 32.0, 4.0  # of a request, before any was seen; of one that is longer than others
+TYPICAL_TOKENS = 32.0  # of a request, before any was seen
+TYPICAL_EARNING, LEAST_TO_COME = 8.0, 2.0  # those of rounds that draft; and of a request that is longer than others
 REQUEST_STEP = 0.2  # how much the last request counts
 
 FIRST_SPEED, FIRST_ALL, FIRST_OWN = 0.3, 0.4, 0.07  # deviations of logarithms, when only a measurement is known
 SPEED_WALK, ALL_WALK = 0.03, 0.003  # and what is added to them with each round
 NOISE, MOST_SURPRISE = 0.25, 2.0  # of one round; the surprise that counts at most, in deviations
 LEAST_APART, MOST_APART = 8, 256  # rounds that draft, between two that do not
+TOGETHER = 8  # rounds without a draft, long after the last one, that are learned from at once
 
 
 class Acceptance:
@@ -79,6 +81,8 @@ class RoundClock:
         self._own_variances = [0.0, *[FIRST_OWN**2] * (len(measured) - 1)]
         self._caught_up = False  # whether the draft model holds all committed tokens
         self._since_plain = 0  # rounds that drafted, since one that did not
+        self._plain: list[float] = []  # seconds of rounds without a draft that have yet to be learned from
+        self._together = 1  # of which so many are awaited
         self.seconds = list(measured)  # as fast as the machine was then: only their ratios matter
 
     def wants_plain(self, drafted: int, gain: float) -> bool:
@@ -98,18 +102,38 @@ class RoundClock:
         return seconds - self.seconds[min(drafted, len(self.seconds) - 1)] * math.exp(self._speed)
 
     def observe(self, drafted: int, seconds: float) -> None:
-        """A draft after rounds without one, or the first of a request, is left out: its model reads what it missed."""
-        caught_up, self._caught_up = self._caught_up, drafted > 0
-        self._since_plain = self._since_plain + 1 if drafted else 0
-        if drafted >= len(self._measured) or seconds <= 0 or (drafted and not caught_up):
+        """A draft after rounds without one, or the first of a request, is left out: its model reads what it missed.
+        seconds: 0, or less, if they say nothing.
+        """
+        if not drafted:
+            self._caught_up, self._since_plain = False, 0
+            if seconds > 0:
+                self._plain.append(seconds)
+            if len(self._plain) >= self._together:
+                self._learn_plain()
+                self._together = min(2 * self._together, TOGETHER)
             return
-        self._speed_variance += SPEED_WALK**2
-        self._all_variance += ALL_WALK**2
+        caught_up, self._caught_up = self._caught_up, True
+        self._since_plain, self._together = self._since_plain + 1, 1
+        if drafted < len(self._measured) and seconds > 0 and caught_up:
+            self._learn_plain()
+            self._learn(drafted, seconds)
+
+    def _learn_plain(self) -> None:
+        """Their median stands for all: a round that drafts nothing is to cost the host next to nothing."""
+        if self._plain:
+            self._learn(0, sorted(self._plain)[len(self._plain) // 2], len(self._plain))
+            self._plain = []
+
+    def _learn(self, drafted: int, seconds: float, rounds: int = 1) -> None:
+        """From so many rounds that took about so long. `seconds` becomes another list."""
+        self._speed_variance += rounds * SPEED_WALK**2
+        self._all_variance += rounds * ALL_WALK**2
         drafts = float(drafted > 0)
         of_speed = self._speed_variance + drafts * self._covariance  # covariances with what is observed
         of_all = self._covariance + drafts * self._all_variance
         of_own = self._own_variances[drafted]
-        variance = of_speed + drafts * of_all + of_own + NOISE**2
+        variance = of_speed + drafts * of_all + of_own + NOISE**2 / rounds
         most = MOST_SURPRISE * math.sqrt(variance)  # now and then a round takes three times as long, for other reasons
         surprise = math.log(seconds / self.seconds[drafted]) - self._speed
         learned = max(-most, min(most, surprise)) / variance
@@ -122,17 +146,19 @@ class RoundClock:
         self._own_variances[drafted] -= of_own**2 / variance
         factor = math.exp(self._all)
         own = zip(self._measured[1:], self._own[1:], strict=True)
-        self.seconds[1:] = [value * factor * math.exp(error) for value, error in own]
+        self.seconds = [self._measured[0], *(value * factor * math.exp(error) for value, error in own)]
 
 
 class Reading:
     """What a draft costs once in a request, besides its tokens: a draft model reads the source, and what was committed
-    before it first speaks. Also how many tokens a request has, which are to earn that back.
+    before it first speaks. Also how many tokens of a request come of such rounds, which are to earn that back.
+
+    seconds: as measured beforehand.
     """
 
-    def __init__(self) -> None:
-        self._seconds = 0.0  # may be negative by chance
-        self._typical, self._tokens = TYPICAL_TOKENS, 0
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds  # may be negative by chance
+        self._typical, self._tokens = TYPICAL_EARNING, 0
         self._paid = False
 
     @property
@@ -149,11 +175,13 @@ class Reading:
             self._typical += REQUEST_STEP * (self._tokens - self._typical)
         self._tokens, self._paid = 0, False
 
-    def observe(self, drafted: int, tokens: int, excess: float) -> None:
-        """excess: seconds beyond those of another round that drafted as much."""
+    def observe(self, drafted: int, tokens: int, excess: float | None) -> None:
+        """excess: seconds beyond those of another round that drafted as much, if they are known."""
         self._tokens += tokens
-        if drafted and not self._paid:
-            self._paid = True
+        if not drafted or self._paid:
+            return
+        self._paid = True
+        if excess is not None:
             self._seconds += REQUEST_STEP * (excess - self._seconds)
 
 
@@ -162,8 +190,8 @@ class SharedReading:
     costs belong to every token.
     """
 
-    def __init__(self) -> None:
-        self._seconds, self._read = 0.0, PRIOR_WEIGHT  # of all readings, and how many there were
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._read = PRIOR_WEIGHT * seconds, PRIOR_WEIGHT  # of all readings, and how many there were
         self._tokens, self._requests = TYPICAL_TOKENS, 1.0
         self._unread = 0
 
@@ -185,14 +213,15 @@ class SharedReading:
         """How many of the rows have not been read; requests that came and went in silence never will be."""
         return min(self._unread, rows)
 
-    def observe(self, rows: int, tokens: int, excess: float | None) -> bool:
-        """After a round in which the rows wrote so many tokens. excess: seconds beyond those of another round that
-        drafted as much, if the draft model spoke. Whether it had to read first.
+    def observe(self, rows: int, tokens: int, spoke: bool, excess: float | None) -> bool:
+        """After a round in which the rows wrote so many tokens, and the draft model spoke or not; whether it had to
+        read first. excess: seconds beyond those of another round that drafted as much, if they are known.
         """
         self._tokens += tokens
-        if excess is None or not self._unread:
+        if not spoke or not self._unread:
             return False
-        self._seconds = MEMORY * self._seconds + excess
-        self._read = MEMORY * self._read + self.unread(rows)
+        if excess is not None:
+            self._seconds = MEMORY * self._seconds + excess
+            self._read = MEMORY * self._read + self.unread(rows)
         self._unread = 0
         return True

@@ -22,11 +22,11 @@ REST = 64  # rounds at most for which, parked, it asks nobody what there is to d
 class JointLength(DraftLength):
     """Chooses for each round the lengths that promise most tokens per second, of all its rows.
 
-    A round with a pass over w + 1 positions and m chained steps of the draft model takes t(w + 1) + m c + h seconds,
-    however few rows draft, and yields for each row 1 + a_1 + a_1 a_2 + ... up to its draft. So whoever drafts for
-    nothing does so up to w, and all rows of the draft model up to the same m <= w. Where that model speaks, every token
-    takes its share of what reading a request costs it. Where the best pair gains less than
-    `WORTHWHILE`, nothing is drafted. A kind that is not drafted is probed now and then, for `PROBE_SHARE` of the time.
+    A round with a pass over w + 1 positions and m chained steps of the draft model takes t(w + 1) + s + m c + h
+    seconds, however few rows draft, and yields for each row 1 + a_1 + a_1 a_2 + ... up to its draft. So whoever drafts
+    for nothing does so up to w, and all rows of the draft model up to the same m <= w. Where that model speaks, every
+    token takes its share of what reading a request costs it. Where the best pair gains less than `WORTHWHILE`, nothing
+    is drafted. A kind that is not drafted is probed now and then, for `PROBE_SHARE` of the time.
 
     costs, kinds: as `AdaptiveLength` takes them, measured with as many rows as are decoded together.
     """
@@ -35,10 +35,9 @@ class JointLength(DraftLength):
         if most < 1:
             raise InputError(f"the longest draft must be >= 1, not {most}; num_draft 0 turns drafting off")
         self.most = most
-        self._steps = {kind: each.draft for kind, each in (kinds or {}).items()}
-        self._step = costs.draft  # of a kind that is not named
+        self._costs, self._costs_of_kinds = costs, dict(kinds or {})
         self._clock = RoundClock([costs.with_free_draft().round_seconds(width) for width in range(most + 1)])
-        self._reading = SharedReading()
+        self._reading = SharedReading(max(each.reading for each in (costs, *(kinds or {}).values())))
         self._kinds: dict[str, Kind] = {}
         self._gain = 1.0  # expected of the best lengths, over regular decoding
         self._parked_rounds = 0
@@ -77,7 +76,7 @@ class JointLength(DraftLength):
         self._saved += PROBE_SHARE
         width, steps = self._best(rooms)
         self._width = width
-        lengths = {kind: steps if self._step_of(kind) else width for kind in rooms}
+        lengths = {kind: width if self._is_free(kind) else steps for kind in rooms}
         if self._gain < WORTHWHILE:
             lengths = dict.fromkeys(lengths, 0)
             self._parked_rounds += 1
@@ -93,7 +92,7 @@ class JointLength(DraftLength):
         first = super().choose(rows)
         width = max(length for _, length in first)
         return [
-            choice if choice[1] or len(kinds) < 2 or self._step_of(kinds[-1]) else (kinds[-1], min(most, width))
+            choice if choice[1] or len(kinds) < 2 or not self._is_free(kinds[-1]) else (kinds[-1], min(most, width))
             for choice, (most, kinds) in zip(first, rows, strict=True)
         ]
 
@@ -102,10 +101,10 @@ class JointLength(DraftLength):
 
     def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
         width = max(each.drafted for each in rows)
-        steps = max(each.drafted * self._step_of(each.kind) for each in rows)
-        excess = self._clock.excess(width, seconds - steps) if steps else None
-        if not self._reading.observe(len(rows), sum(each.accepted + 1 for each in rows), excess):
-            self._clock.observe(width, seconds - steps)
+        spoken = max(self._draft_seconds(each.kind, each.drafted) for each in rows)
+        excess = self._clock.excess(width, seconds - spoken) if seconds else None
+        if not self._reading.observe(len(rows), sum(each.accepted + 1 for each in rows), spoken > 0, excess):
+            self._clock.observe(width, seconds - spoken)
         for each in rows:
             if each.asked:
                 self._kind(each.kind).observe(each.drafted, each.accepted)
@@ -120,18 +119,19 @@ class JointLength(DraftLength):
 
     def _best(self, rooms: Mapping[str, Sequence[int]]) -> tuple[int, int]:
         """(w, m), and their gain is noted. A pass is no wider than plain decoding's if no row finds anything."""
-        free = {kind: each for kind, each in rooms.items() if not self._step_of(kind)}
-        paid = {kind: each for kind, each in rooms.items() if self._step_of(kind)}
+        free = {kind: each for kind, each in rooms.items() if self._is_free(kind)}
+        paid = {kind: each for kind, each in rooms.items() if kind not in free}
         from_free, from_paid = self._expected(free), self._expected(paid)
         nothing, reading = 1.0, self._reading.seconds_per_token
         for kind, each in free.items():
             nothing *= (1.0 - self._kind(kind).found) ** len(each)
-        count, step, seconds = sum(map(len, rooms.values())), max(map(self._step_of, rooms)), self._clock.seconds
+        count, seconds = sum(map(len, rooms.values())), self._clock.seconds
+        spoken = [max(self._draft_seconds(kind, steps) for kind in rooms) for steps in range(self.most + 1)]
         best, best_rate = (0, 0), 0.0
         for width in range(1, self.most + 1):
             for steps in range(width + 1 if paid else 1):
-                narrow = seconds[steps] + steps * step
-                wide = seconds[width] + steps * step
+                narrow = seconds[steps] + spoken[steps]
+                wide = seconds[width] + spoken[steps]
                 tokens = count + from_free[width] + from_paid[steps]
                 rate = tokens / (wide + nothing * (narrow - wide) + (tokens * reading if steps else 0.0))
                 if rate > best_rate:
@@ -156,22 +156,24 @@ class JointLength(DraftLength):
             each = self._kind(kind)
             each.waited = 0 if lengths[kind] else each.waited + 1
         for kind in sorted(lengths, key=lambda kind: -self._kind(kind).waited):
-            each, step = self._kind(kind), self._step_of(kind)
-            costs = [value + count * step for count, value in enumerate(seconds)]
+            each = self._kind(kind)
+            costs = [value + self._draft_seconds(kind, count) for count, value in enumerate(seconds)]
             probe = cheapest_probe(costs, max(rooms[kind]))
             if each.waited < FIRST_WAIT or not probe:
                 continue
-            extra = seconds[max(width, probe)] + probe * step - seconds[width]
-            if step:
+            extra = seconds[max(width, probe)] + self._draft_seconds(kind, probe) - seconds[width]
+            if not self._is_free(kind):
                 extra += self._reading.unread(sum(map(len, rooms.values()))) * self._reading.seconds
             if self._saved >= extra / seconds[width]:
                 self._saved = 0.0
                 lengths[kind], each.waited = probe, 0
             return
 
-    def _step_of(self, kind: str) -> float:
-        """Seconds of each drafted token."""
-        return self._steps.get(kind, self._step)
+    def _draft_seconds(self, kind: str, count: int) -> float:
+        return self._costs_of_kinds.get(kind, self._costs).draft_seconds(count)
+
+    def _is_free(self, kind: str) -> bool:
+        return not self._draft_seconds(kind, 1)
 
     def _kind(self, kind: str) -> Kind:
         return self._kinds.setdefault(kind, Kind(self.most))

@@ -20,7 +20,7 @@ from .drafters.batch import Asked, BatchDrafter
 from .errors import InputError
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
-from .models.compiled import pass_width
+from .models.compiled import Compiled, pass_width
 from .sampling import SamplingParams, token_logprobs
 from .stats import Round
 
@@ -150,7 +150,7 @@ def speculate(
         active = {slot: row for slot, row in enumerate(rows) if row is not None and not row.finish_reason}
         if not active:
             return
-        started = time.perf_counter()
+        started, traced = time.perf_counter(), Compiled.traced
         asked = ask(active, drafter)
         drafts = propose(asked, drafter)
         start([draft.tokens for draft in drafts.values() if draft.num_tokens])
@@ -172,7 +172,7 @@ def speculate(
             if row.finish_reason:
                 drafter.end(slot, row.tokens)
         times = Times(time.perf_counter() - started, draft_seconds, verify_seconds)
-        learn(active, asked, outcomes, times.seconds)
+        learn(active, asked, outcomes, times.seconds if Compiled.traced == traced else 0.0)
         yield {each.slot: active[each.slot].report(each, outcomes[each.slot], times) for each in asked}
 
 
@@ -199,7 +199,7 @@ def propose(asked: Sequence[Asked], drafter: BatchDrafter) -> dict[int, Draft]:
 
 
 def learn(active: Mapping[int, Row], asked: Sequence[Asked], outcomes: Mapping[int, Outcome], seconds: float) -> None:
-    """Show the lengths what came of them."""
+    """Show the lengths what came of them. seconds: 0 if they say nothing."""
     parts = {
         each.slot: Drafted(each.num_draft_tokens, len(outcome.proposed), outcome.accepted, each.kind)
         for each in asked

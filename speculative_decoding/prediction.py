@@ -77,9 +77,9 @@ def acceptance_by_position(cycles: Sequence[Cycle]) -> list[float]:
 def predicted_speedups(cycles: Sequence[Cycle], costs: Costs) -> list[float]:
     """S(g) for g = 0, 1, ... up to the longest draft asked for, over regular decoding: S(0) = 1.
 
-    S(g) = E(g) / (t(g + 1) + g c + h) (Leviathan et al. 2023, section 3.3), in units of S(0), with an acceptance per
-    position: E(g) = 1 + a_1 + a_1 a_2 + ... + a_1...a_g. A drafter may propose fewer than g tokens, so the time is the
-    mean over what it did propose; only a draft model's tokens cost c.
+    S(g) = E(g) / (t(g + 1) + s + g c + h) (Leviathan et al. 2023, section 3.3), in units of S(0), with an acceptance
+    per position: E(g) = 1 + a_1 + a_1 a_2 + ... + a_1...a_g. A drafter may propose fewer than g tokens, so the time is
+    the mean over what it did propose; only a draft model's tokens cost s and c.
     """
     acceptance = acceptance_by_position(cycles)
     whole = [cycle for cycle in cycles if cycle.asked == len(acceptance)]  # not cut short by the end of the output

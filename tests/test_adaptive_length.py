@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -156,7 +157,7 @@ def never_parks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_WAIT", "LONGEST_WAIT", "PROBE_SHARE"):
+    for name in ("FIRST_WAIT", "PROBE_SHARE"):
         monkeypatch.setattr(module, name, 1)
 
 
@@ -247,6 +248,13 @@ def test_without_that_it_would_be_slower_than_plain_decoding(monkeypatch: pytest
     assert decode(FixedLength(0), requests, costs) / seconds < SHARE_OF_PLAIN
 
 
+@pytest.mark.parametrize(("reading", "drafts"), [(0.0, True), (2.0, True), (40.0, False)])
+def test_what_reading_was_measured_to_cost_counts_from_the_first_request_on(reading: float, drafts: bool) -> None:
+    length = AdaptiveLength(replace(COSTS["flat"], reading=reading))
+    length.begin()
+    assert (length.next(50) > 0) == drafts
+
+
 class TakesNothingForWrong(AdaptiveLength):
     def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
         super().observe(drafted or 1, accepted, seconds, kind)
@@ -291,18 +299,29 @@ def feed(
 
 
 def test_it_parks_says_so_and_comes_back() -> None:
-    length = AdaptiveLength(COSTS["measured"])
+    costs = Costs((1.0,) * 16, 0.4, 0.02)
+    length = AdaptiveLength(costs)
     assert not length.parked and length.parked_rounds == 0
-    asked = feed(length, 0.0, 300)
-    assert length.parked and 200 < length.parked_rounds < 300
+    asked = feed(length, 0.0, 400, costs=costs)
+    assert length.parked and 300 < length.parked_rounds < 400
     assert f"parked for {length.parked_rounds} rounds" in length.describe()
     probes = [i for i, count in enumerate(asked[20:]) if count]
     gaps = [b - a for a, b in pairwise(probes)]
     assert gaps == sorted(gaps) and gaps[-1] >= 60  # ever more rarely
     length.begin()
     assert length.parked  # a new request is no reason to begin again
-    feed(length, 1.0, 300)
+    feed(length, 1.0, 300, costs=costs)
     assert not length.parked and length.parked_rounds == 0 and "promise" in length.describe()
+
+
+def test_rounds_that_tell_no_time_say_nothing_about_costs() -> None:
+    """As those that compile: what they accepted counts all the same."""
+    timed, mute = AdaptiveLength(COSTS["measured"]), AdaptiveLength(COSTS["measured"])
+    for drafted, accepted in ((3, 3), (3, 2), (0, 0), (4, 4), (2, 0)):
+        timed.observe(drafted, accepted, COSTS["measured"].round_seconds(drafted))
+        mute.observe(drafted, accepted, 0.0)
+    assert timed.next(50) == mute.next(50) > 0
+    assert timed.describe() == mute.describe()
 
 
 def test_where_not_even_a_perfect_draft_would_pay_there_is_no_probe() -> None:

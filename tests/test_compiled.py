@@ -5,10 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from speculative_decoding.draft_length import FixedLength
+from speculative_decoding.drafters import ModelDrafter
 from speculative_decoding.models import compiled
 from speculative_decoding.models.compiled import Compiled
+from speculative_decoding.sampling import SamplingParams
 
-from .tiny import tiny_model
+from .tiny import run, tiny_model
 
 
 def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +68,23 @@ def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mx, "compile", lambda function: function)
     for ours, theirs in zip(once, run(), strict=True):
         assert mx.abs(ours - theirs).max().item() < 1e-5
+
+
+class Notes(FixedLength):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.seconds: list[float] = []
+
+    def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
+        self.seconds.append(seconds)
+
+
+def test_a_round_that_traced_tells_no_time() -> None:
+    """The second request has the shapes of the first one."""
+    model, draft, notes = tiny_model(), tiny_model(1), Notes()
+    for _ in range(2):
+        run(model, [5, 9, 1], ModelDrafter(draft, model, SamplingParams()), num_draft=notes)
+    rounds = len(notes.seconds) // 2
+    assert notes.seconds[0] == 0.0 and all(seconds > 0 for seconds in notes.seconds[rounds:])

@@ -16,7 +16,7 @@ from speculative_decoding.models.compiled import WIDTHS, pass_width
 from .tiny import tiny_model
 
 TARGET, DRAFT = tiny_model(), tiny_model(8, num_layers=1)
-SOME = Costs((1.0, 1.5, 1.6, 1.2), draft=0.25, host=0.5)
+SOME = Costs((1.0, 1.5, 1.6, 1.2), draft=0.25, host=0.5, start=0.125)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_a_round_is_its_pass_its_drafted_tokens_and_the_host() -> None:
-    assert [SOME.round_seconds(g) for g in range(4)] == [1.5, 2.25, 2.6, 2.45]
+    assert [SOME.round_seconds(g) for g in range(4)] == [1.5, 2.375, 2.725, 2.575]
     assert SOME.pass_seconds(7) == pytest.approx(1.2 + 3 * 0.2 / 3)
     assert SOME.with_free_draft().round_seconds(3) == 1.7
 
@@ -57,6 +57,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.dice = 0.0, random.Random(0)
+        self.last: Timed | None = None
         monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
 
     def work(self, seconds: float) -> None:
@@ -64,30 +65,39 @@ class Clock:
 
 
 class Timed:
-    """A tiny model whose passes take a known time on such a clock, with a step behind every fourth position."""
+    """A tiny model whose passes take a known time on such a clock, with a step behind every fourth position, and the
+    first of them, if another model's pass was the last, the time to start.
+    """
 
-    def __init__(self, clock: Clock, per_pass: float, per_step: float = 0.0) -> None:
+    def __init__(self, clock: Clock, per_pass: float, per_step: float = 0.0, start: float = 0.0) -> None:
         self.model = tiny_model()
         self.config = self.model.config
-        self.encode, self.make_cache = self.model.encode, self.model.make_cache
-        self.clock, self.per_pass, self.per_step = clock, per_pass, per_step
+        self.make_cache = self.model.make_cache
+        self.clock, self.per_pass, self.per_step, self.start = clock, per_pass, per_step, start
         self.widths: list[int] = []
 
     def seconds(self, width: int) -> float:
         return self.per_pass + self.per_step * ((width - 1) // 4)
 
+    def encode(self, tokens):  # type: ignore[no-untyped-def]
+        self.clock.work(2 * self.per_pass)
+        return self.model.encode(tokens)
+
     def decode(self, tokens, cache):  # type: ignore[no-untyped-def]
         self.widths.append(tokens.shape[1])
-        self.clock.work(self.seconds(tokens.shape[1]))
+        started = self.start if self.clock.last is not self else 0.0
+        self.clock.work(self.seconds(tokens.shape[1]) + started)
+        self.clock.last = self
         return self.model.decode(tokens, cache)
 
 
 def test_measuring_finds_what_passes_and_drafted_tokens_take(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    target, draft = Timed(clock, 0.004, 0.001), Timed(clock, 0.0005)
+    target, draft = Timed(clock, 0.004, 0.001), Timed(clock, 0.0005, start=0.0003)
     costs = measure(target, draft)  # type: ignore[arg-type]
     assert costs.passes == pytest.approx([target.seconds(pass_width(count)) for count in range(1, WIDEST + 1)])
-    assert costs.draft == pytest.approx(0.0005) and costs.host == pytest.approx(0.0)
+    assert (costs.draft, costs.host, costs.start) == pytest.approx((0.0005, 0.0, 0.0003))
+    assert costs.reading == pytest.approx(0.001)
     assert 0.5 < clock.now < 1.5
 
 
@@ -97,7 +107,7 @@ def test_a_slow_model_is_measured_three_times_only(monkeypatch: pytest.MonkeyPat
     target.widths.remove(module.OFFSET + WIDEST + 1)  # the tokens that are in the cache beforehand
     widths = {pass_width(count) for count in range(1, WIDEST + 1)}
     assert set(target.widths) == widths < set(WIDTHS)
-    assert len(target.widths) == (1 + module.LEAST_REPEATS) * (len(widths) + 1)  # and once to warm up
+    assert len(target.widths) == (1 + module.LEAST_REPEATS) * (len(widths) + 2)  # and once to warm up
     assert all(costs.pass_seconds(width) == pytest.approx(target.seconds(width)) for width in widths)
     assert costs.draft == 0
 

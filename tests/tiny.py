@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from speculative_decoding.acceptance import AcceptanceRule, Coupled, choose_rule
-from speculative_decoding.draft_length import FixedLength
+from speculative_decoding.draft_length import DraftLength, FixedLength
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,
@@ -91,7 +91,7 @@ def run(
     sampling: SamplingParams | None = None,
     rule: AcceptanceRule | None = None,
     ends: Callable[[int], bool] | None = None,
-    num_draft: int = 4,
+    num_draft: int | DraftLength = 4,
     max_tokens: int = 30,
     strict: bool = False,
 ) -> list[Round]:
@@ -101,7 +101,8 @@ def run(
     (reading,) = batch.read([source])
     batch.begin(0, source, reading, sampling, coupled=isinstance(rule, Coupled))
     cache = model.make_cache(model.encode(mx.array([list(source)])))
-    settings = Settings(FixedLength(num_draft), max_tokens, sampling, rule or choose_rule(sampling), strict)
+    length = FixedLength(num_draft) if isinstance(num_draft, int) else num_draft
+    settings = Settings(length, max_tokens, sampling, rule or choose_rule(sampling), strict)
     row = Row(settings, ends or model.config.eos_token_ids.__contains__, [model.config.decoder_start_token_id])
     width = strict_width(cache, settings) if strict else None
     return [rounds[0] for rounds in speculate(model, cache, batch, [row], width)]

@@ -87,8 +87,8 @@ def result_tables(study: Study) -> str:
         unit = costs.pass_seconds(1)
         passes = ", ".join(f"t({width}) = {costs.pass_seconds(width) / unit:.2f}" for width in SHOWN_WIDTHS)
         parts.append(
-            f"In passes over one position ({1e3 * unit:.2f} ms): {passes}; c = {costs.draft / unit:.2f}, "
-            f"h = {costs.host / unit:.2f}."
+            f"In passes over one position ({1e3 * unit:.2f} ms): {passes}; s = {costs.start / unit:.2f}, "
+            f"c = {costs.draft / unit:.2f}, h = {costs.host / unit:.2f}."
         )
     if study.weights is not None:
         parts.append(

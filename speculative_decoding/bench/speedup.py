@@ -11,7 +11,7 @@ def expected_tokens(alpha: float, num_draft: int) -> float:
 
 
 def predicted_speedup(tokens_per_round: float, num_draft: int, costs: Costs) -> float:
-    """S(g) = E / (t(g + 1) + g c + h), in units of t(1): tokens in the time of a bare target pass."""
+    """S(g) = E / (t(g + 1) + s + g c + h), in units of t(1): tokens in the time of a bare target pass."""
     return tokens_per_round * costs.pass_seconds(1) / costs.round_seconds(num_draft)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ class Draft:
     lengths: mx.array | None = None
 
     @classmethod
+    @cache
     def empty(cls, batch: int = 1) -> Draft:
         return cls(mx.zeros((batch, 0), mx.uint32))
 
