@@ -214,7 +214,7 @@ class Watched(FixedLength):
         return super().next_of_rows(rows)
 
     def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
-        assert seconds > 0 and all(0 <= row.accepted <= row.drafted <= row.asked <= 3 for row in rows)
+        assert seconds >= 0 and all(0 <= row.accepted <= row.drafted <= row.asked <= 3 for row in rows)
         self.told.append(len(rows))
 
 
