@@ -98,7 +98,7 @@ class Controller:
         self._rounds = 0  # in which something could be drafted
         self._parked_since: int | None = None
         self._waited, self._wait = 0, FIRST_WAIT  # rounds since the last probe, and how many there are to be
-        self._look_at = 0  # the round until which nothing can have changed
+        self._look_at = 0  # the round at which, parked, it decides anew
         self._gained = 0.0  # rounds' worth of time since drafting began again
 
     @property

@@ -125,7 +125,7 @@ def read(path: Path, key: Mapping[str, Any]) -> Costs | None:
         record = json.loads(path.read_text())
         if record["key"] != key:
             return None
-        parts = record["costs"]
+        parts = dict(record["costs"])
         passes = tuple(map(float, parts.pop("passes")))
         return Costs(passes, **{name: float(part) for name, part in parts.items()})
     except (OSError, ValueError, KeyError, TypeError):
