@@ -152,10 +152,11 @@ def measure(
     widths = dict.fromkeys(pass_width(tokens) for tokens in range(1, WIDEST + 1))
     jobs: list[tuple[Callable[[int], None], int]] = [(rig.one_pass, width) for width in widths]
     jobs += 2 * [(rig.round, count) for count in (0, *drafted)]  # their differences are small, and are fitted
-    jobs += [(rig.read, SOURCE_TOKENS) for _ in drafted[:1]]
-    for run, size in jobs:
-        run(size)  # compiles kernels, allocates
+    if drafted:
+        jobs.append((rig.read, SOURCE_TOKENS))
     samples = {job: list[float]() for job in jobs}
+    for run, size in samples:
+        run(size)  # compiles kernels, allocates
     for repeat in range(MOST_REPEATS):
         if repeat >= LEAST_REPEATS and time.perf_counter() - started > budget:
             break
