@@ -37,13 +37,14 @@ from .blas import warn_if_slow
 from .cli import common
 from .cli.benchmark_options import benchmark_parser
 from .cli.common import say
-from .costs import measure
+from .costs import Measurement
 from .errors import InputError
 from .load import DTYPES
 
 SOURCE_LENGTHS = (16, 64, 256, 1024, 2048)
 OUTPUT_LENGTHS = (16, 64, 256, 1024)
 FILE_LIMIT, RANDOM_LIMIT = 25, 2  # prompts
+PARTS_SECONDS = 1.0  # before each repeat
 
 Record = Callable[[dict[str, Any]], None]
 
@@ -168,7 +169,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
 def study(
     name: str, models: Models, tasks: Sequence[Task], chosen: argparse.Namespace, bandwidth: float, record: Record
 ) -> Study:
-    """Measure everybody on all tasks of a model or pair, then what its parts cost."""
+    """Measure everybody on all tasks of a model or pair, and between repeats what its parts cost."""
     slots: list[int] = getattr(chosen, "slots", [])
     if slots:
         tasks = at_slots(tasks, slots)
@@ -191,8 +192,14 @@ def study(
                     record({"kind": "trial", "model": name, **asdict(trial)})
             versions |= peer.versions
 
+        in_parts = 0 in chosen.temperature and not chosen.growth and not slots
+        parts = Measurement(models.target, models.draft) if in_parts else None
+
         def progress(repeat: int) -> None:
+            """Before each repeat; what rounds are made of is timed between them, on the same machine as they."""
             say(f"{name}: " + ("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}"))
+            if parts is not None and repeat >= 0:
+                parts.take(PARTS_SECONDS, least=1)
 
         turns = {"warm_ups": chosen.warm_ups, "settle": SETTLE, "progress": progress}
         for run in take_turns(contenders, tasks, chosen.repeats, **turns):
@@ -201,8 +208,7 @@ def study(
     weights = Weights(
         bytes_per_pass(models.target), 0 if models.draft is None else bytes_per_pass(models.draft), bandwidth
     )
-    in_parts = 0 in chosen.temperature and not chosen.growth and not slots
-    costs = measure(models.target, models.draft) if in_parts else None
+    costs = None if parts is None else parts.costs()
     return Study(name, summarise(runs, settings, costs, weights), costs, weights, versions)
 
 

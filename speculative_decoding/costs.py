@@ -43,7 +43,7 @@ class Costs:
 
     passes: t(1), t(2) and so on: a pass of the target over that many positions, with arg-max and read-back. Not always
         increasing: some kernels are faster at whole tiles.
-    draft: c, one drafted token, in a chain that is evaluated together with the pass that verifies it.
+    draft: c, one drafted token, in a chain that nobody waits for before the pass that verifies it.
     host: h, what each round costs besides.
     start: s, what each round that drafts costs besides.
     reading: what the draft model costs once in a request, for its encoder reads the source.
@@ -100,7 +100,7 @@ def cost_key(target: EncoderDecoder, draft_model: EncoderDecoder | None, rows: i
     device = mx.default_device()
     threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     return {
-        "version": 4,  # of the way they are measured
+        "version": 5,  # of the way they are measured
         "rows": rows,
         "target": shapes(target),
         "draft": None if draft_model is None else shapes(draft_model),
@@ -141,35 +141,47 @@ def write(path: Path, key: Mapping[str, Any], costs: Costs) -> None:
 def measure(
     target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1, *, budget: float = BUDGET
 ) -> Costs:
-    """Time passes and rounds on random ids, in turns, until `budget` seconds are spent; medians.
+    """Time passes and rounds for `budget` seconds. Large models get fewer repeats, but three in any case."""
+    measurement = Measurement(target, draft_model, rows)
+    measurement.take(budget, LEAST_REPEATS)
+    return measurement.costs()
 
-    In turns, because a machine is now slower and now faster, which must not favour one width. Large models get fewer
-    repeats, but three turns are taken in any case.
+
+class Measurement:
+    """Passes and rounds on random ids, timed in turns, because a machine is now slower and now faster, which must not
+    favour one width; medians. It may go on later, beside something else that is measured.
     """
-    rig = Rig(target, draft_model, rows)
-    started = time.perf_counter()
-    drafted = DRAFTED if draft_model is not None else ()
-    widths = dict.fromkeys(pass_width(tokens) for tokens in range(1, WIDEST + 1))
-    jobs: list[tuple[Callable[[int], None], int]] = [(rig.one_pass, width) for width in widths]
-    jobs += 2 * [(rig.round, count) for count in (0, *drafted)]  # their differences are small, and are fitted
-    if drafted:
-        jobs.append((rig.read, SOURCE_TOKENS))
-    samples = {job: list[float]() for job in jobs}
-    for run, size in samples:
-        run(size)  # compiles kernels, allocates
-    for repeat in range(MOST_REPEATS):
-        if repeat >= LEAST_REPEATS and time.perf_counter() - started > budget:
-            break
-        for job in jobs if repeat % 2 else reversed(jobs):
-            samples[job].append(seconds_of(*job))
-    medians = {job: statistics.median(taken) for job, taken in samples.items()}
 
-    passes = tuple(medians[rig.one_pass, pass_width(tokens)] for tokens in range(1, WIDEST + 1))
-    host = medians[rig.round, 0] - passes[0]  # below 0 where one evaluation for all is cheaper
-    drafts = [medians[rig.round, count] - passes[count] - host for count in drafted]
-    slope, start = statistics.linear_regression(drafted, drafts) if drafts else (0.0, 0.0)
-    reading = medians.get((rig.read, SOURCE_TOKENS), 0.0) / rows
-    return Costs(passes, max(0.0, slope), max(0.0, host), max(0.0, start), reading)
+    def __init__(self, target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1) -> None:
+        self._rig = rig = Rig(target, draft_model, rows)
+        self._rows, self._drafted = rows, DRAFTED if draft_model is not None else ()
+        widths = dict.fromkeys(pass_width(tokens) for tokens in range(1, WIDEST + 1))
+        self._jobs: list[tuple[Callable[[int], None], int]] = [(rig.one_pass, width) for width in widths]
+        self._jobs += 2 * [(rig.round, count) for count in (0, *self._drafted)]  # their differences are small
+        if self._drafted:
+            self._jobs.append((rig.read, SOURCE_TOKENS))
+        self._samples = {job: list[float]() for job in self._jobs}
+        for run, size in self._samples:
+            run(size)  # compiles kernels, allocates
+
+    def take(self, budget: float, least: int) -> None:
+        """More samples of everything, until `budget` seconds are spent, `least` at least and `MOST_REPEATS` at most."""
+        started = time.perf_counter()
+        for repeat in range(MOST_REPEATS):
+            if repeat >= least and time.perf_counter() - started > budget:
+                break
+            for job in self._jobs if repeat % 2 else reversed(self._jobs):
+                self._samples[job].append(seconds_of(*job))
+
+    def costs(self) -> Costs:
+        rig, drafted = self._rig, self._drafted
+        medians = {job: statistics.median(taken) for job, taken in self._samples.items()}
+        passes = tuple(medians[rig.one_pass, pass_width(tokens)] for tokens in range(1, WIDEST + 1))
+        host = medians[rig.round, 0] - passes[0]  # below 0 where one evaluation for all is cheaper
+        drafts = [medians[rig.round, count] - passes[count] - host for count in drafted]
+        slope, start = statistics.linear_regression(drafted, drafts) if drafts else (0.0, 0.0)
+        reading = medians.get((rig.read, SOURCE_TOKENS), 0.0) / self._rows
+        return Costs(passes, max(0.0, slope), max(0.0, host), max(0.0, start), reading)
 
 
 def seconds_of(job: Callable[[int], None], size: int) -> float:
@@ -215,6 +227,7 @@ class Rig:
         draft = []
         for _ in range(drafted):
             new = mx.argmax(self._models[1].decode(new, self._caches[1])[:, -1:], axis=-1)
+            mx.async_eval(new)  # type: ignore[no-untyped-call]
             draft.append(new)
         padding = mx.zeros((self._rows, pass_width(drafted + 1) - drafted - 1), mx.uint32)
         tokens = mx.concatenate([last, *draft, padding], axis=1)

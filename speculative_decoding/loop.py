@@ -153,7 +153,6 @@ def speculate(
         started, traced = time.perf_counter(), Compiled.traced
         asked = ask(active, drafter)
         drafts = propose(asked, drafter)
-        start([draft.tokens for draft in drafts.values() if draft.num_tokens])
         is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
         draft_seconds = time_of(drafts.values(), started) if is_split else None
 
@@ -274,12 +273,6 @@ def top_ids(logits: mx.array, count: int) -> mx.array:
 
 def id_rows(ids: mx.array) -> list[list[int]]:
     return cast(list[list[int]], ids.tolist())
-
-
-def start(arrays: Sequence[mx.array]) -> None:
-    """Have the device compute the drafts while the host prepares the pass that verifies them."""
-    if arrays:
-        mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
 def time_of(drafts: Iterable[Draft], started: float) -> float:

@@ -434,6 +434,30 @@ def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFi
     assert trials == 2 * len(peers.THREADS) and lines[-1]["kind"] == "environment"
 
 
+def test_parts_are_timed_between_repeats(
+    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the machine as it is then, for it may be faster or slower an hour later."""
+    events: list[str] = []
+
+    class Parts:
+        def __init__(self, *models: object) -> None:
+            pass
+
+        def take(self, budget: float, least: int) -> None:
+            events.append("parts")
+
+        def costs(self) -> Costs:
+            return Costs((1.0, 1.1, 1.2, 1.3), 0.1, 0.05)
+
+    monkeypatch.setattr(benchmark, "Measurement", Parts)
+    monkeypatch.setattr(benchmark, "say", lambda text: events.append(text.partition(": ")[2]))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("grammar: It were a cod.\n")
+    assert command(capsys, str(prompts), "--ways", "plain", "-m", "4", "--repeats", "2")[0] == 0
+    assert events[-5:] == ["warm-up", "repeat 1 of 2", "parts", "repeat 2 of 2", "parts"]
+
+
 def test_many_prompts_at_once(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"translate English to German: Open the {word}.\n" for word in ("file", "door", "box")))

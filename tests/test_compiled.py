@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import ModelDrafter
 from speculative_decoding.models import compiled
+from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import Compiled
+from speculative_decoding.models.linear import Linear
 from speculative_decoding.sampling import SamplingParams
 
 from .tiny import run, tiny_model
@@ -68,6 +72,33 @@ def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mx, "compile", lambda function: function)
     for ours, theirs in zip(once, run(), strict=True):
         assert mx.abs(ours - theirs).max().item() < 1e-5
+
+
+def transposed(model: EncoderDecoder, folder: Path) -> int:
+    """How many nodes of the graph of a pass over one position transpose something."""
+    cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
+    mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
+    states = model.states(mx.array([[5]]), cache)
+    mx.export_to_dot(str(folder / "graph"), states)
+    return (folder / "graph").read_text().count('"Transpose"')
+
+
+def test_a_pass_over_one_position_transposes_keys_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    layers = len(model.decoder.layers)
+    assert transposed(model, tmp_path) == 2 * layers
+    monkeypatch.setattr(Linear, "make_ready", lambda self: None)
+    assert transposed(tiny_model(), tmp_path) == (2 + 6) * layers
+
+
+def test_a_product_is_that_of_the_weight_of_the_moment() -> None:
+    layer, x = Linear(3, 2), mx.array([[1.0, 2.0, 3.0]])
+    for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
+        layer.update({"weight": weight})
+        for _ in range(2):  # before and after it is ready
+            assert layer(x).tolist() == (x @ weight.T).tolist()
+            layer.make_ready()
+    assert list(layer.parameters()) == ["weight"]
 
 
 class Notes(FixedLength):

@@ -10,7 +10,7 @@ import mlx.nn as nn
 import pytest
 
 from speculative_decoding import costs as module
-from speculative_decoding.costs import WIDEST, Costs, cost_key, costs_of, measure
+from speculative_decoding.costs import WIDEST, Costs, Measurement, cost_key, costs_of, measure
 from speculative_decoding.models.compiled import WIDTHS, pass_width
 
 from .tiny import tiny_model
@@ -99,6 +99,23 @@ def test_measuring_finds_what_passes_and_drafted_tokens_take(monkeypatch: pytest
     assert (costs.draft, costs.host, costs.start) == pytest.approx((0.0005, 0.0, 0.0003))
     assert costs.reading == pytest.approx(0.001)
     assert 0.5 < clock.now < 1.5
+
+
+def test_a_measurement_that_goes_on_takes_medians_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three turns, one on a machine that is half as fast."""
+    clock, slowness = Clock(monkeypatch), [1.0]
+
+    def work(seconds: float) -> None:
+        clock.now += seconds * slowness[0]
+
+    monkeypatch.setattr(clock, "work", work)
+    target, draft = Timed(clock, 0.004, 0.001), Timed(clock, 0.0005)
+    measurement = Measurement(target, draft)  # type: ignore[arg-type]
+    for slowness[0] in (1.0, 2.0, 1.0):
+        measurement.take(0.0, least=1)
+    costs = measurement.costs()
+    assert costs.passes == pytest.approx([target.seconds(pass_width(count)) for count in range(1, WIDEST + 1)])
+    assert costs.draft == pytest.approx(0.0005)
 
 
 def test_a_slow_model_is_measured_three_times_only(monkeypatch: pytest.MonkeyPatch) -> None:

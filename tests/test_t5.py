@@ -11,7 +11,7 @@ import pytest
 
 from speculative_decoding import CheckpointError, checkpoints, models
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.t5 import T5Config
+from speculative_decoding.models.t5 import T5Config, attend
 from tests.tiny import CONFIG, run, tiny_model, tokens_of
 
 GOLDENS = sorted(path.parent for path in (Path(__file__).parent / "goldens").glob("*/golden.npz"))
@@ -114,3 +114,18 @@ def test_unknown_model_type_is_named() -> None:
 def test_an_impossible_config_is_named(change: dict[str, object], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         T5Config.from_dict(CONFIG | change)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_attention_is_the_same_on_every_device(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has a kernel for it; here its definition runs instead."""
+    queries, keys, values = (mx.random.normal((2, 3, size, 8)) for size in (length, 6, 6))
+    mask = mx.where(mx.random.normal((2, 1, length, 6)) > 1, -mx.inf, mx.random.normal((2, 3, length, 6)))
+    ours = attend(queries, keys, values, mask)
+    kernel, calls = mx.fast.scaled_dot_product_attention, list[int]()
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(
+        mx.fast, "scaled_dot_product_attention", lambda *given, **options: calls.append(1) or kernel(*given, **options)
+    )
+    assert mx.allclose(ours, attend(queries, keys, values, mask), atol=1e-5)
+    assert calls and ours.shape == (2 * length, 3 * 8)

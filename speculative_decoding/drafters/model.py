@@ -74,6 +74,10 @@ class PartialHead:
         whole[..., self.ids] = logits
         return whole
 
+    def likeliest(self, logits: mx.array) -> mx.array:
+        """(B, L, N) -> (B, L), among `ids`."""
+        return self.ids[mx.argmax(logits, axis=-1)]
+
 
 class BatchModelDrafter(BatchDrafter):
     """Decodes ahead with a model, all rows in one pass, each sampling as the target will, and stays lazy: nothing here
@@ -144,6 +148,8 @@ class BatchModelDrafter(BatchDrafter):
         cache.trim_to([len(rows[slot].tokens) if slot in rows else before[slot] for slot in slots])
         while True:
             new = self._next(states, rows)
+            # The device computes it while the host prepares what follows it.
+            mx.async_eval(new)  # type: ignore[no-untyped-call]
             if all(row.is_done for row in rows.values()):
                 break
             states = self._model.states(new, cache)
@@ -166,7 +172,7 @@ class BatchModelDrafter(BatchDrafter):
     def _next(self, states: mx.array, rows: Mapping[int, Speech]) -> mx.array:
         """(B, 1, d) -> the next token of each row, (B, 1)."""
         speaking = [row for row in rows.values() if not row.is_done]
-        if all(row.is_plain for row in speaking):  # one arg-max for all
+        if all(row.is_plain and row.head is None for row in speaking):  # one arg-max for all
             logits = self._model.logits(states)[..., : self._vocab_size]
             best = mx.argmax(logits, axis=-1).astype(mx.uint32)
             for slot, row in rows.items():
@@ -205,9 +211,8 @@ class Speech:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it says whatever is likeliest, of all tokens and without looking back."""
-        simple = self._sampling.is_greedy and not self._sampling.needs_history
-        return simple and self.head is None and not self._threshold
+        """Whether it says whatever is likeliest, without looking back."""
+        return self._sampling.is_greedy and not self._sampling.needs_history and not self._threshold
 
     @property
     def is_done(self) -> bool:
@@ -241,6 +246,8 @@ class Speech:
 
     def choose(self, logits: mx.array) -> mx.array:
         """(1, 1, ids of the head) -> the next token, (1, 1)."""
+        if self.is_plain and self.head is not None:
+            return self.say(self.head.likeliest(logits).astype(mx.uint32))
         sampling = self._sampling
         position, said = len(self.tokens) + len(self._said), len(self._said)
         whole = logits[..., : self._vocab_size] if self.head is None else self.head.spread(logits)

@@ -18,6 +18,7 @@ from ..checkpoints.quantized import PARTS, part
 from ..errors import CheckpointError
 from .cache import DecoderCache, LayerCache
 from .compiled import WIDTHS, Compiled
+from .linear import Linear
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -89,13 +90,19 @@ class EncoderDecoder(nn.Module):
         if length > WIDTHS[-1]:
             states, own = self._pass(*arguments)
         else:
-            self._compiled = self._compiled or Compiled(self._pass)
+            self._compiled = self._compiled or self._ready_to_compile()
             shape = (*tokens.shape, cache.capacity, cache.source_capacity, cache.is_ragged)
             states, own = self._compiled(shape, *arguments)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
             layer.keys, layer.values = keys, values
         cache.advance(length)
         return states
+
+    def _ready_to_compile(self) -> Compiled:
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.make_ready()
+        return Compiled(self._pass)
 
     def _pass(
         self,

@@ -19,6 +19,7 @@ from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
 from .base import EncoderDecoder, Head
 from .cache import SOURCE_STEP, DecoderCache, LayerCache
+from .linear import Linear
 from .relative_position import BiasWindows, bias_matrix
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -129,23 +130,32 @@ class T5Config:
 
 def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.array]:
     """(B * L, parts * H * D) -> parts times (B, H, L, D)."""
-    together = x.reshape(batch, x.shape[0] // batch, parts * heads, -1).transpose(0, 2, 1, 3)
+    length = x.shape[0] // batch
+    if length == 1:  # nothing to transpose, and no node for it
+        together = x.reshape(batch, parts * heads, 1, -1)
+    else:
+        together = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
     return [*mx.split(together, parts, axis=1)] if parts > 1 else [together]
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
     """(B, H, L, D) -> (B * L, H * D). T5 folded the scale into its weights, so it is 1 here."""
-    out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
+    if mx.default_device() == mx.Device(mx.cpu):  # has no kernel for it, and would multiply by that 1
+        out = mx.softmax(queries @ keys.swapaxes(-1, -2) + mask, axis=-1, precise=True) @ values
+    else:
+        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
     batch, heads, length, width = out.shape
-    return out.transpose(0, 2, 1, 3).reshape(batch * length, heads * width)
+    if length > 1:
+        out = out.transpose(0, 2, 1, 3)
+    return out.reshape(batch * length, heads * width)
 
 
 class SelfAttention(nn.Module):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.heads = config.num_heads
-        self.qkv = nn.Linear(config.d_model, 3 * config.inner_width, bias=False)
-        self.o = nn.Linear(config.inner_width, config.d_model, bias=False)
+        self.qkv = Linear(config.d_model, 3 * config.inner_width)
+        self.o = Linear(config.inner_width, config.d_model)
 
     def __call__(self, x: mx.array, batch: int, bias: mx.array) -> mx.array:
         queries, keys, values = split_heads(self.qkv(x), batch, 3, self.heads)
@@ -161,9 +171,9 @@ class CrossAttention(nn.Module):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.heads = config.num_heads
-        self.q = nn.Linear(config.d_model, config.inner_width, bias=False)
-        self.kv = nn.Linear(config.d_model, 2 * config.inner_width, bias=False)
-        self.o = nn.Linear(config.inner_width, config.d_model, bias=False)
+        self.q = Linear(config.d_model, config.inner_width)
+        self.kv = Linear(config.d_model, 2 * config.inner_width)
+        self.o = Linear(config.inner_width, config.d_model)
 
     def project(self, memory: mx.array) -> LayerCache:
         keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.heads)
@@ -179,8 +189,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.is_gated = config.is_gated
         self.activation = ACTIVATIONS[config.activation_name]
-        self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.is_gated else 1), bias=False)
-        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+        self.wi = Linear(config.d_model, config.d_ff * (2 if config.is_gated else 1))
+        self.wo = Linear(config.d_ff, config.d_model)
 
     def __call__(self, x: mx.array) -> mx.array:
         x = self.wi(x)
@@ -256,7 +266,7 @@ class T5(EncoderDecoder):
         self.encoder = Stack(config, [EncoderLayer(config) for _ in range(config.num_layers)])
         self.decoder = Stack(config, [DecoderLayer(config) for _ in range(config.decoder_layers)])
         if not config.tie_word_embeddings:
-            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            self.head = Linear(config.d_model, config.vocab_size)
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
@@ -289,8 +299,10 @@ class T5(EncoderDecoder):
         parts = zip(self.decoder.layers, self.decoder.for_layers(biases), layers, strict=True)
         for layer, bias, cache in parts:
             x = layer(x, bias, cache, at, memory_mask)
-        x = self.decoder.norm(x).reshape(*tokens.shape, -1)
-        return x * self.config.d_model**-0.5 if self.config.head_is_scaled else x
+        x = self.decoder.norm(x)
+        if self.config.head_is_scaled:
+            x = x * self.config.d_model**-0.5
+        return x.reshape(*tokens.shape, -1)
 
     def logits(self, states: mx.array) -> mx.array:
         return self.embedding.as_linear(states) if self.config.tie_word_embeddings else self.head(states)
