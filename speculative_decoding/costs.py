@@ -180,8 +180,10 @@ class Measurement:
         host = medians[rig.round, 0] - passes[0]  # below 0 where one evaluation for all is cheaper
         drafts = [medians[rig.round, count] - passes[count] - host for count in drafted]
         slope, start = statistics.linear_regression(drafted, drafts) if drafts else (0.0, 0.0)
+        if start < 0:  # by noise: the line through 0 that fits best
+            slope, start = statistics.linear_regression(drafted, drafts, proportional=True)
         reading = medians.get((rig.read, SOURCE_TOKENS), 0.0) / self._rows
-        return Costs(passes, max(0.0, slope), max(0.0, host), max(0.0, start), reading)
+        return Costs(passes, max(0.0, slope), max(0.0, host), start, reading)
 
 
 def seconds_of(job: Callable[[int], None], size: int) -> float:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -63,6 +64,13 @@ def test_the_predicted_speedup_is_tokens_over_time() -> None:
     assert speedup.efficiency(plain_ms / (2 * time_ms), tokens / rounds, 3, COSTS) == pytest.approx(0.5)
 
 
+def test_reading_the_source_is_spread_over_the_rounds_that_draft() -> None:
+    costs = replace(COSTS, reading=2e-3)
+    assert speedup.predicted_speedup(3.0, 3, costs, rounds=4) == pytest.approx(3.0 * 3.0 / (4.5 + 3 * 0.6 + 0.3 + 0.5))
+    assert speedup.predicted_speedup(3.0, 3, costs) == speedup.predicted_speedup(3.0, 3, COSTS)
+    assert speedup.predicted_speedup(1.0, 0, costs, rounds=4) == speedup.predicted_speedup(1.0, 0, COSTS)
+
+
 def test_published_speedups_follow_from_the_formula() -> None:
     """Leviathan et al. 2023, table 1: alpha and g -> the speed-up, where the draft costs nothing and a pass over
     g + 1 positions what one costs.
@@ -113,14 +121,16 @@ def test_rows_are_medians_over_repeats_of_all_prompts() -> None:
         runs += [fake_run("peer", repeat, 1, [9, 9, 9, 9], 0.004 * factor, is_ours=False)]
         runs += [fake_run("model 3", repeat, i, [5 * i, 2, 3, 4], 0.008 * factor) for i in range(2)]
         runs += [fake_run("plain", repeat, i, [5 * i, 2, 3, 4], 0.016 * factor) for i in range(2)]
-    plain, model, peer = summarise(runs, {("task", "peer"): "threads 2"}, COSTS, Weights(30_000, 10_000, 1e7))
+    costs = replace(COSTS, reading=1e-3)
+    plain, model, peer = summarise(runs, {("task", "peer"): "threads 2"}, costs, Weights(30_000, 10_000, 1e7))
     assert [row.label for row in (plain, model, peer)] == ["plain", "model 3", "peer"]
     assert plain.ms_per_token == Spread(8.0, 6.0, 14.0) and plain.tokens == 8 and plain.tokens_per_second == 125.0
     assert (plain.gain, model.gain, peer.gain) == (1.0, 2.0, 4.0)
     assert (plain.same_ids, plain.same_outputs) == (model.same_ids, model.same_outputs) == (1.0, 1.0)
     assert peer.same_ids == pytest.approx(3 / 8) and peer.same_outputs == 0.0 and peer.setting == "threads 2"
     assert peer.efficiency is None and plain.efficiency is None and peer.decode_ms_per_token is None
-    assert model.efficiency == pytest.approx(speedup.efficiency(2.0, 2.0, 3, COSTS)) and model.acceptance == 0.25
+    assert model.efficiency == pytest.approx(speedup.efficiency(2.0, 2.0, 3, costs, rounds=2))
+    assert model.acceptance == 0.25
     assert plain.decode_ms_per_token is not None and plain.decode_ms_per_token.median == 4.0
     assert plain.share_of_limit == pytest.approx(3 / 4) and model.share_of_limit == pytest.approx((60 / 2 / 10) / 2)
 

@@ -118,6 +118,20 @@ def test_a_measurement_that_goes_on_takes_medians_of_all(monkeypatch: pytest.Mon
     assert costs.draft == pytest.approx(0.0005)
 
 
+def test_a_start_that_would_be_negative_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line then goes through 0: sum of g times seconds over sum of g squared."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(clock, "work", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    target, draft = Timed(clock, 0.004), Timed(clock, 0.0005)
+    measurement = Measurement(target, draft)  # type: ignore[arg-type]
+    measurement.take(0.0, least=1)
+    rig = measurement._rig
+    measurement._samples[rig.round, 7] = [0.004 + 0.0055]
+    costs = measurement.costs()
+    assert costs.start == 0.0
+    assert costs.draft == pytest.approx((1 * 0.0005 + 3 * 0.0015 + 7 * 0.0055) / (1 + 9 + 49))
+
+
 def test_a_slow_model_is_measured_three_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Timed(Clock(monkeypatch), 0.5, 0.1)
     costs = measure(target)  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def result_tables(study: Study) -> str:
         passes = ", ".join(f"t({width}) = {costs.pass_seconds(width) / unit:.2f}" for width in SHOWN_WIDTHS)
         parts.append(
             f"In passes over one position ({1e3 * unit:.2f} ms): {passes}; s = {costs.start / unit:.2f}, "
-            f"c = {costs.draft / unit:.2f}, h = {costs.host / unit:.2f}."
+            f"c = {costs.draft / unit:.2f}, h = {costs.host / unit:.2f}, r = {costs.reading / unit:.2f}."
         )
     if study.weights is not None:
         parts.append(
