@@ -167,7 +167,7 @@ def test_contenders_take_turns_and_warm_up_does_not_count() -> None:
 
 
 def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only decoding moves: each prompt takes a second."""
+    """By a clock that only decoding moves: the third prompt of a turn is its last."""
     now = 0.0
     monkeypatch.setattr(interleave.time, "perf_counter", lambda: now)
 
@@ -175,7 +175,7 @@ def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None
         def decode(self, task: Task) -> Iterator[Output]:
             nonlocal now
             for _ in task.sources:
-                now += 1.0
+                now += 0.4 * interleave.SLICE
                 self.seen.append((task.name, self.label))
                 yield Output([1], 1.0)
 

@@ -13,7 +13,7 @@ from ..stats import GenerationStats
 from .tasks import Task
 from .ways import Output
 
-SLICE = 2.0  # seconds
+SLICE = 0.5  # seconds: shorter than the machine stays as fast or slow as it is
 SETTLE = 0.1  # seconds between contenders: threads of the last one's library spin for a while after their work
 
 
