@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import ModelDrafter
@@ -99,6 +101,18 @@ def test_a_product_is_that_of_the_weight_of_the_moment() -> None:
             assert layer(x).tolist() == (x @ weight.T).tolist()
             layer.make_ready()
     assert list(layer.parameters()) == ["weight"]
+
+
+def test_weights_that_are_replaced_are_given_back() -> None:
+    model = tiny_model(d_model=256, d_ff=4096)
+    cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
+    mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
+    before = mx.get_active_memory()
+    model.set_dtype(mx.bfloat16)
+    mx.eval(model.parameters())
+    gc.collect()
+    size = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    assert mx.get_active_memory() < before - 0.9 * size  # as much as they take now, for they took twice that
 
 
 class Notes(FixedLength):

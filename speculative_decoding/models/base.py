@@ -90,7 +90,7 @@ class EncoderDecoder(nn.Module):
         if length > WIDTHS[-1]:
             states, own = self._pass(*arguments)
         else:
-            self._compiled = self._compiled or self._ready_to_compile()
+            self._compiled = self._compiled or self._compile()
             shape = (*tokens.shape, cache.capacity, cache.source_capacity, cache.is_ragged)
             states, own = self._compiled(shape, *arguments)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
@@ -98,11 +98,19 @@ class EncoderDecoder(nn.Module):
         cache.advance(length)
         return states
 
-    def _ready_to_compile(self) -> Compiled:
+    def _compile(self) -> Compiled:
         for module in self.modules():
             if isinstance(module, Linear):
                 module.make_ready()
         return Compiled(self._pass)
+
+    def _forget(self) -> None:
+        """What belongs to the weights of this moment, so that it does not keep them in memory either."""
+        if self._compiled is not None:
+            self._compiled = None
+            for module in self.modules():
+                if isinstance(module, Linear):
+                    module.forget()
 
     def _pass(
         self,
@@ -118,11 +126,11 @@ class EncoderDecoder(nn.Module):
         return states, [(layer.keys, layer.values) for layer in layers]
 
     def update(self, *args: Any, **options: Any) -> EncoderDecoder:
-        self._compiled = None
+        self._forget()
         return super().update(*args, **options)
 
     def update_modules(self, *args: Any, **options: Any) -> EncoderDecoder:
-        self._compiled = None
+        self._forget()
         return super().update_modules(*args, **options)
 
     @abstractmethod

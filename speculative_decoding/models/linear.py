@@ -25,3 +25,6 @@ class Linear(nn.Linear):
         transposed = self.weight.T
         mx.eval(transposed)
         self._ready = self.weight, transposed
+
+    def forget(self) -> None:
+        self._ready = ()
