@@ -79,6 +79,10 @@ class Costs:
         """The same target with a draft that is only looked up."""
         return replace(self, draft=0.0, start=0.0, reading=0.0)
 
+    def with_reading_spread(self, rounds: float) -> Costs:
+        """Where a request has so many rounds that draft: each starts with its share of the reading."""
+        return replace(self, start=self.start + self.reading / rounds, reading=0.0)
+
 
 def costs_of(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1) -> Costs:
     """Measured in an earlier run with the same models, device and libraries, or measured now and kept."""

@@ -66,9 +66,10 @@ def test_the_predicted_speedup_is_tokens_over_time() -> None:
 
 def test_reading_the_source_is_spread_over_the_rounds_that_draft() -> None:
     costs = replace(COSTS, reading=2e-3)
-    assert speedup.predicted_speedup(3.0, 3, costs, rounds=4) == pytest.approx(3.0 * 3.0 / (4.5 + 3 * 0.6 + 0.3 + 0.5))
+    spread = costs.with_reading_spread(4)
+    assert speedup.predicted_speedup(3.0, 3, spread) == pytest.approx(3.0 * 3.0 / (4.5 + 3 * 0.6 + 0.3 + 0.5))
     assert speedup.predicted_speedup(3.0, 3, costs) == speedup.predicted_speedup(3.0, 3, COSTS)
-    assert speedup.predicted_speedup(1.0, 0, costs, rounds=4) == speedup.predicted_speedup(1.0, 0, COSTS)
+    assert speedup.predicted_speedup(1.0, 0, spread) == speedup.predicted_speedup(1.0, 0, COSTS)
 
 
 def test_published_speedups_follow_from_the_formula() -> None:
@@ -129,7 +130,7 @@ def test_rows_are_medians_over_repeats_of_all_prompts() -> None:
     assert (plain.same_ids, plain.same_outputs) == (model.same_ids, model.same_outputs) == (1.0, 1.0)
     assert peer.same_ids == pytest.approx(3 / 8) and peer.same_outputs == 0.0 and peer.setting == "threads 2"
     assert peer.efficiency is None and plain.efficiency is None and peer.decode_ms_per_token is None
-    assert model.efficiency == pytest.approx(speedup.efficiency(2.0, 2.0, 3, costs, rounds=2))
+    assert model.efficiency == pytest.approx(speedup.efficiency(2.0, 2.0, 3, costs.with_reading_spread(2)))
     assert model.acceptance == 0.25
     assert plain.decode_ms_per_token is not None and plain.decode_ms_per_token.median == 4.0
     assert plain.share_of_limit == pytest.approx(3 / 4) and model.share_of_limit == pytest.approx((60 / 2 / 10) / 2)

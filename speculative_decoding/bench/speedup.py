@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ..costs import Costs
 
 
@@ -12,25 +10,19 @@ def expected_tokens(alpha: float, num_draft: int) -> float:
     return sum(alpha**i for i in range(num_draft + 1))
 
 
-def predicted_speedup(tokens_per_round: float, num_draft: int, costs: Costs, rounds: float = math.inf) -> float:
-    """S(g) = E / (t(g + 1) + s + g c + h + r / n), in units of t(1): tokens in the time of a bare target pass.
-
-    rounds: n, of a request. r, what its draft model needs to read the source, is spread over them.
-    """
-    reading = costs.reading / rounds if num_draft else 0.0
-    return tokens_per_round * costs.pass_seconds(1) / (costs.round_seconds(num_draft) + reading)
+def predicted_speedup(tokens_per_round: float, num_draft: int, costs: Costs) -> float:
+    """S(g) = E / (t(g + 1) + s + g c + h), in units of t(1): tokens in the time of a bare target pass."""
+    return tokens_per_round * costs.pass_seconds(1) / costs.round_seconds(num_draft)
 
 
-def predicted_gain(tokens_per_round: float, num_draft: int, costs: Costs, rounds: float = math.inf) -> float:
+def predicted_gain(tokens_per_round: float, num_draft: int, costs: Costs) -> float:
     """S(g) / S(0): against plain decoding, whose rounds cost 1 + h."""
-    return predicted_speedup(tokens_per_round, num_draft, costs, rounds) / predicted_speedup(1.0, 0, costs)
+    return predicted_speedup(tokens_per_round, num_draft, costs) / predicted_speedup(1.0, 0, costs)
 
 
-def efficiency(
-    measured_gain: float, tokens_per_round: float, num_draft: int, costs: Costs, rounds: float = math.inf
-) -> float:
+def efficiency(measured_gain: float, tokens_per_round: float, num_draft: int, costs: Costs) -> float:
     """S_measured / S(g), both against plain decoding: 1 if a round costs no more than its parts."""
-    return measured_gain / predicted_gain(tokens_per_round, num_draft, costs, rounds)
+    return measured_gain / predicted_gain(tokens_per_round, num_draft, costs)
 
 
 def share_of_limit(bytes_per_token: float, bytes_per_second: float, seconds_per_token: float) -> float:

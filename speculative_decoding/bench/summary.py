@@ -132,7 +132,9 @@ def row(runs: Sequence[Run], plain: Sequence[Run], setting: str, costs: Costs | 
         tokens_per_target_call=per_call,
         acceptance=total.acceptance_rate if total.drafted_tokens else None,
         peak_memory_bytes=total.peak_memory_bytes,
-        efficiency=efficiency(plain_decode / decode.median, per_call, steps, costs, total.target_calls / len(runs))
+        efficiency=efficiency(
+            plain_decode / decode.median, per_call, steps, costs.with_reading_spread(total.target_calls / len(runs))
+        )
         if steps and costs is not None and first.temperature == 0
         else None,
         share_of_limit=None

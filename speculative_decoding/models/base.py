@@ -99,18 +99,18 @@ class EncoderDecoder(nn.Module):
         return states
 
     def _compile(self) -> Compiled:
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.make_ready()
+        mx.eval([layer.make_ready() for layer in self._linear_layers()])
         return Compiled(self._pass)
 
     def _forget(self) -> None:
         """What belongs to the weights of this moment, so that it does not keep them in memory either."""
         if self._compiled is not None:
             self._compiled = None
-            for module in self.modules():
-                if isinstance(module, Linear):
-                    module.forget()
+            for layer in self._linear_layers():
+                layer.forget()
+
+    def _linear_layers(self) -> list[Linear]:
+        return [module for module in self.modules() if isinstance(module, Linear)]
 
     def _pass(
         self,

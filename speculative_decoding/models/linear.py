@@ -13,18 +13,19 @@ class Linear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
-        self._ready: tuple[mx.array, ...] = ()  # a weight, and its evaluated view
+        self._ready: tuple[mx.array, ...] = ()  # a weight, and its view
 
     def __call__(self, x: mx.array) -> mx.array:
         if self._ready and self._ready[0] is self.weight:
             return x @ self._ready[1]
         return x @ self.weight.T
 
-    def make_ready(self) -> None:
-        """For the weight of this moment; another is transposed where it is used, until this is called again."""
-        transposed = self.weight.T
-        mx.eval(transposed)
-        self._ready = self.weight, transposed
+    def make_ready(self) -> mx.array:
+        """The view of the weight of this moment, to be evaluated. Another weight is transposed where it is used, until
+        this is called again.
+        """
+        self._ready = self.weight, self.weight.T
+        return self._ready[1]
 
     def forget(self) -> None:
         self._ready = ()
