@@ -5,12 +5,12 @@ from . import blas
 blas.load_fast_blas()  # before anything imports mlx
 
 from .batch import BatchResult, batch_generate  # noqa: E402
+from .decoding.scoring import Score, encode, score  # noqa: E402
+from .decoding.stats import GenerationStats, Round  # noqa: E402
 from .errors import CheckpointError, InputError  # noqa: E402
 from .generate import GenerationResponse, GenerationResult, generate, stream_generate  # noqa: E402
 from .sampling import SamplingParams  # noqa: E402
-from .scoring import Score, encode, score  # noqa: E402
 from .session import Session, load  # noqa: E402
-from .stats import GenerationStats, Round  # noqa: E402
 from .version import __version__  # noqa: E402
 
 __all__ = [

@@ -14,19 +14,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from .acceptance import Coupled
-from .draft_length import DraftLength
+from .decoding.acceptance import Coupled
+from .decoding.loop import Row, read_prefix, speculate, strict_width
+from .decoding.request import MAX_TOKENS, Request, choose_length, prepare
+from .decoding.stats import GenerationStats, Round
+from .draft_length.schedules import DraftLength
 from .drafters import BatchDrafter, Drafter, DraftModel, NgramDrafter, choose_drafter
 from .errors import InputError
 from .generate import GenerationResult
-from .loop import Row, read_prefix, speculate, strict_width
-from .memory import slots_within
+from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.cache import DecoderCache
-from .request import MAX_TOKENS, Request, choose_length, prepare
+from .models.memory import slots_within
 from .sampling import SamplingParams
-from .stats import GenerationStats, Round
-from .tokenizer import Tokenizer
 
 WINDOW = 4  # times the slots: how many prompts are sorted by length at a time, so that little is padded
 SAMPLING = frozenset(each.name for each in fields(SamplingParams))

@@ -9,14 +9,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from .acceptance import Coupled
-from .draft_length import DraftLength
+from .decoding.acceptance import Coupled
+from .decoding.loop import read_prefix, speculate, strict_width
+from .decoding.request import Request, choose_length, prepare
+from .decoding.stats import GenerationStats, Round
+from .draft_length.schedules import DraftLength
 from .drafters import BatchDrafter, Drafter, DraftModel, NgramDrafter, choose_drafter
-from .loop import read_prefix, speculate, strict_width
+from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
-from .request import Request, choose_length, prepare
-from .stats import GenerationStats, Round
-from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import Any, overload
 import mlx.core as mx
 
 from .batch import BatchResult, batch_generate
-from .draft_length import DraftLength
+from .decoding.request import choose_length
+from .decoding.scoring import Score, encode, score
+from .draft_length.schedules import DraftLength
 from .drafters import Drafter, DraftModel, NgramDrafter, choose_drafter
 from .errors import InputError
 from .generate import GenerationResponse, GenerationResult, generate, stream_generate
-from .load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
+from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
+from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
-from .request import choose_length
-from .scoring import Score, encode, score
-from .tokenizer import Tokenizer
 
 
 @dataclass

@@ -18,16 +18,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from .acceptance import Coupled, Greedy, choose_rule
 from .cli import common, drafting
 from .cli.tool_options import verify_parser
-from .draft_length import DraftLength
+from .decoding.acceptance import Coupled, Greedy, choose_rule
+from .decoding.request import choose_length, encode_prompt, output_ids
+from .draft_length.schedules import DraftLength
 from .errors import InputError
+from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
-from .request import choose_length, encode_prompt, output_ids
 from .sampling import SamplingParams
 from .session import Session
-from .tokenizer import Tokenizer
 
 PROMPTS = Path(__file__).resolve().parent.parent / "data"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from speculative_decoding.load import BUNDLED
-from speculative_decoding.tuned import FILE
+from speculative_decoding.cli.tuned import FILE
+from speculative_decoding.loading.load import BUNDLED
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from speculative_decoding import manifest
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading import manifest
+from speculative_decoding.loading.load import BUNDLED
 
 ROOT = BUNDLED.parent
 SOURCE = BUNDLED / "t5-web-docs"
@@ -66,7 +66,7 @@ def full_disk(mount: Path) -> None:
         print("refused beforehand:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
         # and one that runs full on the way, because something else takes the space that was free at the start
         code = (
-            "import sys; from pathlib import Path; import speculative_decoding.conversion as c;"
+            "import sys; from pathlib import Path; import speculative_decoding.loading.conversion as c;"
             "c.check_space = lambda *_: None; from speculative_decoding.cli.convert import main; "
             "sys.exit(main(sys.argv[1:]))"
         )

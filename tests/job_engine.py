@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from speculative_decoding.batch import BatchResult
+from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.generate import GenerationResult
 from speculative_decoding.jobs import Job, Journal, RowParser, Totals, output, read_lines
 from speculative_decoding.jobs.job import Engine
-from speculative_decoding.stats import GenerationStats
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
 Choose = Callable[[list[int]], int]  # which of the rows that are decoded is finished next

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative_decoding import InputError, SamplingParams
-from speculative_decoding.acceptance import (
+from speculative_decoding.decoding.acceptance import (
     ACCEPTANCE,
     AcceptanceRule,
     Block,

@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import pytest
 
-from speculative_decoding import adaptive_length as module
-from speculative_decoding import experience
-from speculative_decoding.adaptive_length import AdaptiveLength, best_length
-from speculative_decoding.costs import Costs
-from speculative_decoding.draft_length import DraftLength, FixedLength
+from speculative_decoding.draft_length import adaptive as module
+from speculative_decoding.draft_length import experience
+from speculative_decoding.draft_length.adaptive import AdaptiveLength, best_length
+from speculative_decoding.draft_length.costs import Costs
+from speculative_decoding.draft_length.schedules import DraftLength, FixedLength
 from speculative_decoding.errors import InputError
 
 REQUESTS = 100

@@ -12,17 +12,17 @@ import pytest
 
 from speculative_decoding import InputError, SamplingParams, Session, batch_generate, generate
 from speculative_decoding.batch import WINDOW
-from speculative_decoding.costs import Costs
-from speculative_decoding.draft_length import Drafted, FixedLength
+from speculative_decoding.draft_length.costs import Costs
+from speculative_decoding.draft_length.joint import JointLength
+from speculative_decoding.draft_length.schedules import Drafted, FixedLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter
 from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.drafters.model import BatchModelDrafter
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
 from speculative_decoding.generate import GenerationResult
-from speculative_decoding.joint_length import JointLength
-from speculative_decoding.memory import slots_within
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.compiled import Compiled
+from speculative_decoding.models.memory import slots_within
 from tests.test_generate import Letters
 from tests.tiny import noisy_copy, tiny_model
 

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding import GenerationStats, InputError, SamplingParams, benchmark, generate
-from speculative_decoding.bench import batches, environment, interleave, peers, random_weights, report, speedup, worker
-from speculative_decoding.bench.export import export
-from speculative_decoding.bench.interleave import Run, take_turns
-from speculative_decoding.bench.limits import bytes_per_pass
-from speculative_decoding.bench.summary import Row, Spread, Weights, summarise
-from speculative_decoding.bench.tasks import Task, growth_tasks, random_task
-from speculative_decoding.bench.ways import WAYS, Ids, Models, Output, ours
-from speculative_decoding.costs import Costs
-from speculative_decoding.load import BUNDLED, load_model, open_model
+from benchmarks import batches, environment, interleave, peers, random_weights, report, speedup, worker
+from benchmarks import main as benchmark
+from benchmarks.export import export
+from benchmarks.interleave import Run, take_turns
+from benchmarks.limits import bytes_per_pass
+from benchmarks.summary import Row, Spread, Weights, summarise
+from benchmarks.tasks import Task, growth_tasks, random_task
+from benchmarks.ways import WAYS, Ids, Models, Output, ours
+from speculative_decoding import GenerationStats, InputError, SamplingParams, generate
+from speculative_decoding.draft_length.costs import Costs
+from speculative_decoding.loading.load import BUNDLED, load_model, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from tests.tiny import CONFIG, SOURCES, noisy_copy, run, tiny_model, tokens_of
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from speculative_decoding import SamplingParams, generate, load, manifest
+from speculative_decoding import SamplingParams, generate
 from speculative_decoding.generate import GenerationResult
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading import load, manifest
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.tokenizer import Tokenizer
 from speculative_decoding.verify import PROMPTS, first_divergence
 
 PAIR = ("t5-web-docs", "t5-web-docs-draft")

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import verify as verify_command
-from speculative_decoding.acceptance import ACCEPTANCE
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.main_options import main_parser
-from speculative_decoding.load import BUNDLED, Opened
+from speculative_decoding.decoding.acceptance import ACCEPTANCE
+from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
 
 ROOT = BUNDLED.parent

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding.draft_length import FixedLength
+from speculative_decoding.draft_length.schedules import FixedLength
 from speculative_decoding.drafters import ModelDrafter
 from speculative_decoding.models import compiled
 from speculative_decoding.models.base import EncoderDecoder

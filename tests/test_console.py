@@ -24,7 +24,7 @@ from speculative_decoding.cli.command import completions
 from speculative_decoding.cli.console import Conversation, Quit
 from speculative_decoding.cli.main_options import main_parser
 from speculative_decoding.cli.state import State
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
 
 ROOT = BUNDLED.parent
 GRAMMAR = "grammar: It were a cod business."

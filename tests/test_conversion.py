@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from speculative_decoding import CheckpointError, InputError, checkpoints, conversion, hub, load, manifest
+from speculative_decoding import CheckpointError, InputError, checkpoints, load
 from speculative_decoding.checkpoints.npz import write_npz
-from speculative_decoding.conversion import convert
+from speculative_decoding.loading import conversion, hub, manifest
+from speculative_decoding.loading.conversion import convert
 from tests.checkpoint_files import gguf_file, t5_arrays, torch_file
 from tests.tiny import TOKENIZER
 

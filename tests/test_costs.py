@@ -9,8 +9,8 @@ from pathlib import Path
 import mlx.nn as nn
 import pytest
 
-from speculative_decoding import costs as module
-from speculative_decoding.costs import WIDEST, Costs, Measurement, cost_key, costs_of, measure
+from speculative_decoding.draft_length import costs as module
+from speculative_decoding.draft_length.costs import WIDEST, Costs, Measurement, cost_key, costs_of, measure
 from speculative_decoding.models.compiled import WIDTHS, pass_width
 
 from .tiny import tiny_model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
 
 ROOT = BUNDLED.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,9 +30,9 @@ SHORTER = (
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
     (
         r"python -m speculative_decoding\.benchmark\b",
-        "python -m speculative_decoding.benchmark two.txt --repeats 1 --num-draft 3 -m 8",
+        "python -m benchmarks.main two.txt --repeats 1 --num-draft 3 -m 8",
     ),
-    (r"python -m speculative_decoding\.tune\b", "python -m speculative_decoding.tune -m 8"),
+    (r"python -m speculative_decoding\.tune\b", "python -m benchmarks.tune -m 8"),
 )
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from speculative_decoding.draft_length import DraftLength, FixedLength, HeuristicLength
+from speculative_decoding.draft_length.schedules import DraftLength, FixedLength, HeuristicLength
 from speculative_decoding.errors import InputError
 
 

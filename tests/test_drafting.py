@@ -11,9 +11,9 @@ from speculative_decoding import InputError
 from speculative_decoding.cli import common, drafting
 from speculative_decoding.cli.common import Folders
 from speculative_decoding.cli.main_options import main_parser
+from speculative_decoding.cli.tuned import Tuned, write_tuned
 from speculative_decoding.drafters import DraftModel, NgramStore, TextStore
-from speculative_decoding.load import BUNDLED, Opened
-from speculative_decoding.tuned import Tuned, write_tuned
+from speculative_decoding.loading.load import BUNDLED, Opened
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.ending import Ending
-from speculative_decoding.tokenizer import Vocabulary
+from speculative_decoding.decoding.ending import Ending
+from speculative_decoding.loading.tokenizer import Vocabulary
 
 EOS = 0
 PIECES = ["", "a", "b", "ab", "ba", "aab", "bab", "c", " a", "bca"]  # tokens of several letters

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding import checkpoints, load, models
-from speculative_decoding.conversion import convert
+from speculative_decoding.loading.conversion import convert
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.t5 import T5Config
 from speculative_decoding.models.t5_float16 import bounds, needed_exponent

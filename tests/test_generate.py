@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, SamplingParams, generate, stream_generate
-from speculative_decoding.acceptance import Coupled, Greedy, Verdict
+from speculative_decoding.decoding.acceptance import Coupled, Greedy, Verdict
+from speculative_decoding.decoding.ending import Ending
+from speculative_decoding.decoding.stats import Round
 from speculative_decoding.drafters import Drafter, ModelDrafter, NoDrafter
-from speculative_decoding.ending import Ending
+from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.stats import Round
-from speculative_decoding.tokenizer import Vocabulary
 from tests.tiny import DRAFTERS, EOS, SOURCES, VOCAB, Scripted, noisy_copy, run, tiny_model, tokens_of
 
-loop = import_module("speculative_decoding.loop")  # the package gives that name to the function
+loop = import_module("speculative_decoding.decoding.loop")  # the package gives that name to the function
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)

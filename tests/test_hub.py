@@ -9,8 +9,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from speculative_decoding import InputError, hub, load
-from speculative_decoding.load import BUNDLED
+from speculative_decoding import InputError, load
+from speculative_decoding.loading import hub
+from speculative_decoding.loading.load import BUNDLED
 
 
 class NetworkError(Exception):

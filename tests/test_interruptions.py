@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding import InputError, checkpoints, manifest, safe_folder
-from speculative_decoding.conversion import convert
-from speculative_decoding.load import BUNDLED
+from speculative_decoding import InputError, checkpoints
+from speculative_decoding.loading import manifest, safe_folder
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED
 from tests.sparse_t5_11b import make
 
 SOURCE = BUNDLED / "t5-web-docs-draft"
@@ -21,9 +22,9 @@ SOURCE = BUNDLED / "t5-web-docs-draft"
 # Kills itself at the n-th of the moments that matter: a tensor written, a file synchronised, a name given.
 VICTIM = """
 import os, signal, sys
-import speculative_decoding.safe_folder as safe_folder
+import speculative_decoding.loading.safe_folder as safe_folder
 from pathlib import Path
-from speculative_decoding.conversion import convert
+from speculative_decoding.loading.conversion import convert
 
 source, output, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 moments = 0
@@ -101,7 +102,7 @@ def test_a_disk_that_fills_up_leaves_the_old_folder(tmp_path: Path, monkeypatch:
 
     for function in ("write_npz", "manifest.write", "shutil.copyfile"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"speculative_decoding.conversion.{function}", full)
+            patch.setattr(f"speculative_decoding.loading.conversion.{function}", full)
             with pytest.raises(InputError, match="No space left on device"):
                 convert(str(SOURCE), output, dtype="float32", force=True)
         assert is_whole(output) and os.listdir(tmp_path) == ["model"]
@@ -112,7 +113,7 @@ def test_a_disk_that_fills_up_leaves_the_old_folder(tmp_path: Path, monkeypatch:
 WITNESS = """
 import os, re, resource, sys
 from pathlib import Path
-from speculative_decoding import conversion
+from speculative_decoding.loading import conversion
 
 def peak():
     if sys.platform == "darwin":

@@ -22,7 +22,7 @@ import pytest
 from speculative_decoding import InputError, SamplingParams, generate, load
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.jobs import Job, RowParser, Stream, choose_format, output, read_lines, rows
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
 from tests.job_engine import SETTINGS, Choose, Pipe, at_random, engine, first, last, result_of, run_job, sample_input
 
 ROOT = BUNDLED.parent

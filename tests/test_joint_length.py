@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from speculative_decoding import experience
-from speculative_decoding.adaptive_length import AdaptiveLength
-from speculative_decoding.costs import Costs
-from speculative_decoding.draft_length import Drafted, DraftLength, FixedLength
+from speculative_decoding.draft_length.adaptive import AdaptiveLength
+from speculative_decoding.draft_length.costs import Costs
+from speculative_decoding.draft_length.joint import JointLength
+from speculative_decoding.draft_length.schedules import Drafted, DraftLength, FixedLength, experience
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
-from speculative_decoding.joint_length import JointLength
 
 CHEAP = Costs(tuple(1 + 0.03 * i for i in range(17)), 0.05, 0.02)
 STEEP = Costs(tuple(1 + 0.25 * i for i in range(17)), 0.04, 0.02)  # 16 rows on two cores

@@ -17,9 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding import SamplingParams, acceptance
-from speculative_decoding.acceptance import AcceptanceRule, Block, Coupled, Rejection
-from speculative_decoding.draft_length import FixedLength
+from speculative_decoding import SamplingParams
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.decoding.acceptance import AcceptanceRule, Block, Coupled, Rejection
+from speculative_decoding.decoding.loop import Row, Settings, speculate
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length.schedules import FixedLength
 from speculative_decoding.drafters import (
     BatchDrafter,
     BatchModelDrafter,
@@ -30,10 +33,8 @@ from speculative_decoding.drafters import (
 )
 from speculative_decoding.drafters.batch import Asked
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
-from speculative_decoding.loop import Row, Settings, speculate
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.stats import Round
 from tests.tiny import EOS, noisy_copy, tiny_model
 
 VOCAB, LENGTH = 8, 3
@@ -338,7 +339,7 @@ def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_bonus(tokens: list[int], drafted: int, accepted: int, *rest: Any) -> Round:
         return Round(tokens[:-1] if accepted == drafted else tokens, drafted, accepted, *rest)
 
-    monkeypatch.setattr(import_module("speculative_decoding.loop"), "Round", without_bonus)
+    monkeypatch.setattr(import_module("speculative_decoding.decoding.loop"), "Round", without_bonus)
 
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [

@@ -15,7 +15,7 @@ import pytest
 from speculative_decoding import InputError, SamplingParams, load
 from speculative_decoding.drafters import DraftModel, ModelDrafter
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from tests.tiny import EOS, SOURCES, VOCAB, noisy_copy, run, tiny_model, tokens_of
 

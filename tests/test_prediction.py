@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.prediction import Cycle, Watched, acceptance_by_position, predicted_speedups
 from speculative_decoding import generate
-from speculative_decoding.costs import Costs
-from speculative_decoding.draft_length import FixedLength, HeuristicLength
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length.costs import Costs
+from speculative_decoding.draft_length.schedules import FixedLength, HeuristicLength
 from speculative_decoding.drafters.base import COPY, MODEL
-from speculative_decoding.prediction import Cycle, Watched, acceptance_by_position, predicted_speedups
-from speculative_decoding.stats import Round
 from tests.test_generate import Letters
 from tests.tiny import EOS, noisy_copy, tiny_model
 
@@ -84,7 +84,7 @@ def test_watched_cycles_are_the_rounds_of_the_loop(
             super().__init__(*values)
             events.append(self)
 
-    monkeypatch.setattr(import_module("speculative_decoding.loop"), "Round", Seen)
+    monkeypatch.setattr(import_module("speculative_decoding.decoding.loop"), "Round", Seen)
     target = tiny_model()
     draft, watched, cut = noisy_copy(target, noise=0.05), Watched(length), 0
     for prompt in ("abc", "bbg", "cab", "hhh", "b", "adcb"):

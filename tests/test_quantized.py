@@ -10,8 +10,8 @@ import pytest
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load
 from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
-from speculative_decoding.conversion import convert
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from tests.tiny import CONFIG, save_hugging_face, tiny_model
 

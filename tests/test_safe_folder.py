@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding import safe_folder
-from speculative_decoding.safe_folder import whole_folder
+from speculative_decoding.loading import safe_folder
+from speculative_decoding.loading.safe_folder import whole_folder
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from speculative_decoding.safe_folder import whole_folder
+from speculative_decoding.loading.safe_folder import whole_folder
 with whole_folder(Path(sys.argv[1])) as folder:
     (folder / "a").write_text("new")
     print("written", flush=True)

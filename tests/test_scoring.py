@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, encode, generate, load, score
-from speculative_decoding.load import BUNDLED
-from speculative_decoding.tokenizer import Vocabulary
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import Vocabulary
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import EOS, SOURCES, run, tiny_model, tokens_of
 

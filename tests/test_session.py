@@ -7,12 +7,12 @@ import mlx.nn as nn
 import pytest
 
 from speculative_decoding import InputError, Session, generate, load
-from speculative_decoding.adaptive_length import AdaptiveLength
-from speculative_decoding.costs import Costs
-from speculative_decoding.draft_length import FixedLength, HeuristicLength
+from speculative_decoding.draft_length.adaptive import AdaptiveLength
+from speculative_decoding.draft_length.costs import Costs
+from speculative_decoding.draft_length.schedules import FixedLength, HeuristicLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
 from tests.tiny import tiny_model
 
 TARGET, DRAFT = BUNDLED / "t5-web-docs", BUNDLED / "t5-web-docs-draft"
@@ -85,7 +85,7 @@ def test_a_length_that_learns_is_one_for_the_session(session: Session) -> None:
 
 
 def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_decoding.request.costs_of", lambda *_: Costs((1.0, 1.1), 0.1))
+    monkeypatch.setattr("speculative_decoding.decoding.request.costs_of", lambda *_: Costs((1.0, 1.1), 0.1))
 
     def length(num_draft: object) -> object:
         return Session(session.model, session.tokenizer, session.draft_model, num_draft=num_draft).length  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import SamplingParams, Session, load, stream_generate
+from speculative_decoding.decoding.scoring import score
+from speculative_decoding.decoding.stats import Round
 from speculative_decoding.drafters import Draft, Drafter
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import REPLACEMENT, FastTokenizer, Tokenizer, TransformersTokenizer
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.scoring import score
-from speculative_decoding.stats import Round
-from speculative_decoding.tokenizer import REPLACEMENT, FastTokenizer, Tokenizer, TransformersTokenizer
 from speculative_decoding.verify import PROMPTS
 from tests.test_scoring import Numbers, text_of
 from tests.test_tokenizer import Bytes

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.sweep import PLAIN, fastest, measured, sweep
+from speculative_decoding.cli.tuned import Tuned
+from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.generate import GenerationResult
-from speculative_decoding.stats import GenerationStats
-from speculative_decoding.sweep import PLAIN, fastest, measured, sweep
-from speculative_decoding.tuned import Tuned
 
 MODEL = Tuned("model", 5)
 

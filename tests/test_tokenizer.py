@@ -8,9 +8,14 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.drafters import ModelDrafter
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import (
+    StreamingDetokenizer,
+    TransformersTokenizer,
+    Vocabulary,
+    load_tokenizer,
+)
 from speculative_decoding.sampling import SamplingParams
-from speculative_decoding.tokenizer import StreamingDetokenizer, TransformersTokenizer, Vocabulary, load_tokenizer
 from tests.tiny import tiny_model
 
 DATA = BUNDLED.parent / "data"

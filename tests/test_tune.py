@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding import costs, tune
+from benchmarks import tune
+from benchmarks.sweep import Setting
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.tool_options import tune_parser
-from speculative_decoding.costs import Costs
+from speculative_decoding.cli.tuned import FILE, Tuned
+from speculative_decoding.draft_length import costs
+from speculative_decoding.draft_length.costs import Costs
 from speculative_decoding.generate import GenerationResult
-from speculative_decoding.load import BUNDLED, Opened
-from speculative_decoding.sweep import Setting
-from speculative_decoding.tuned import FILE, Tuned
+from speculative_decoding.loading.load import BUNDLED, Opened
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
 PROMPTS = [

@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding import tuned as module
-from speculative_decoding.tuned import FILE, Tuned, key, read_tuned, require_writable, write_tuned
+from speculative_decoding.cli import tuned as module
+from speculative_decoding.cli.tuned import FILE, Tuned, key, read_tuned, require_writable, write_tuned
 
 KEYS = [
     key(draft, dtype, bits=bits, options=options)

@@ -13,9 +13,9 @@ from rich.text import Text
 from speculative_decoding import SamplingParams, stream_generate
 from speculative_decoding.cli.views import DraftView, accepted_bars, has_colour, visible
 from speculative_decoding.cli.watching import watch
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.stats import Round
-from speculative_decoding.tokenizer import Tokenizer
 from tests.test_generate import Letters
 from tests.test_streaming import OBJECTS, TEXT, Cuts, Writer, bundled
 from tests.test_tokenizer import Bytes

@@ -8,7 +8,7 @@ import pytest
 
 from speculative_decoding import InputError, load
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
-from speculative_decoding.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED
 
 OUTPUTS = [[5, 5, 5, 1], [7, 7, 5, 1], [7, 9, 1], [3, 1]]
 

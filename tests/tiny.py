@@ -10,8 +10,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from speculative_decoding.acceptance import AcceptanceRule, Coupled, choose_rule
-from speculative_decoding.draft_length import DraftLength, FixedLength
+from speculative_decoding.decoding.acceptance import AcceptanceRule, Coupled, choose_rule
+from speculative_decoding.decoding.loop import Row, Settings, speculate, strict_width
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length.schedules import DraftLength, FixedLength
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,
@@ -28,11 +30,9 @@ from speculative_decoding.drafters import (
     TextStore,
 )
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
-from speculative_decoding.loop import Row, Settings, speculate, strict_width
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import SamplingParams
-from speculative_decoding.stats import Round
 
 VOCAB = 24
 EOS = 1

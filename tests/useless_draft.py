@@ -2,7 +2,7 @@
 and tokenizer, with random weights.
 
     python -m tests.useless_draft DIR
-    python -m speculative_decoding.tune --draft-model DIR --drafter model --num-draft auto --prompts FILE --dry-run
+    python -m benchmarks.tune --draft-model DIR --drafter model --num-draft auto --prompts FILE --dry-run
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import shutil
 from pathlib import Path
 
-from speculative_decoding.bench.export import export
-from speculative_decoding.bench.random_weights import random_model
+from benchmarks.export import export
+from benchmarks.random_weights import random_model
 
 
 def make(folder: Path, like: Path) -> None:

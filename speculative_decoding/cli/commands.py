@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..acceptance import ACCEPTANCE, choose_rule
-from ..request import SCHEDULES, output_ids
+from ..decoding.acceptance import ACCEPTANCE, choose_rule
+from ..decoding.request import SCHEDULES, output_ids
 from .command import Command, Run, Value, Wrong, on_off, one_of, parsed, words
 from .draft_options import draft_length
 from .parser import real, whole

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..acceptance import choose_rule
+from ..decoding.acceptance import choose_rule
+from ..decoding.ending import check_stop
 from ..drafters.model import require_same_tokens
-from ..ending import check_stop
 from ..errors import InputError
-from ..load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
+from ..loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
+from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import SamplingParams
-from ..tokenizer import Tokenizer
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")

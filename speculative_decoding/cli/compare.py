@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..decoding.stats import GenerationStats
 from ..session import Session
-from ..stats import GenerationStats
 from ..verify import first_divergence
 from .views import share
 from .watching import Run

@@ -20,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def convert(chosen: argparse.Namespace) -> int:
-    from .. import conversion, manifest
-    from ..load import DEFAULT_KEEP
+    from ..loading import conversion, manifest
+    from ..loading.load import DEFAULT_KEEP
 
     given = vars(chosen)
     if chosen.verify is not None:

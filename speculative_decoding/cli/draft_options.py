@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..decoding.request import SCHEDULES
 from ..drafters import DRAFTERS
 from ..drafters.ngram_store import STORAGES
-from ..request import SCHEDULES
 from .parser import real, whole
 
 DEFAULT_DRAFTER = "what tune found best, else model if there is one"

@@ -13,8 +13,8 @@ from ..drafters.ngram_store import make_store
 from ..drafters.vocabulary import DraftVocabulary
 from ..errors import InputError
 from ..session import Session
-from ..tuned import key, read_tuned
 from .common import Folders, Pair, say
+from .tuned import key, read_tuned
 
 SPEAKS, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
 NEEDS = {  # options that would be ignored with other drafters

@@ -14,11 +14,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import manifest
+from ..decoding.request import check_token_ids
 from ..errors import InputError
 from ..jobs import Job, Journal, RowParser, Stream, Totals, choose_format, read_lines
-from ..load import Opened
-from ..request import check_token_ids
+from ..loading import manifest
+from ..loading.load import Opened
 from . import common, drafting
 from .common import Folders, Pair, say
 

@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..acceptance import ACCEPTANCE
-from ..load import DTYPES
+from ..decoding.acceptance import ACCEPTANCE
+from ..loading.load import DTYPES
 from .draft_options import DEFAULT_DRAFTER, add_drafting
 from .parser import real, some_text, whole
 

@@ -13,10 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..decoding.request import check_token_ids, encode_prompt
+from ..decoding.stats import GenerationStats
 from ..errors import InputError
-from ..request import check_token_ids, encode_prompt
 from ..session import Session
-from ..stats import GenerationStats
 from ..verify import first_divergence, require_comparable
 from . import common, drafting
 from .common import Folders, Pair, say

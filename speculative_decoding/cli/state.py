@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..decoding.stats import GenerationStats
 from ..drafters import NgramDrafter, Store
 from ..drafters.ngram_store import make_store
 from ..errors import InputError
 from ..session import Session
-from ..stats import GenerationStats
 from . import common, drafting
 from .watching import Run, Watcher
 from .ways import SPECULATIVE, TARGET, WAYS, available, has_drafts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..load import BITS, DTYPES, GROUP_SIZES, KEEP
+from ..loading.load import BITS, DTYPES, GROUP_SIZES, KEEP
 from .draft_options import add_stores
 from .options import add_decoding, add_models
 from .parser import Parser, whole
@@ -74,7 +74,7 @@ def verify_parser() -> Parser:
 
 def tune_parser() -> Parser:
     parser = Parser(
-        prog="python -m speculative_decoding.tune",
+        prog="python -m benchmarks.tune",
         description="Decode prompts with every --drafter and --num-draft and without a draft, in turns; print what "
         "each gains, and keep the fastest in the model's folder, where main.py finds it.",
     )

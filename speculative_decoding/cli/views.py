@@ -11,9 +11,9 @@ from enum import Enum
 from rich.console import Console
 from rich.text import Text
 
+from ..decoding.stats import GenerationStats, Round
 from ..generate import GenerationResponse
-from ..stats import GenerationStats, Round
-from ..tokenizer import REPLACEMENT, Tokenizer
+from ..loading.tokenizer import REPLACEMENT, Tokenizer
 
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space
 

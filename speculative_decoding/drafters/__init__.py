@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import InputError
+from ..loading.tokenizer import Vocabulary
 from ..models.base import EncoderDecoder
-from ..tokenizer import Vocabulary
 from .alignment import Pieces
 from .auto import AutoDrafter
 from .base import Draft, Drafter, NoDrafter

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..safe_folder import write_file
+from ..loading.safe_folder import write_file
 from .suffix_index import BOUNDARY, SuffixIndex
 
 STORAGES = ("texts", "multilevel", "onelevel")  # by their names for users, see `make_store`

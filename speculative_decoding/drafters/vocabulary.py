@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..tokenizer import Tokenizer
+from ..loading.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from itertools import count
 from typing import Any
 
 from ..batch import BatchResult
+from ..decoding.stats import GenerationStats
 from ..generate import GenerationResult
-from ..stats import GenerationStats
 from .output import Sink
 from .rows import Line, Row
 

@@ -22,7 +22,7 @@ from threading import Event, Thread
 from typing import Any, BinaryIO, Protocol
 
 from ..errors import InputError
-from ..safe_folder import sync
+from ..loading.safe_folder import sync
 from .rows import Line, read_lines
 
 VERSION = 1

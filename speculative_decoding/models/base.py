@@ -21,7 +21,7 @@ from .compiled import WIDTHS, Compiled
 from .linear import Linear
 
 if TYPE_CHECKING:
-    from ..tokenizer import Tokenizer
+    from ..loading.tokenizer import Tokenizer
 
 
 Head = Callable[[mx.array], mx.array]

@@ -1,0 +1,7 @@
+"""`python -m benchmarks`."""
+
+import sys
+
+from .main import main
+
+sys.exit(main())

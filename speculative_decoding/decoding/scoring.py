@@ -1,0 +1,56 @@
+"""What a model makes of given text: its encoder states, and how likely an output is. No drafts, no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..errors import InputError
+from ..loading.tokenizer import Tokenizer
+from ..models.base import EncoderDecoder
+from ..sampling import token_logprobs
+from .request import check_token_ids, encode_prompt
+
+
+@dataclass(frozen=True)
+class Score:
+    """logprob: log P(tokens | source), the sum of `logprobs`, one for each of `tokens`. Natural logarithms."""
+
+    logprob: float
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def score(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    source: str,
+    target: str | Sequence[int],
+    *,
+    allow_long_prompt: bool = False,
+) -> Score:
+    """How likely the model is to write `target` for `source`, at temperature 1, in one pass.
+
+    target: a text, then the end of sequence counts as its last token; or ids, which are taken as they are.
+
+    Raises `InputError` for an empty or too long source, and for ids that the model does not have.
+    """
+    ids = encode_prompt(model, tokenizer, source, allow_long_prompt)
+    tokens = tokenizer.encode(target) if isinstance(target, str) else list(target)
+    if not tokens:
+        raise InputError("target must have a token at least; give it some text or ids")
+    check_token_ids(tokens, model.config.vocab_size, "target")
+    cache = model.make_cache(model.encode(mx.array([ids])))
+    logits = model.decode(mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]]), cache)  # (1, N, V)
+    logprobs = [float(each) for each in token_logprobs(logits[0], mx.array(tokens)).tolist()]  # type: ignore[union-attr,arg-type]
+    return Score(sum(logprobs), tokens, logprobs)
+
+
+def encode(model: EncoderDecoder, tokenizer: Tokenizer, text: str, *, allow_long_prompt: bool = False) -> mx.array:
+    """Text -> the encoder's last states, (1, S, d_model), one for each token; the last is that of the end of sequence.
+
+    Raises `InputError` for an empty or too long text.
+    """
+    return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt)]))

@@ -1,0 +1,110 @@
+"""A Hugging Face checkpoint -> a folder of ours: weights.npz, config.json, the tokenizer's files, a manifest.
+
+One tensor at a time, so memory is about the largest tensor, and the folder appears whole or not at all.
+Tensors keep their Hugging Face names; only those that the model needs are written, each once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .. import checkpoints, models
+from ..checkpoints import Checkpoint
+from ..checkpoints.npz import write_npz
+from ..errors import InputError
+from ..models.base import checked_sources
+from . import hub, manifest
+from .load import DEFAULT_KEEP, MODELS, WEIGHTS, transformed
+from .safe_folder import whole_folder
+from .tokenizer import TOKENIZER_FILES, load_tokenizer
+
+SPARE_BYTES = 1 << 26  # room asked for beside the weights: tokenizer files, zip headers
+
+Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, bytes in all
+
+
+def convert(
+    source: str,
+    output: Path | None = None,
+    *,
+    dtype: str = "bfloat16",
+    revision: str | None = None,
+    force: bool = False,
+    quantize: int | None = None,
+    group_size: int = 64,
+    keep: Sequence[str] = DEFAULT_KEEP,
+    progress: Progress = lambda name, done, total: None,
+) -> Path:
+    """Convert a local folder or a model on the Hub; return the folder written, by default models/<its name>.
+
+    dtype: float32, bfloat16 or float16, the type the weights are stored in.
+    quantize: 4 or 8 bits, in groups of `group_size` columns; keep: "wo", "head" stay in `dtype`.
+    progress: called after each tensor with its name, the bytes read so far and the bytes in all.
+
+    Raises `InputError` or `CheckpointError` before anything is written if an argument, a file or a tensor is wrong.
+    A local folder never touches the network.
+    """
+    local = Path(source)
+    if local.is_file():
+        raise InputError(f"--model {source} is a file; name its folder, with the tokenizer's files beside it")
+    if local.is_dir() and revision is not None:
+        raise InputError(f"--revision {revision} belongs to a model on the Hub, but {source} is a local folder")
+    name = local.resolve().name if local.is_dir() else source.rsplit("/", 1)[-1]
+    output = output if output is not None else MODELS / name
+    if output.exists() and not force:
+        raise InputError(f"--output {output} exists already; give --force to replace it")
+    folder = local if local.is_dir() else hub.fetch(source, revision)
+
+    original = checkpoints.read(folder)
+    raw: Mapping[str, Any] = checkpoints.read_config(folder)
+    checked_sources(models.build(raw, original), original)  # what is wrong is named before anything is computed
+    load_tokenizer(folder)
+    raw, checkpoint = transformed(raw, original, dtype, quantize, group_size, keep)
+    model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
+    sources = checked_sources(model, checkpoint)
+    names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
+    check_space(output, sum(checkpoint.info(name).nbytes for name in names))
+
+    try:
+        with whole_folder(output) as partial:
+            write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
+            (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+            for file_name in ("generation_config.json", *TOKENIZER_FILES):
+                if (folder / file_name).is_file():
+                    shutil.copyfile(folder / file_name, partial / file_name)
+            manifest.check_archive(partial / WEIGHTS)  # what is on the disk is what was meant to be there
+            quantization = None if quantize is None else {"bits": quantize, "group_size": group_size, "keep": [*keep]}
+            manifest.write(partial, source=name, revision=revision, dtype=dtype, quantization=quantization)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"--output {output}: cannot be written ({reason}); nothing was left there") from error
+    return output
+
+
+def tensors(
+    original: Checkpoint, checkpoint: Checkpoint, names: Sequence[str], progress: Progress
+) -> Iterator[tuple[str, mx.array]]:
+    """Each tensor as it is to be stored, read only when its turn comes."""
+    read = {name: original.info(name).nbytes if name in original else 0 for name in names}
+    total, done = sum(read.values()), 0
+    for name in names:
+        yield name, checkpoint[name]
+        done += read[name]
+        progress(name, done, total)
+
+
+def check_space(output: Path, weight_bytes: int) -> None:
+    """Raise `InputError` if the disk that holds `output` has no room, before anything is written."""
+    needed = weight_bytes + SPARE_BYTES
+    existing = next(folder for folder in output.resolve().parents if folder.exists())
+    if (free := shutil.disk_usage(existing).free) < needed:
+        raise InputError(
+            f"--output {output}: {needed / 1e9:.1f} GB are needed there, {free / 1e9:.1f} GB are free; "
+            "name a folder on a larger disk, or choose a smaller --dtype"
+        )

@@ -1,0 +1,64 @@
+"""From a name on the Hugging Face Hub to a local folder. The only place that may touch the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import InputError
+from .tokenizer import TOKENIZER_FILES
+
+SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+SECONDS = 20.0  # how long the Hub may take to answer
+WEIGHT_STEMS = (("model", ".safetensors"), ("pytorch_model", ".bin"))  # safetensors if there are any
+
+
+def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
+    """Download what conversion needs of a model and nothing else; what is in the Hub's cache already is used.
+
+    gguf_file: the one to take in the place of other weights.
+    Raises `InputError` if there is no such model, or no network and nothing in the cache.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        siblings = HfApi().model_info(name, revision=revision, timeout=SECONDS).siblings or []
+        files = needed((file.rfilename for file in siblings), gguf_file)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise InputError(f"model {name!r} is neither a folder here nor a model on the Hub; check the name") from error
+    except RevisionNotFoundError as error:
+        raise InputError(f"revision {revision!r} of model {name!r} does not exist on the Hub") from error
+    except Exception as error:  # network errors have no common base: they are those of the client's HTTP library
+        reason = error
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise InputError(
+            f"model {name!r} is no folder here, not in the Hub's cache, and the Hub cannot be reached "
+            f"({type(reason).__name__}); download it where there is a network, or name a local folder"
+        ) from error
+
+
+def needed(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
+    """Of a repository's files, those that conversion reads."""
+    files = list(files)
+    wanted = [file for file in files if file in SMALL_FILES]
+    if gguf_file is not None:
+        return [*wanted, *(file for file in files if file == gguf_file)]
+    for stem, ending in WEIGHT_STEMS:
+        weights = [
+            file
+            for file in files
+            if file in (f"{stem}{ending}", f"{stem}{ending}.index.json")
+            or (file.startswith(f"{stem}-") and file.endswith(ending))
+        ]
+        if weights:
+            return wanted + weights
+    return wanted

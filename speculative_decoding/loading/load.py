@@ -1,0 +1,149 @@
+"""A folder or a name -> (model, tokenizer): where checkpoints, models and tokenizers meet."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .. import blas, checkpoints, models
+from ..checkpoints import Checkpoint
+from ..checkpoints.cast import CastCheckpoint
+from ..checkpoints.quantized import QuantizedCheckpoint
+from ..errors import InputError
+from ..models.base import EncoderDecoder, checked_sources, quantizable
+from . import hub, manifest
+from .tokenizer import Tokenizer, load_tokenizer
+
+MODELS = Path("models")  # where convert.py puts what it makes
+BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the pair that comes with the repository
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
+WEIGHTS = "weights.npz"
+BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
+SELF_DRAFT, SELF_DRAFT_BITS = "self-8bit", 8  # the target itself, quantised, where there is no smaller relative
+KEEP = ("wo", "head")
+DEFAULT_KEEP: Sequence[str] = ("head",)  # measured: docs/LOG.md, "What to quantise"
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model without its weights: enough to check a prompt, or a pair of vocabularies, in no time."""
+
+    folder: Path
+    model: EncoderDecoder
+    tokenizer: Tokenizer
+    checkpoint: Checkpoint
+
+    def load_weights(self) -> None:
+        blas.warn_if_slow()
+        self.model.load_checkpoint(self.checkpoint)
+
+
+def load_model(
+    path_or_name: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    gguf_file: str | os.PathLike[str] | None = None,
+) -> tuple[EncoderDecoder, Tokenizer]:
+    """See `speculative_decoding.loading.load`."""
+    try:
+        folder = find_folder(path_or_name)
+    except InputError:
+        if not HUB_NAME.fullmatch(str(path_or_name)):
+            raise
+        folder = hub.fetch(str(path_or_name), gguf_file=None if gguf_file is None else str(gguf_file))
+    gguf = None if gguf_file is None else find_gguf(folder, Path(gguf_file))
+    opened = open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size, gguf=gguf)
+    opened.load_weights()
+    return opened.model, opened.tokenizer
+
+
+def open_model(
+    folder: Path,
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    gguf: Path | None = None,
+) -> Opened:
+    """Everything of `load_model` but finding the folder and its files, and reading the weights."""
+    manifest.check_sizes(folder)
+    if dtype is None and mx.default_device() == mx.Device(mx.cpu):
+        dtype = "float32"
+    raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
+    checkpoint = checkpoints.read(folder, gguf)
+    if gguf is None and (record := manifest.read(folder)) is not None and record.get("dtype") == dtype:
+        dtype = None  # conversion saw to it already
+    raw, checkpoint = transformed(raw, checkpoint, dtype, quantize, group_size)
+    model = models.build(raw, checkpoint)
+    model.tokenizer = tokenizer = load_tokenizer(folder)
+    return Opened(folder, model, tokenizer, checkpoint)
+
+
+def transformed(
+    raw: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    dtype: str | None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    keep: Sequence[str] = DEFAULT_KEEP,
+) -> tuple[Mapping[str, Any], Checkpoint]:
+    """config.json and weights as they are to be stored or computed with; each tensor is made when it is asked for.
+
+    Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
+    keep: layers that stay in `dtype` when the others are quantised; `KEEP` names them.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if quantize is not None and quantize not in BITS:
+        raise InputError(f"quantize must be one of {', '.join(map(str, BITS))} bits, not {quantize}")
+    if unknown := set(keep) - set(KEEP):
+        raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
+    if group_size not in GROUP_SIZES:
+        raise InputError(f"group size must be one of {', '.join(map(str, GROUP_SIZES))}, not {group_size}")
+    if any(name.endswith(".scales") for name in checkpoint) and (quantize or dtype == "float16"):
+        raise InputError(
+            f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
+        )
+    if dtype == "float16":
+        raw, checkpoint = models.for_float16(raw, checkpoint)
+    if dtype is not None:
+        checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
+    if quantize is not None:
+        model = models.build(raw, checkpoint)
+        sources = checked_sources(model, checkpoint)
+        head = "head" if "head.weight" in sources else "embedding"  # where they are tied
+        kept = tuple(head if name == "head" else f"ff.{name}" for name in keep)
+        layers = quantizable(model, sources, group_size)
+        names = {name for layer, names in layers.items() if not layer.endswith(kept) for name in names}
+        if not names:
+            raise InputError(f"quantize: no layer of this model has rows that divide into groups of {group_size}")
+        checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, group_size)
+    return raw, checkpoint
+
+
+def find_gguf(folder: Path, file: Path) -> Path:
+    """A path as it is, or a file within the folder."""
+    for path in (file, folder / file):
+        if path.is_file():
+            return path
+    raise InputError(f"gguf_file {str(file)!r} is no file, here or in {folder}; name one that is")
+
+
+def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
+    """The folder itself, or the one of that name under models/, here or beside the package."""
+    path = Path(path_or_name)
+    for folder in (path, MODELS / path, BUNDLED / path):
+        if folder.is_dir():
+            return folder
+    raise InputError(
+        f"model {str(path)!r} is neither a folder nor one under {MODELS}/; make one with convert.py --model"
+    )

@@ -1,0 +1,95 @@
+"""manifest.json: what a converted folder consists of, so that a damaged one is noticed. Knows nothing of models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+WAY_OUT = "copy or convert the model again"
+
+
+def write(folder: Path, **facts: Any) -> None:
+    """Record every file's size and SHA-256, and the given facts (source, dtype ...)."""
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(folder.iterdir())
+        if path.name != MANIFEST
+    }
+    content = {"format_version": FORMAT_VERSION, **facts, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Mapping[str, Any] | None:
+    """The manifest; None for a folder that was not converted by us. Raises `CheckpointError` if it is damaged."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version, files = content["format_version"], content["files"]
+        if not all(isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str) for entry in files.values()):
+            raise TypeError("files")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not a readable manifest ({error!r}); {WAY_OUT}") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: format_version {version!r} is not {FORMAT_VERSION}; convert the model again")
+    assert isinstance(content, dict)
+    return content
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise `CheckpointError` if a file is missing or has another size. Reads no data; made for every start."""
+    for name, entry in files_of(folder).items():
+        path = folder / Path(name).name
+        if not path.is_file():
+            raise CheckpointError(f"{folder}: {name} is missing; {WAY_OUT}")
+        if (size := path.stat().st_size) != entry["bytes"]:
+            raise CheckpointError(f"{path}: {size} bytes, but the manifest says {entry['bytes']}; {WAY_OUT}")
+
+
+def verify(folder: Path) -> int:
+    """Read every byte: SHA-256 against the manifest, and the checksums within the .npz. Returns how many files.
+
+    Raises `CheckpointError` naming the first file that is damaged.
+    """
+    check_sizes(folder)
+    files = files_of(folder)
+    if not files:
+        raise CheckpointError(f"{folder}: no {MANIFEST} in it, so there is nothing to verify it against")
+    for name, entry in files.items():
+        path = folder / Path(name).name
+        if sha256(path) != entry["sha256"]:
+            raise CheckpointError(f"{path}: its SHA-256 is not the manifest's; {WAY_OUT}")
+        if path.suffix == ".npz":
+            check_archive(path)
+    return len(files)
+
+
+def check_archive(path: Path) -> None:
+    """Raise `CheckpointError` unless every array's bytes have the CRC-32 that was taken when they were written."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, OSError) as error:
+        raise CheckpointError(f"{path}: not a readable .npz file ({error}); {WAY_OUT}") from error
+    if damaged is not None:
+        raise CheckpointError(f"{path}: {damaged} fails its checksum; {WAY_OUT}")
+
+
+def files_of(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    content = read(folder)
+    files: Mapping[str, Mapping[str, Any]] = {} if content is None else content["files"]
+    return files
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

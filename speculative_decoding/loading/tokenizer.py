@@ -1,0 +1,146 @@
+"""Text to ids and back, and text that streams out as ids come in. Knows nothing of models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import InputError
+
+# Every file a T5-like tokenizer may consist of; conversion copies those that are there.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+    "sentencepiece.model",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+REPLACEMENT = "\ufffd"  # what decoding yields where a character's bytes are not all there yet
+
+
+class Tokenizer(Protocol):
+    """What the package needs of a tokenizer. `encode` ends with the end-of-sequence token, as T5 was trained."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text without special tokens."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+
+class Vocabulary:
+    """Which piece each id stands for. Two models may speculate together only if these agree."""
+
+    def __init__(self, pieces: Mapping[str, int]) -> None:
+        self.pieces = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        text = "\0".join(f"{index} {piece}" for index, piece in self.pieces.items())
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def first_difference(self, other: Vocabulary) -> tuple[int, str | None, str | None] | None:
+        """The lowest id whose pieces differ, with both pieces; None if all agree."""
+        if self.fingerprint == other.fingerprint:
+            return None
+        ids = sorted(self.pieces.keys() | other.pieces.keys())
+        index = next(i for i in ids if self.pieces.get(i) != other.pieces.get(i))
+        return index, self.pieces.get(index), other.pieces.get(index)
+
+
+class FastTokenizer:
+    """A `tokenizer.json`, read by the `tokenizers` package: the same ids as transformers, without importing it."""
+
+    def __init__(self, path: Path) -> None:
+        import tokenizers
+
+        try:
+            self._backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises nothing narrower
+            raise InputError(f"{path}: not a readable tokenizer ({error})") from error
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._backend.encode(text).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._backend.decode(list(tokens), skip_special_tokens=True))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._backend.get_vocab(with_added_tokens=True))
+
+
+class TransformersTokenizer:
+    """Whatever transformers can load from the folder: a bare spiece.model, ByT5's bytes, CodeT5's BPE."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # transformers raises whatever its parts raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InputError(f"{folder}: no tokenizer could be loaded from it ({reason})") from error
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._backend(text).input_ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._backend.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._backend.get_vocab())
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    if (path := folder / "tokenizer.json").is_file():
+        return FastTokenizer(path)
+    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return TransformersTokenizer(folder)
+    raise InputError(f"{folder}: no tokenizer found; it needs a tokenizer.json or the files that made it")
+
+
+class StreamingDetokenizer:
+    """Ids in, text out, piece by piece: never half a character, and nothing already given is taken back.
+
+    Decodes only the last few ids each time: the text of `ids[anchor:]` minus the text of `ids[anchor:done]`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._anchor = 0  # decoding starts here: far enough back for spaces to come out right
+        self._done = 0  # ids before this one have been given out as text
+
+    def add(self, token: int) -> str:
+        """The text that this id completes; empty while a character is incomplete."""
+        self._tokens.append(token)
+        text = self._pending()
+        if text.endswith(REPLACEMENT):
+            return ""
+        if text:  # a special token has none, and would not keep the space in front of what follows it
+            self._anchor = self._done
+        self._done = len(self._tokens)
+        return text
+
+    def finish(self) -> str:
+        """What is left, even if it ends in a broken character."""
+        text = self._pending()
+        self._done = len(self._tokens)
+        return text
+
+    def _pending(self) -> str:
+        before = self._tokenizer.decode(self._tokens[self._anchor : self._done])
+        return self._tokenizer.decode(self._tokens[self._anchor :])[len(before) :]

@@ -1,0 +1,39 @@
+"""How much memory a row of a batch takes, measured on one."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..errors import InputError
+from .base import EncoderDecoder
+
+GB = 1e9
+LONGEST_SOURCE = 512  # tokens, where a model does not say what it was trained on
+
+
+def slots_within(
+    max_memory_gb: float, slots: int, model: EncoderDecoder, draft_model: EncoderDecoder | None, max_tokens: int
+) -> int:
+    """As many of the slots as fit beside the weights, if every source is as long as the model takes and every output
+    `max_tokens` long. Raises `InputError` if not even one does.
+    """
+    models = [model] if draft_model is None else [model, draft_model]
+    longest = model.config.max_source_tokens or LONGEST_SOURCE
+    row = sum(row_bytes(each, longest, max_tokens) for each in models)
+    weights = sum(array.nbytes for each in models for array in dict(tree_flatten(each.parameters())).values())
+    fitting = int((max_memory_gb * GB - weights) // row)
+    if fitting < 1:
+        raise InputError(
+            f"max_memory {max_memory_gb:g} GB is too little: the weights take {weights / GB:.2f} GB, each slot up "
+            f"to {row / GB:.3f} GB; allow more, or fewer tokens"
+        )
+    return min(slots, fitting)
+
+
+def row_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int) -> int:
+    """What one row's caches hold, and the logits of a round with 16 drafted tokens."""
+    cache = model.make_cache(model.encode(mx.zeros((1, source_tokens), mx.uint32)))
+    cache.reserve(max_tokens)
+    kept = sum(array.nbytes for array in cache.arrays)
+    return kept + 17 * model.config.vocab_size * 4
