@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import mlx.core as mx
 
-from .errors import InputError
+from ..errors import InputError
 
 MAX_SEED = 2**32 - 1
 
