@@ -4,7 +4,7 @@ The mlx-cpu wheel for Linux bundles the reference BLAS: a pass over 8 positions 
 speculation cannot win. MLX takes `cblas_sgemm` from whatever library offered it first, so a fast one that is loaded
 globally *before* `mlx.core` is imported serves every matrix product. macOS needs none of this.
 
-Knows nothing of the rest of the package, runs no compiler and never fails: without a fast BLAS everything works, slowly.
+Knows nothing of the rest of the package, runs no compiler, and never fails: without a fast BLAS all works, slowly.
 """
 
 from __future__ import annotations
