@@ -200,7 +200,7 @@ class Seats:
         request, settings = ready.request, ready.request.settings
         self.rows[slot] = request.row
         settings.length.begin()
-        self.cache = self.model.seated(self.cache, slot, len(self.rows), ready.memory)
+        self.cache = self.model.assign_slot(self.cache, slot, len(self.rows), ready.memory)
         if settings.strict and self.width is None:
             self.width = strict_width(self.cache, settings, request.row.given)
         read_prefix(self.model, self.cache, request.row, slot)

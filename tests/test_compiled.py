@@ -89,7 +89,7 @@ def test_a_pass_over_one_position_transposes_keys_alone(tmp_path: Path, monkeypa
     model = tiny_model()
     layers = len(model.decoder.layers)
     assert transposed(model, tmp_path) == 2 * layers
-    monkeypatch.setattr(Linear, "make_ready", lambda self: self.weight)
+    monkeypatch.setattr(Linear, "prepare", lambda self, capacity: self.weight)
     assert transposed(tiny_model(), tmp_path) == (2 + 6) * layers
 
 
@@ -97,9 +97,9 @@ def test_a_product_is_that_of_the_weight_of_the_moment() -> None:
     layer, x = Linear(3, 2), mx.array([[1.0, 2.0, 3.0]])
     for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
         layer.update({"weight": weight})
-        for _ in range(2):  # before and after it is ready
+        for _ in range(2):  # before and after it has prepared
             assert layer(x).tolist() == (x @ weight.T).tolist()
-            layer.make_ready()
+            layer.prepare(64)
     assert list(layer.parameters()) == ["weight"]
 
 

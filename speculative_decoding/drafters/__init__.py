@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
-from ..loading.tokenizer import Vocabulary
 from ..models.base import EncoderDecoder
 from .alignment import Pieces
 from .auto import AutoDrafter
@@ -67,16 +65,19 @@ def choose_drafter(
     if choice == "model":
         return BatchModelDrafter(speaker, target, slots)
     if ngram is None:
-        ngram = NgramDrafter(pieces=None if target.tokenizer is None else pieces_of(target.tokenizer.vocabulary))
+        ngram = NgramDrafter(pieces=None if target.pieces is None else pieces_of(target.pieces))
     if choice == "ngram" or draft_model is None:
         return SeparateDrafters(lambda sampling, coupled: ngram.fresh())
     return AutoDrafter(ngram, BatchModelDrafter(speaker, target, slots))
 
 
-@lru_cache(maxsize=4)
-def pieces_of(vocabulary: Vocabulary) -> Pieces:
+def pieces_of(pieces: Mapping[int, str], known: dict[int, tuple[Mapping[int, str], Pieces]] = {}) -> Pieces:  # noqa: B006
     """Looks at every piece: some milliseconds, which callers without a session would pay for each prompt."""
-    return Pieces.of(vocabulary.pieces)
+    if id(pieces) not in known:
+        if len(known) >= 4:
+            known.clear()
+        known[id(pieces)] = pieces, Pieces.of(pieces)  # the mapping is held, so that its id remains its own
+    return known[id(pieces)][1]
 
 
 def one_drafter(drafter: Drafter | BatchDrafter) -> BatchDrafter:

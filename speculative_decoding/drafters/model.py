@@ -139,7 +139,7 @@ class BatchModelDrafter(BatchDrafter):
     def _speak(self, rows: Mapping[int, Speech]) -> None:
         """Chain the passes of a draft. Rows that do not speak are fed padding, and put back where they were."""
         for slot in rows.keys() & self._unread.keys():
-            self._cache = self._model.seated(self._cache, slot, len(self._rows), self._unread.pop(slot)())
+            self._cache = self._model.assign_slot(self._cache, slot, len(self._rows), self._unread.pop(slot)())
         cache, slots = self._cache, range(len(self._rows))
         assert cache is not None
         before = cache.offsets
@@ -311,10 +311,12 @@ def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
             raise InputError(
                 f"draft model: its {name} is {theirs}, the target's is {ours}; choose a draft of the same family"
             )
-    if target.tokenizer is None or draft.tokenizer is None:  # built in Python, without text: ids are all there is
+    if target.pieces is None or draft.pieces is None:  # built in Python, without text: ids are all there is
         return
-    if difference := target.tokenizer.vocabulary.first_difference(draft.tokenizer.vocabulary):
-        index, ours, theirs = difference
+    if target.pieces != draft.pieces:
+        ids = sorted(target.pieces.keys() | draft.pieces.keys())
+        index = next(i for i in ids if target.pieces.get(i) != draft.pieces.get(i))
+        ours, theirs = target.pieces.get(index), draft.pieces.get(index)
         raise InputError(
             f"draft model: token {index} is {theirs!r}, in the target it is {ours!r}; choose a draft of the same family"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,13 +16,8 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import Checkpoint
 from ..checkpoints.quantized import PARTS, part
 from ..errors import CheckpointError
-from .cache import DecoderCache, LayerCache
-from .compiled import WIDTHS, Compiled
-from .linear import Linear
-
-if TYPE_CHECKING:
-    from ..loading.tokenizer import Tokenizer
-
+from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
+from .compiled import WIDTHS, Compiled, Prepared
 
 Head = Callable[[mx.array], mx.array]
 
@@ -51,30 +46,46 @@ class EncoderDecoder(nn.Module):
     """An encoder-decoder whose state is passed, not hidden: `decode(tokens, cache)`."""
 
     config: EncoderDecoderConfig
-    # The tokenizer that it was loaded with: a draft that numbers its tokens otherwise must be refused.
-    tokenizer: Tokenizer | None = None
+    # Which piece of text each id stands for, where the model was loaded with text: a draft that numbers its tokens
+    # otherwise must be refused. Read-only (no dict, of which MLX would make parameters).
+    pieces: Mapping[int, str] | None = None
     _compiled: Compiled | None = None
+    _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, d_model)."""
 
     @abstractmethod
-    def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        """A cache with a row for each row of the memory; projects its cross keys and values, once."""
+    def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
+        """Memory (B, S, d_model) -> the cross keys and values of each decoder layer, (B, H, S, D) both."""
+
+    @abstractmethod
+    def position_inputs(self, offsets: Sequence[int], length: int, capacity: int) -> list[mx.array]:
+        """What positions mean to the decoder, as arrays: masks, biases, angles, or whatever `decoder_states` makes of
+        them. Query i of a row stands at position offset + i, key j at position j < capacity.
+
+        Each has an axis of rows in front, one for each offset; or a single one, which then holds for all rows. It is
+        made by as many operations for one row as for many, and can be differentiated.
+        """
 
     @abstractmethod
     def decoder_states(
-        self,
-        tokens: mx.array,
-        at: mx.array,
-        biases: Sequence[mx.array],
-        memory_mask: mx.array,
-        layers: Sequence[LayerCache],
+        self, tokens: mx.array, positions: Sequence[mx.array], memory_mask: mx.array, layers: Sequence[LayerMemory]
     ) -> mx.array:
         """The decoder without its head, as a function of arrays alone, for it is compiled: what is no array in it must
-        follow from the configuration. See `states`, `DecoderCache.place_of` and `.biases_of`; `layers` append.
+        follow from the configuration. positions: `position_inputs`; `layers` append the pass's keys and values.
         """
+
+    def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
+        """A cache with a row for each row of the memory (B, S, d_model); projects its cross keys and values, once."""
+        batch, length, _ = memory.shape
+        room = -length % SOURCE_STEP
+        if mask is None:
+            mask = mx.ones((batch, length), mx.bool_)
+        memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
+        layers = [LayerCache.of(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
+        return DecoderCache(layers, additive(mask, memory.dtype))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
@@ -85,45 +96,56 @@ class EncoderDecoder(nn.Module):
         """
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)
-        arrays = [layer.arrays for layer in cache.layers]
-        arguments = tokens, cache.place_of(length), cache.biases_of(length), cache.memory_mask, arrays
+        if cache.capacity not in self._capacities:
+            mx.eval([layer.prepare(cache.capacity) for layer in self._prepared_layers()])
+            self._capacities |= {cache.capacity}
+        positions = self.position_inputs(cache.offsets, length, cache.capacity)
+        arguments = tokens, cache.places(length), positions, cache.memory_mask, [each.arrays for each in cache.layers]
         if length > WIDTHS[-1]:
             states, own = self._pass(*arguments)
         else:
-            self._compiled = self._compiled or self._compile()
-            shape = (*tokens.shape, cache.capacity, cache.source_capacity, cache.is_ragged)
-            states, own = self._compiled(shape, *arguments)
+            self._compiled = self._compiled or Compiled(self._pass)
+            states, own = self._compiled((*tokens.shape, cache.capacity, cache.source_capacity), *arguments)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
             layer.keys, layer.values = keys, values
         cache.advance(length)
         return states
 
-    def _compile(self) -> Compiled:
-        mx.eval([layer.make_ready() for layer in self._linear_layers()])
-        return Compiled(self._pass)
-
-    def _forget(self) -> None:
-        """What belongs to the weights of this moment, so that it does not keep them in memory either."""
-        if self._compiled is not None:
-            self._compiled = None
-            for layer in self._linear_layers():
-                layer.forget()
-
-    def _linear_layers(self) -> list[Linear]:
-        return [module for module in self.modules() if isinstance(module, Linear)]
-
     def _pass(
         self,
         tokens: mx.array,
         at: mx.array,
-        biases: list[mx.array],
+        positions: list[mx.array],
         memory_mask: mx.array,
         arrays: list[list[mx.array]],
     ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
         """Changes nothing: the states, and the keys and values of each layer."""
-        layers = [LayerCache(*each) for each in arrays]
-        states = self.decoder_states(tokens, at, biases, memory_mask, layers)
+        layers = [LayerCache(*each, at=at) for each in arrays]
+        states = self.decoder_states(tokens, positions, memory_mask, layers)
         return states, [(layer.keys, layer.values) for layer in layers]
+
+    def teacher_forced(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> mx.array:
+        """Whole outputs at once, for training and scoring: (B, L) token ids -> states (B, L, d_model), those of
+        `states` without its cache. memory, mask: `encode`'s.
+
+        A plain function of weights and memory, which can be differentiated; nothing is compiled and nothing is kept.
+        """
+        if mask is None:
+            mask = mx.ones(memory.shape[:2], mx.bool_)
+        layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
+        length = tokens.shape[1]
+        positions = self.position_inputs([0], length, length)
+        return self.decoder_states(tokens, positions, additive(mask, memory.dtype), layers)
+
+    def _forget(self) -> None:
+        """Give back what belongs to the weights of this moment, and would keep them in memory too."""
+        if self._capacities:
+            self._compiled, self._capacities = None, frozenset()
+            for layer in self._prepared_layers():
+                layer.forget()
+
+    def _prepared_layers(self) -> list[Prepared]:
+        return [module for module in self.modules() if isinstance(module, Prepared)]
 
     def update(self, *args: Any, **options: Any) -> EncoderDecoder:
         self._forget()
@@ -152,7 +174,7 @@ class EncoderDecoder(nn.Module):
         memory = self.encode(tokens, mask)
         return [memory[i : i + 1, : len(source)] for i, source in enumerate(sources)]
 
-    def seated(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
+    def assign_slot(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
         """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, d_model)."""
         fresh = self.make_cache(memory)
         if cache is None:
