@@ -141,7 +141,7 @@ def rewind_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def write_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
     places = DecoderCache.places
 
-    def furthest(self: DecoderCache, length: int) -> Any:
+    def furthest(self: DecoderCache, length: int) -> mx.array:
         offsets, self.offsets = self.offsets, [self.offset] * self.rows
         try:
             return places(self, length)

@@ -255,9 +255,7 @@ def mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query sees the key behind its own position as well: the bias is right, the mask is not."""
     masks = RelativePositionBias.__call__
 
-    def open_one_more(
-        self: RelativePositionBias, offsets: Sequence[int], length: int, capacity: int
-    ) -> list[mx.array]:
+    def open_one_more(self: RelativePositionBias, offsets: Sequence[int], length: int, capacity: int) -> list[mx.array]:
         behind = np.arange(capacity) == np.array(offsets)[:, None, None, None] + 1 + np.arange(length)[:, None]
         return [mx.where(mx.array(behind), 0.0, mask) for mask in masks(self, offsets, length, capacity)]
 

@@ -120,7 +120,7 @@ class EncoderDecoder(nn.Module):
         arrays: list[list[mx.array]],
     ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
         """Changes nothing: the states, and the keys and values of each layer."""
-        layers = [LayerCache(*each, at=at) for each in arrays]
+        layers = [LayerCache(k_cross, v_cross, keys, values, at) for k_cross, v_cross, keys, values in arrays]
         states = self.decoder_states(tokens, positions, memory_mask, layers)
         return states, [(layer.keys, layer.values) for layer in layers]
 
