@@ -255,9 +255,9 @@ def mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query sees the key behind its own position as well: the bias is right, the mask is not."""
     masks = RelativePositionBias.__call__
 
-    def open_one_more(self: RelativePositionBias, offsets: Sequence[int], length: int, capacity: int) -> list[mx.array]:
-        behind = np.arange(capacity) == np.array(offsets)[:, None, None, None] + 1 + np.arange(length)[:, None]
-        return [mx.where(mx.array(behind), 0.0, mask) for mask in masks(self, offsets, length, capacity)]
+    def open_one_more(self: RelativePositionBias, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
+        behind = mx.arange(capacity) == offsets[:, None, None, None] + 1 + mx.arange(length)[:, None]
+        return [mx.where(behind, 0.0, mask) for mask in masks(self, offsets, length, capacity)]
 
     monkeypatch.setattr(RelativePositionBias, "__call__", open_one_more)
 
@@ -267,7 +267,7 @@ def bias_of_the_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         RelativePositionBias,
         "__call__",
-        lambda self, offsets, length, capacity: masks(self, [max(0, o - 1) for o in offsets], length, capacity),
+        lambda self, offsets, length, capacity: masks(self, mx.maximum(offsets - 1, 0), length, capacity),
     )
 
 
@@ -277,7 +277,7 @@ def bias_of_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         RelativePositionBias,
         "__call__",
-        lambda self, offsets, length, capacity: masks(self, [offsets[0]] * len(offsets), length, capacity),
+        lambda self, offsets, length, capacity: masks(self, offsets[:1], length, capacity),
     )
 
 

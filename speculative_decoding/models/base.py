@@ -61,20 +61,19 @@ class EncoderDecoder(nn.Module):
         """Memory (B, S, d_model) -> the cross keys and values of each decoder layer, (B, H, S, D) both."""
 
     @abstractmethod
-    def position_inputs(self, offsets: Sequence[int], length: int, capacity: int) -> list[mx.array]:
-        """What positions mean to the decoder, as arrays: masks, biases, angles, or whatever `decoder_states` makes of
-        them. Query i of a row stands at position offset + i, key j at position j < capacity.
-
-        Each has an axis of rows in front, one for each offset; or a single one, which then holds for all rows. It is
-        made by as many operations for one row as for many, and can be differentiated.
-        """
-
-    @abstractmethod
     def decoder_states(
-        self, tokens: mx.array, positions: Sequence[mx.array], memory_mask: mx.array, layers: Sequence[LayerMemory]
+        self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
     ) -> mx.array:
-        """The decoder without its head, as a function of arrays alone, for it is compiled: what is no array in it must
-        follow from the configuration. positions: `position_inputs`; `layers` append the pass's keys and values.
+        """The decoder without its head: (B, L) token ids -> (B, L, d_model).
+
+        offsets: (B,), or (1,) for all rows: token i of a row stands at position offset + i, key j at j <
+            `layers[0].reach(L)`. What positions mean, which keys each token sees, how scores are scaled: all of that is
+            decided here.
+        memory_mask: additive, (B, 1, 1, S).
+        layers: append the keys and values of the pass, and have all there are.
+
+        A function of arrays alone, for it is compiled: what is no array in it must follow from the configuration and
+        from shapes. As many operations for one row as for many.
         """
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
@@ -99,8 +98,8 @@ class EncoderDecoder(nn.Module):
         if cache.capacity not in self._capacities:
             mx.eval([layer.prepare(cache.capacity) for layer in self._prepared_layers()])
             self._capacities |= {cache.capacity}
-        positions = self.position_inputs(cache.offsets, length, cache.capacity)
-        arguments = tokens, cache.places(length), positions, cache.memory_mask, [each.arrays for each in cache.layers]
+        arrays = [layer.arrays for layer in cache.layers]
+        arguments = tokens, mx.array(cache.offsets), cache.places(length), cache.memory_mask, arrays
         if length > WIDTHS[-1]:
             states, own = self._pass(*arguments)
         else:
@@ -114,14 +113,14 @@ class EncoderDecoder(nn.Module):
     def _pass(
         self,
         tokens: mx.array,
-        at: mx.array,
-        positions: list[mx.array],
+        offsets: mx.array,
+        places: mx.array,
         memory_mask: mx.array,
         arrays: list[list[mx.array]],
     ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
         """Changes nothing: the states, and the keys and values of each layer."""
-        layers = [LayerCache(k_cross, v_cross, keys, values, at) for k_cross, v_cross, keys, values in arrays]
-        states = self.decoder_states(tokens, positions, memory_mask, layers)
+        layers = [LayerCache(k_cross, v_cross, keys, values, places) for k_cross, v_cross, keys, values in arrays]
+        states = self.decoder_states(tokens, offsets, memory_mask, layers)
         return states, [(layer.keys, layer.values) for layer in layers]
 
     def teacher_forced(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> mx.array:
@@ -133,9 +132,7 @@ class EncoderDecoder(nn.Module):
         if mask is None:
             mask = mx.ones(memory.shape[:2], mx.bool_)
         layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
-        length = tokens.shape[1]
-        positions = self.position_inputs([0], length, length)
-        return self.decoder_states(tokens, positions, additive(mask, memory.dtype), layers)
+        return self.decoder_states(tokens, mx.array([0]), additive(mask, memory.dtype), layers)
 
     def _forget(self) -> None:
         """Give back what belongs to the weights of this moment, and would keep them in memory too."""

@@ -33,6 +33,10 @@ class LayerMemory:
         """New keys and values (B, H, L, D) -> all that there are: here no others."""
         return keys, values
 
+    def reach(self, length: int) -> int:
+        """T: over how many positions a pass of `length` more tokens attends."""
+        return length
+
 
 @dataclass
 class LayerCache(LayerMemory):
@@ -57,6 +61,9 @@ class LayerCache(LayerMemory):
         assert self.at is not None
         self.keys, self.values = written(self.keys, keys, self.at), written(self.values, values, self.at)
         return self.keys, self.values
+
+    def reach(self, length: int) -> int:
+        return self.keys.shape[2]
 
 
 def written(buffer: mx.array, new: mx.array, at: mx.array) -> mx.array:

@@ -4,7 +4,6 @@ distance falls in, and the additive masks that the learned bias of each bucket m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import mlx.core as mx
@@ -43,13 +42,6 @@ def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distanc
     return np.where(distance > 0, num_buckets, buckets).astype(np.int32) if causal else buckets
 
 
-@lru_cache(maxsize=128)
-def window_numbers(lines: int, length: int, capacity: int) -> NDArray[np.int32]:
-    """(lines, length): which window of `capacity` biases each query of a row at offset 0 adds to its scores."""
-    first = (2 * capacity - 1) * np.arange(lines)[:, None] + capacity - 1
-    return (first - np.arange(length)).astype(np.int32)
-
-
 class RelativePositionBias(Prepared):
     """The learned bias of each (distance bucket, head), for all layers of a stack: one table that they share, or one
     for each. weight: (tables * num_buckets, H).
@@ -62,15 +54,19 @@ class RelativePositionBias(Prepared):
         self.max_distance, self.causal = max_distance, causal
         self._ready: dict[int, tuple[mx.array, mx.array]] = {}  # by capacity: a weight, and its windows
 
-    def __call__(self, offsets: Sequence[int], length: int, capacity: int) -> list[mx.array]:
+    def __call__(self, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
         """The additive mask of each table, (B, H, length, capacity): query i of a row stands at position offset + i,
         key j at j. If causal, the future is -inf. One gather, whatever the number of rows, tables and positions.
+
+        offsets: (B,), one for each row.
         """
         weight, windows = self._ready.get(capacity, (None, None))
         if windows is None or weight is not self.weight:
             windows = self._windows(capacity)
-        rows = np.array(offsets, np.int32)[:, None, None]
-        masks = mx.take(windows, mx.array(window_numbers(self.tables * self.heads, length, capacity) - rows), axis=0)
+        # Which window each query of a row at offset 0 adds to its scores, (tables * H, length).
+        first = (2 * capacity - 1) * np.arange(self.tables * self.heads)[:, None] + capacity - 1
+        numbers = mx.array((first - np.arange(length)).astype(np.int32))
+        masks = mx.take(windows, numbers - offsets[:, None, None], axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
 
     def _windows(self, capacity: int) -> mx.array:

@@ -132,9 +132,10 @@ class Stack(nn.Module):
             causal=causal,
         )
 
-    def for_layers(self, biases: Sequence[mx.array]) -> list[mx.array]:
-        """One bias for each layer, where they share one too."""
-        return [*biases] if len(biases) == len(self.layers) else [*biases] * len(self.layers)
+    def biases(self, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
+        """The additive mask of each layer's self-attention; where they share one, it comes for each too."""
+        biases = self.position_biases(offsets, length, capacity)
+        return biases if len(biases) == len(self.layers) else biases * len(self.layers)
 
 
 class T5(EncoderDecoder):
@@ -153,7 +154,7 @@ class T5(EncoderDecoder):
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
         hidden = None if mask is None else additive(mask, x.dtype)
-        biases = self.encoder.for_layers(self.encoder.position_biases([0], length, length))
+        biases = self.encoder.biases(mx.array([0]), length, length)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
             x = layer(x, batch, bias if hidden is None else bias + hidden)
         return self.encoder.norm(x).reshape(batch, length, -1)
@@ -161,16 +162,14 @@ class T5(EncoderDecoder):
     def cross_projections(self, memory: mx.array) -> list[tuple[mx.array, mx.array]]:
         return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
 
-    def position_inputs(self, offsets: Sequence[int], length: int, capacity: int) -> list[mx.array]:
-        """The additive masks of the self-attentions: one for each layer, or one for all."""
-        return self.decoder.position_biases(offsets, length, capacity)
-
     def decoder_states(
-        self, tokens: mx.array, positions: Sequence[mx.array], memory_mask: mx.array, layers: Sequence[LayerMemory]
+        self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
     ) -> mx.array:
+        batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
-        for layer, bias, memory in zip(self.decoder.layers, self.decoder.for_layers(positions), layers, strict=True):
-            x = layer(x, tokens.shape[0], bias, memory_mask, memory)
+        biases = self.decoder.biases(offsets, length, layers[0].reach(length))
+        for layer, bias, memory in zip(self.decoder.layers, biases, layers, strict=True):
+            x = layer(x, batch, bias, memory_mask, memory)
         x = self.decoder.norm(x)
         if self.config.head_is_scaled:
             x = x * self.config.d_model**-0.5
