@@ -169,7 +169,7 @@ class Engine:
         row, batch = request.row, self._batch
         row.slot = slot
         self._requests[slot] = request
-        cache = self._model.seated(None if batch is None else batch.cache, slot, len(self._requests), memory)
+        cache = self._model.assign_slot(None if batch is None else batch.cache, slot, len(self._requests), memory)
         if batch is None:
             self._batch = batch = Batch(self._model, self._drafter, cache, [None] * len(self._requests))
             if self._strict:

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import mlx.core as mx
 
+from .decoding.memory import slots_within
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
@@ -21,7 +22,6 @@ from .errors import InputError
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
-from .models.memory import slots_within
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
 
