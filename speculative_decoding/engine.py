@@ -126,7 +126,8 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then do one round for all."""
-        self._fill()
+        if self._waiting or any(request and request.finish_reason for request in self._requests):
+            self._fill()
         batch = self._batch
         if batch is None or not batch.active:
             return []
