@@ -88,7 +88,7 @@ def one_drafter(drafter: Drafter | BatchDrafter) -> BatchDrafter:
             raise InputError(
                 f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}"
             )
-    mine = drafter if isinstance(drafter, Drafter) else Brought(drafter)
+    mine = drafter if isinstance(drafter, Drafter | NgramDrafter) else Brought(drafter)
     return SeparateDrafters(lambda sampling, coupled: mine)
 
 

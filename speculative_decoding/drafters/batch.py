@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from ..sampling import SamplingParams
 from .base import Draft, Drafter
 
@@ -69,7 +71,8 @@ class SeparateDrafters(BatchDrafter):
         self._drafters[slot].begin(source)
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        return [self._drafters[each.slot].propose(each.tokens, each.num_draft_tokens) for each in asked]
+        drafts = [self._drafters[each.slot].propose(each.tokens, each.num_draft_tokens) for each in asked]
+        return [draft if isinstance(draft, Draft) else Draft(mx.array([draft], mx.uint32)) for draft in drafts]
 
     def select(self, slots: Sequence[int]) -> None:
         self._drafters = {i: self._drafters[slot] for i, slot in enumerate(slots)}
@@ -81,7 +84,7 @@ class SeparateDrafters(BatchDrafter):
         return (self._drafters[slot].kind(tokens),)
 
     def top_k(self, slot: int) -> int:
-        return self._drafters[slot].top_k
+        return getattr(self._drafters[slot], "top_k", 0)
 
     def learn(self, slot: int, tokens: Sequence[int], likeliest: Sequence[Sequence[int]]) -> None:
         self._drafters[slot].learn(tokens, likeliest)
