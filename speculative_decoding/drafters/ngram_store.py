@@ -129,9 +129,7 @@ class NgramStore(Store):
         vocabulary: str | None = None,
     ) -> None:
         if not 1 <= min_ngram_size <= max_ngram_size:
-            raise InputError(
-                f"min_ngram_size must be from 1 to max_ngram_size ({max_ngram_size}), not {min_ngram_size}"
-            )
+            raise InputError(f"min_ngram_size must be 1 to max_ngram_size ({max_ngram_size}), not {min_ngram_size}")
         if filler_top_k < 1:
             raise InputError(f"filler_top_k must be >= 1, not {filler_top_k}; 1 counts only what was written")
         if max_entries < 1:
@@ -205,8 +203,9 @@ class NgramStore(Store):
 
 
 class TextStore(Store):
-    """Keeps whole texts and copies from where the longest context stood: best for repetitions. Of the last such places
-    it takes the one with the longest continuation, and of equals the latest.
+    """Keeps whole texts and copies from where the longest context stood: best for repetitions.
+
+    Of the last such places it takes the one with the longest continuation, and of equals the latest.
 
     max_ngram_size: the longest context looked up.
     max_entries: the most tokens kept; when there are more, the older half is forgotten.
