@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # The chance before anything was seen, for matches of 0, 1, 2-3, 4-7, 8 or more tokens.
-PRIOR = (0.5, 0.4, 0.7, 0.8, 0.9)
-PRIOR_WEIGHT = 3.0  # how many seen tokens the prior is worth
+PRIOR = (0.5, 0.5, 0.7, 0.8, 0.9)
+PRIOR_WEIGHT = 5.0  # how many seen tokens the prior is worth
 MEMORY = 60  # tokens after which old observations count half
 
 
