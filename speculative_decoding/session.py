@@ -82,7 +82,9 @@ class Session:
 
     @overload
     @takes_keywords_of(GenerationOptions)
-    def generate(self, prompt: str, given: Mapping[str, Any]) -> GenerationResult: ...
+    def generate(  # type: ignore[overload-overlap]  # a text is never meant as a sequence of texts
+        self, prompt: str, given: Mapping[str, Any]
+    ) -> GenerationResult: ...
 
     @overload
     @takes_keywords_of(GenerationOptions)
