@@ -1,6 +1,4 @@
-"""How many tokens to draft in the next round: the interface. A policy knows counts and seconds, nothing of tokens, models
-or drafters, and lives across the requests of a session.
-"""
+"""How many tokens to draft in the next round: the interface. Knows counts and seconds; nothing of tokens or models."""
 
 from __future__ import annotations
 
@@ -11,14 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Choice:
-    """What a row could draft in the coming round.
-
-    room: the most tokens. kinds: the kinds of draft that it could have ("model", "copy"), which differ in cost and in
-    acceptance; the first is preferred where nobody knows better. Empty if there is nothing to draft.
+    """A row that may have a draft. room: most tokens it could use. kinds: of the drafts it could have, at least one;
+    the first where nobody knows better.
     """
 
     room: int
-    kinds: Sequence[str]
+    kinds: Sequence[str] = ("",)
 
 
 @dataclass(frozen=True)
@@ -32,28 +28,23 @@ class Drafted:
 
 
 class DraftLength(ABC):
-    """Before each round the loop calls `skips_round` and, unless that says True, `choose`; afterwards `observe`.
-
-    most: no draft is longer.
-    """
+    """Decides for all rows of a round. It lives across the requests of a session. most: no draft is longer."""
 
     most: int
 
     def begin(self) -> None:  # noqa: B027  # most have nothing to do
-        """A request begins."""
+        """A new request."""
 
     def skips_round(self) -> bool:
-        """Whether the coming round drafts nothing, whatever there may be to draft: then no drafter is asked either,
-        `choose` is not called, and the round is observed with nothing asked for.
-        """
+        """Asked first in each round: True means that nobody drafts, and then drafters are not even asked."""
         return False
 
     @abstractmethod
     def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
-        """(kind, number of tokens) for each row of the coming round, 0 to its room."""
+        """For each row the kind of its draft, and how many tokens, 0 to its room."""
 
-    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:  # noqa: B027  # most have nothing to do
-        """What came of it. seconds: of the whole round, 0 if they say nothing, as of one that compiled a shape."""
+    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:  # noqa: B027
+        """What came of a round. seconds: of the whole round; 0 if they say nothing, as where a shape was compiled."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -6,8 +6,9 @@ Costs never change a result: they only say which length is fastest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -15,67 +16,64 @@ from mlx.utils import tree_flatten
 from ..models.base import EncoderDecoder
 from ..models.compiled import pass_width
 
-# Of the time in which a pass reads its weights: each position, and each row's attention over its cache. Bundled pair,
-# two x86-64 cores: 1 to 16 rows by 1 to 16 positions within 20 % (docs/LOG.md, "Costs from shapes").
-PER_POSITION, PER_ROW = {"cpu": 0.1, "gpu": 0.02}, {"cpu": 0.1, "gpu": 0.02}
-LAYER_BYTES = 500_000  # what could be read while a layer's operations are started
+# What a position of a row adds to the time in which a pass reads its weights, and a row, whose cache is attended over.
+# Bundled pair on two x86-64 cores: right within 20 % for 1 to 16 rows by 1 to 16 positions (docs/LOG.md).
+PER_POSITION = {mx.cpu: 0.1, mx.gpu: 0.02}
+LAYER_BYTES = 500_000  # what could be read while the operations of a layer are started
 SOURCE_TOKENS = 32  # of a typical request
-EAGER_STEPS = 2.0  # steps of the draft model for which an encoder that is not compiled keeps the host busy
+EAGER_STEPS = 2.0  # of the draft model: as long as its encoder, which is not compiled, keeps the host busy
 
-PLAIN_STEP, STEP = 0.2, 0.03  # how much one more round counts, without a draft and with one; the latter in the long run
-MOST_SURPRISE = 0.35  # that counts, of a logarithm
-NOISE = 0.02  # keeps a part that is a small share of the round from being blamed for all of its noise
+PLAIN_STEP, STEP = 0.2, 0.03  # how much a round counts in the long run, without a draft and with one
+MOST_SURPRISE = 0.35  # that counts, of a logarithm: now and then a round takes three times as long, for other reasons
+NOISE = 0.05  # keeps a part that is a small share of a round from being blamed for all its noise
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Predicted costs; the unit is the time in which the target's pass reads its weights.
+    """Predicted costs of a pair of models. The unit is the time in which a pass of the target reads its weights.
 
-    position, row: what each position of each row adds to a pass, and each row. step: a step of the draft model, in
-    passes over one position. reading: the draft model reads a request's source, likewise. lookup: what a round that
-    drafts costs besides.
+    position: what a position of a row adds to a pass, and a row too. step: of the draft model, in passes over one
+    position. reading: of a request's source by the draft model. lookup: what a round that drafts costs besides, in
+    rounds.
     """
 
-    position: float = PER_POSITION["cpu"]
-    row: float = PER_ROW["cpu"]
+    position: float
     step: float = 0.0
     reading: float = 0.0
     lookup: float = 0.03
 
     def pass_time(self, rows: int, width: int) -> float:
-        return 1.0 + rows * (self.row + self.position * width)
+        return 1.0 + rows * self.position * (1 + width)
 
+    @cache  # noqa: B019  # frozen, and few
     def parts(self, rows: int, width: int, steps: int, readings: int = 0) -> tuple[float, float, float]:
-        """What a round with these parts takes beyond one without a draft, in units of the latter: for its longest draft
-        of `width` tokens, for so many steps of the draft model, and for the sources that this reads.
+        """What a round takes beyond one without a draft, in units of that: for its longest draft of `width` tokens, for
+        so many steps of the draft model, and for the sources that this reads.
         """
         plain = self.pass_time(rows, 1)
-        wider = self.pass_time(rows, pass_width(width + 1)) - plain if width else 0.0
-        return wider / plain + self.lookup * (width > 0), steps * self.step, readings * self.reading / plain
+        wider = self.pass_time(rows, pass_width(width + 1)) / plain - 1.0
+        return wider + self.lookup * (width > 0), steps * self.step, readings * self.reading / plain
 
 
 def predicted(target: EncoderDecoder, draft_model: EncoderDecoder | None = None) -> Costs:
-    """From the bytes that a pass reads of the decoder and its head, and from the number of layers."""
-    device = "gpu" if mx.default_device() == mx.gpu else "cpu"
-    position, row = PER_POSITION[device], PER_ROW[device]
+    """From the bytes that a pass reads and the number of layers."""
+    position = PER_POSITION[mx.default_device().type]
     if draft_model is None:
-        return Costs(position, row)
-    whole = weight(target, "decoder")
-    step = weight(draft_model, "decoder") / whole
-    encoder = weight(draft_model, "encoder") / whole
-    reading = encoder * (1.0 + row + position * SOURCE_TOKENS) + EAGER_STEPS * step
-    return Costs(position, row, step, reading)
+        return Costs(position)
+    step, encoder = (weight(draft_model, stack) / weight(target, "decoder") for stack in ("decoder", "encoder"))
+    return Costs(position, step, encoder * (1.0 + position * SOURCE_TOKENS) + EAGER_STEPS * step)
 
 
 def weight(model: EncoderDecoder, stack: str) -> float:
-    """Bytes that a pass of "encoder" or "decoder" reads, its layers' starting counted as bytes; a head is a table with
-    a row for each token, and where there are two tables one of them is an embedding, of which next to nothing is read.
+    """Bytes that a pass of "encoder" or "decoder" reads, with what its layers cost besides in bytes. The decoder ends
+    with a head, a row for each token; a second such table is an embedding, of which next to nothing is read.
     """
-    tables, layers, total = dict[str, int](), set[str](), 0
-    for path, array in tree_flatten(model.parameters()):
+    total, tables, layers = 0, dict[str, int](), set[str]()
+    parameters: Any = tree_flatten(model.parameters())
+    for path, array in parameters:
         if array.shape[0] == model.config.vocab_size:
-            table = path.rpartition(".")[0]
-            tables[table] = tables.get(table, 0) + array.nbytes
+            module = path.rpartition(".")[0]  # a quantised table has several arrays
+            tables[module] = tables.get(module, 0) + array.nbytes
         elif path.startswith("encoder.") == (stack == "encoder"):
             layers |= {".".join(path.split(".")[:3])} if ".layers." in path else set()
             total += array.nbytes
@@ -88,54 +86,37 @@ class RoundTimes:
     Rounds that draft are compared with the rounds without a draft around them, for a machine changes its speed. By how
     much a round took longer than expected is shared out among its parts, to each as much as it is a part of the round
     (normalised least mean squares, Widrow and Hoff 1960, on logarithms).
-
-    factors: of the wider pass, of the draft model's steps, of its reading.
     """
 
     def __init__(self, costs: Costs) -> None:
-        self.costs = costs
-        self.factors = [1.0, 1.0, 1.0]
-        self._plain = 0.0  # seconds of a round without a draft, in units of a predicted pass; 0: not known
-        self._plain_rounds = self._learned = 0
-        self._wider: dict[int, list[float]] = {}  # by rows: for each longest draft, as predicted
+        self._costs = costs
+        self._factors = [1.0, 1.0, 1.0]  # of the wider pass, of the draft model's steps, of its reading
+        self._plain = 0.0  # seconds of a round without a draft, in units of a predicted pass
+        self.plain_rounds = self._drafting_rounds = 0
 
-    @property
-    def is_plain_known(self) -> bool:
-        return self._plain > 0
-
-    def by_width(self, rows: int, most: int) -> list[float]:
-        """Of rounds whose longest draft has 0, 1, ... `most` tokens, without steps."""
-        if rows not in self._wider:
-            self._wider[rows] = [self.costs.parts(rows, width, 0)[0] for width in range(most + 1)]
-        factor = self.factors[0]
-        return [1.0 + factor * part for part in self._wider[rows]]
-
-    @property
-    def step(self) -> float:
-        return self.factors[1] * self.costs.step
-
-    def reading(self, rows: int) -> float:
-        """Of one request, where so many rows are decoded together."""
-        return self.factors[2] * self.costs.parts(rows, 0, 0, 1)[2]
+    def round_time(self, rows: int, width: int, steps: int, readings: int = 0) -> float:
+        wider, stepping, reading = self._costs.parts(rows, width, steps, readings)
+        factors = self._factors
+        return 1.0 + factors[0] * wider + factors[1] * stepping + factors[2] * reading
 
     def observe(self, rows: int, width: int, steps: int, readings: int, seconds: float) -> None:
         """readings: how many sources the draft model read in this round."""
-        unit = seconds / self.costs.pass_time(rows, 1)
+        unit = seconds / self._costs.pass_time(rows, 1)
         if not width:
-            self._plain_rounds += 1
-            step, self._plain = max(PLAIN_STEP, 1.0 / self._plain_rounds), self._plain or unit
-            self._plain *= math.exp(step * clipped(math.log(unit / self._plain)))
+            self.plain_rounds += 1
+            self._plain = self._plain or unit
+            surprise = clipped(math.log(unit / self._plain))
+            self._plain *= math.exp(max(PLAIN_STEP, 1.0 / self.plain_rounds) * surprise)
         elif self._plain:
-            parts = self.costs.parts(rows, width, steps, readings)
-            own = [factor * part for factor, part in zip(self.factors, parts, strict=True)]
-            whole = 1.0 + sum(own)
-            shares = [part / whole for part in own]
-            self._learned += 1
-            surprise = max(STEP, 1.0 / (self._learned + 5.0)) * clipped(math.log(unit / (self._plain * whole)))
-            surprise /= sum(share * share for share in shares) + NOISE
-            self.factors = [f * math.exp(surprise * share) for f, share in zip(self.factors, shares, strict=True)]
+            self._drafting_rounds += 1
+            whole = self.round_time(rows, width, steps, readings)
+            parts = zip(self._factors, self._costs.parts(rows, width, steps, readings), strict=True)
+            shares = [factor * part / whole for factor, part in parts]
+            surprise = clipped(math.log(unit / (self._plain * whole))) / (sum(share**2 for share in shares) + NOISE)
+            surprise *= max(STEP, 1.0 / (self._drafting_rounds + 5.0))
+            pairs = zip(self._factors, shares, strict=True)
+            self._factors = [factor * math.exp(surprise * share) for factor, share in pairs]
 
 
 def clipped(surprise: float) -> float:
-    """Now and then a round takes three times as long, for other reasons."""
     return max(-MOST_SURPRISE, min(MOST_SURPRISE, surprise))
