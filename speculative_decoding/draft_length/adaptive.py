@@ -5,7 +5,7 @@ Host arithmetic, some microseconds a round; never waits for the device.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -18,10 +18,9 @@ from .costs import Costs, RoundTimes
 PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in drafts
 MEMORY = 0.98  # of what was seen, per round that drafted
 WORTHWHILE = 1.02  # the gain over regular decoding from which on it drafts; while it does, no loss is enough
-PROBE_SHARE, FIRST_PROBES = 0.005, 3.0  # the share of the time, and rounds' worth of it at first, for probes
+PROBE_SHARE, FIRST_PROBES = 0.005, 3.0  # of the time, and rounds' worth of it at first, for probes
 LEAST_WAIT = 16  # rounds between probes of a kind, and between looks whether one is due while parked
-FIRST_GAP, SMALL_GAP, LARGE_GAP = 3, 16, 64  # rounds between those that draft nothing only to be timed
-LARGE_GAIN = 1.15  # from which on the gap may become large
+FIRST_GAP, LAST_GAP = 3, 64  # rounds between those that draft nothing only to be timed
 TYPICAL_TOKENS, REQUEST_MEMORY = 24.0, 0.95  # of a request, written with the draft model's help
 
 
@@ -80,7 +79,7 @@ class AdaptiveLength(DraftLength):
         self.most = most
         self._full = [width - 1 for width in WIDTHS if 1 < width <= most] + [most]  # lengths that fill a pass
         self._times = RoundTimes(costs)
-        self._kinds: dict[str, Acceptance] = {}
+        self._kinds = defaultdict[str, Acceptance](lambda: Acceptance(most))
         self._round = 0
         self._gain, self._lengths = 1.0, dict[str, int]()  # of the last choice
         self._tokens, self._readings = TYPICAL_TOKENS, 1.0  # written with the draft model's help, and requests it read
@@ -105,10 +104,11 @@ class AdaptiveLength(DraftLength):
         self._probe = None
         if self.parked:
             return self._round < self._look_at
+        self._saved = min(self._saved, FIRST_PROBES)
         if self._round - self._plain_at < self._gap:
             return False
         if self._times.plain_rounds:
-            self._gap = min(2 * self._gap, LARGE_GAP if self._gain > LARGE_GAIN else SMALL_GAP)
+            self._gap = min(2 * self._gap, LAST_GAP)
         return True
 
     def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
@@ -137,8 +137,8 @@ class AdaptiveLength(DraftLength):
             self._plain_at = self._round
         if seconds > 0:
             self._times.observe(len(rows), width, steps, readings, seconds)
-        for kind in {row.kind for row in rows if row.asked}:
-            acceptance = self._acceptance(kind)
+        for kind in dict.fromkeys(row.kind for row in rows if row.asked):
+            acceptance = self._kinds[kind]
             acceptance.observe([row for row in rows if row.asked and row.kind == kind])
             acceptance.last = self._round if width else acceptance.last
         if steps:
@@ -161,14 +161,9 @@ class AdaptiveLength(DraftLength):
         kinds = ", ".join(f"{kind or 'draft'} {length}" for kind, length in self._lengths.items())
         return f"{kinds or 'no'} tokens a round promise {self._gain:.2f}x the speed of regular decoding"
 
-    def _acceptance(self, kind: str) -> Acceptance:
-        if kind not in self._kinds:
-            self._kinds[kind] = Acceptance(self.most)
-        return self._kinds[kind]
-
     def _better_kind(self, kinds: Sequence[str], rows: int) -> str:
         """The first as long as one of them was never drafted."""
-        known = [self._acceptance(kind).is_known for kind in kinds]
+        known = [self._kinds[kind].is_known for kind in kinds]
         return max(kinds, key=lambda kind: self._promise(kind, rows)) if len(kinds) > 1 and all(known) else kinds[0]
 
     def _promise(self, kind: str, rows: int) -> float:
@@ -178,9 +173,8 @@ class AdaptiveLength(DraftLength):
     def _best(self, rows: Sequence[Choice], kinds: Sequence[str]) -> tuple[dict[str, int], float]:
         """The length of each kind with which the rows have most tokens per second; the gain over regular decoding."""
         count, copied, modelled, none_found = len(rows), [0.0] * (self.most + 1), [0.0] * (self.most + 1), 1.0
-        for (kind, room), times in Counter(
-            (k, min(r.room, self.most)) for k, r in zip(kinds, rows, strict=True)
-        ).items():
+        rooms = Counter(zip(kinds, (min(row.room, self.most) for row in rows), strict=True))
+        for (kind, room), times in rooms.items():
             worth, gains = self._kinds[kind], modelled if kind == MODEL else copied
             none_found *= (1.0 - worth.found) ** times
             for i in range(self.most + 1):
@@ -203,13 +197,13 @@ class AdaptiveLength(DraftLength):
 
     def _due(self, rows: Sequence[Choice]) -> str | None:
         """The kind that has not been drafted for longest, once what a probe of it may cost has been saved."""
-        idle = {kind for row in rows if row.room for kind in row.kinds if not self._lengths.get(kind)}
+        idle = [kind for row in rows if row.room for kind in row.kinds if not self._lengths.get(kind)]
         if not idle:
             return None
         kind = min(idle, key=lambda kind: self._kinds[kind].last)
-        width, steps = max(1, *self._lengths.values(), 0), max(self._lengths.get(MODEL, 0), kind == MODEL)
-        readings = min(self._unread, len(rows)) if steps else 0
-        price = self._price(width, steps, len(rows), len(rows), readings)
+        others = {} if all(kind in row.kinds for row in rows) else self._lengths
+        width, steps = max([1, *others.values()]), max(others.get(MODEL, 0), kind == MODEL)
+        price = self._price(width, steps, len(rows), len(rows), min(self._unread, len(rows)) * (steps > 0))
         return kind if self._round - self._kinds[kind].last >= LEAST_WAIT and self._saved >= price else None
 
     def _price(self, width: int, steps: int, rows: int, tokens: int, readings: int = 0) -> float:
