@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -39,7 +40,7 @@ class HuggingFace:
                 self.generator = max(1, self.generator - 1)
 
 
-OURS = {
+OURS: dict[str, Callable[[int], DraftLength]] = {
     "constant": lambda start: FixedLength(start),
     "heuristic": lambda start: HeuristicLength(start, most=10_000),
     "heuristic_transient": lambda start: HeuristicLength(start, transient=True, most=10_000),
