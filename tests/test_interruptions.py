@@ -127,9 +127,8 @@ def keep_what_was_written():
     conversion.write_npz = keeping
 
 def keep_what_was_read():
-    from speculative_decoding.checkpoints import mapped, torch_bin
-    assert torch_bin.release is mapped.release
-    torch_bin.release = lambda data, extent: None
+    from speculative_decoding.checkpoints.mapped import MappedFile
+    MappedFile.release = lambda file, extent: None
 
 os.fsync = lambda _: None  # a disk is slow
 globals().get(sys.argv[3], lambda: None)()

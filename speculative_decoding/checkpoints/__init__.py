@@ -6,7 +6,7 @@ One reader per format, all returning Hugging Face tensor names. Knows nothing of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +31,23 @@ class ShardedCheckpoint(Checkpoint):
     """Several files and the index that says which tensor is in which."""
 
     def __init__(self, index: Path, read_shard: Callable[[Path], Checkpoint]) -> None:
-        self.path = index
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            shards = {str(shard): index.parent / Path(shard).name for shard in weight_map.values()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index}: not a readable index of shards ({error!r})") from error
-        for path in shards.values():
+        weight_map = read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: not an index of shards, which has a 'weight_map'")
+        shards: dict[str, Checkpoint] = {}
+        for shard in dict.fromkeys(map(str, weight_map.values())):
+            path = index.parent / Path(shard).name
             if not path.is_file():
                 raise CheckpointError(f"{index}: shard {path.name!r} is missing")
-        opened = {shard: read_shard(path) for shard, path in shards.items()}
-        self._shard_of = {name: opened[str(shard)] for name, shard in weight_map.items()}
-        for name, shard in self._shard_of.items():
-            if name not in shard:
-                raise CheckpointError(f"{shard}: tensor {name!r} is missing, though {index.name} names it")
-
-    def info(self, name: str) -> TensorInfo:
-        return self._shard_of[name].info(name)
+            shards[shard] = read_shard(path)
+        self._shard_of = {name: shards[str(shard)] for name, shard in weight_map.items()}
+        for name, checkpoint in self._shard_of.items():
+            if name not in checkpoint:
+                raise CheckpointError(f"{checkpoint}: tensor {name!r} is missing, though {index.name} names it")
+        super().__init__(index, {name: checkpoint.info(name) for name, checkpoint in self._shard_of.items()})
 
     def __getitem__(self, name: str) -> mx.array:
         return self._shard_of[name][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shard_of)
-
-    def __len__(self) -> int:
-        return len(self._shard_of)
-
-    def __str__(self) -> str:
-        return str(self.path)
 
 
 def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
@@ -79,17 +67,22 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
 def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
     """The parsed config.json; for a GGUF file without one, the same facts from its metadata."""
     path = folder / "config.json"
+    if path.is_file():
+        return read_object(path)
+    if (only := gguf or gguf_file(folder)) is not None:
+        return gguf_config(only)
+    raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file with one JSON object."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if (only := gguf or gguf_file(folder)) is not None:
-            return gguf_config(only)
-        raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?") from error
-    except (OSError, ValueError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(config, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds no JSON object")
-    return config
+    return content
 
 
 def gguf_file(folder: Path) -> Path | None:

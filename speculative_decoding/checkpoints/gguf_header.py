@@ -16,7 +16,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from .mapped import map_file
+from .base import MAX_DIMENSION, TensorInfo
+from .mapped import Extent, MappedFile
 
 DEFAULT_ALIGNMENT = 32
 MAX_FIELDS = 10_000
@@ -25,7 +26,6 @@ MAX_NAME_BYTES = 256
 MAX_ALIGNMENT = 1 << 16
 MAX_KEPT_BYTES = 256  # longer strings (vocabularies, templates) are stepped over
 MAX_ARRAY_STRINGS = 1_000_000
-MAX_DIMENSION = (1 << 31) - 1  # MLX counts in int32
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
@@ -61,13 +61,13 @@ TYPES: Mapping[int, GgmlType] = {
 @dataclass(frozen=True)
 class GgufTensor:
     type: GgmlType
-    shape: tuple[int, ...]  # as in Hugging Face: the reverse of the file's order
-    start: int
-    nbytes: int
+    info: TensorInfo  # its shape as in Hugging Face: the reverse of the file's order
+    extent: Extent
 
 
 @dataclass(frozen=True)
 class Header:
+    file: MappedFile
     metadata: Mapping[str, Any]  # scalars and short strings only
     tensors: Mapping[str, GgufTensor]  # by llama.cpp's names
 
@@ -75,14 +75,14 @@ class Header:
 class Cursor:
     """A place in the file that never leaves it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: MappedFile) -> None:
+        self.data = file.data
         self.position = 0
         self.strings_left = MAX_ARRAY_STRINGS
-        self.data = map_file(path, "GGUF")
+        self._file = file
 
     def error(self, problem: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: not a readable GGUF file, {problem} (before byte {self.position})")
+        return self._file.error(f"not a readable GGUF file, {problem} (before byte {self.position})")
 
     def skip(self, size: int) -> int:
         """Step over `size` bytes; returns where they start."""
@@ -129,8 +129,10 @@ class Cursor:
         return None
 
 
-def read_header(cursor: Cursor) -> Header:
+def read_header(path: Path) -> Header:
     """Everything before the data. Every tensor is checked to lie inside the file, apart from the others."""
+    file = MappedFile(path, "GGUF")
+    cursor = Cursor(file)
     magic, version = cursor.scalar("<4s"), cursor.scalar("<I")
     if magic != b"GGUF" or version not in (2, 3):
         raise cursor.error(f"it starts with {magic!r}, version {version}; little-endian versions 2 and 3 are known")
@@ -141,7 +143,7 @@ def read_header(cursor: Cursor) -> Header:
         if (key := cursor.name()) in metadata:
             raise cursor.error(f"field {key!r} stands in it twice")
         metadata[key] = cursor.value()
-    infos: dict[str, tuple[GgmlType, tuple[int, ...], int]] = {}
+    infos: dict[str, tuple[GgmlType, TensorInfo, int]] = {}
     for _ in range(num_tensors):
         if (name := cursor.name()) in infos:
             raise cursor.error(f"tensor {name!r} stands in it twice")
@@ -152,15 +154,16 @@ def read_header(cursor: Cursor) -> Header:
         raise cursor.error(f"alignment {alignment!r}")
     data_start = -(-cursor.position // alignment) * alignment
     tensors, stop = {}, data_start
-    for name, (kind, shape, offset) in sorted(infos.items(), key=lambda item: item[1][2]):
-        tensor = GgufTensor(kind, shape, data_start + offset, math.prod(shape) // kind.block * kind.nbytes)
-        if offset % alignment or tensor.start < stop or (stop := tensor.start + tensor.nbytes) > len(cursor.data):
+    for name, (kind, info, offset) in sorted(infos.items(), key=lambda item: item[1][2]):
+        extent = Extent(data_start + offset, math.prod(info.shape) // kind.block * kind.nbytes)
+        if offset % alignment or extent.start < stop or extent.stop > len(cursor.data):
             raise cursor.error(f"tensor {name!r} overlaps another, is not aligned, or reaches past the end")
-        tensors[name] = tensor
-    return Header(metadata, {name: tensors[name] for name in infos})
+        tensors[name], stop = GgufTensor(kind, info, extent), extent.stop
+    return Header(file, metadata, {name: tensors[name] for name in infos})
 
 
-def tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, tuple[int, ...], int]:
+def tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, TensorInfo, int]:
+    """Type, shape and offset within the data."""
     if (dimensions := cursor.scalar("<I")) not in (1, 2, 3, 4):
         raise cursor.error(f"tensor {name!r} has {dimensions} dimensions")
     shape = tuple(cursor.count(MAX_DIMENSION, f"as a size of tensor {name!r}") for _ in range(dimensions))[::-1]
@@ -169,4 +172,4 @@ def tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, tuple[int, ...], i
         raise cursor.error(f"tensor {name!r} has type {kind}; known are {', '.join(t.name for t in TYPES.values())}")
     if 0 in shape or shape[-1] % TYPES[kind].block:
         raise cursor.error(f"tensor {name!r} of type {TYPES[kind].name} has shape {shape}")
-    return TYPES[kind], shape, offset
+    return TYPES[kind], TensorInfo(shape, TYPES[kind].dtype), offset

@@ -1,5 +1,7 @@
 """Reads the pickles of torch checkpoints without unpickling: an interpreter of the few opcodes that state dicts need.
 
+Python's disassembler, `pickletools`, splits a pickle into opcodes and their arguments; it builds nothing else.
+
 Nothing that a file names is looked up, imported or called. A global is compared, as text, with the list below, and
 only decides which inert value is built; anything else is refused. (Block-lists lose: even torch's own
 `weights_only` has been breached, CVE-2025-32434.) Every size is bounded. No value is walked that the memo could hand
@@ -9,27 +11,23 @@ nothing of the file around the pickle.
 
 from __future__ import annotations
 
-import mmap
 import pickletools
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 
 from ..errors import CheckpointError
+from .base import MAX_DIMENSION, MAX_DIMENSIONS
+from .mapped import MappedFile
 
 # An opcode pushes one value at most, so this bounds the stack and the memo too. T5-11B needs 25,000.
 MAX_OPCODES = 250_000
-MAX_BYTES = 32 << 20
+MAX_BYTES = 16 << 20
 MAX_MARKS = 64
-MAX_STRING_BYTES = 4096
-MAX_INTEGER_BYTES = 16
+MAX_STRING = 4096  # characters
 MAX_INTEGER_KEY = 1 << 20
-MAX_DIMENSIONS = 16
-MAX_DIMENSION = (1 << 31) - 1  # MLX counts in int32
 
 STORAGE_TYPES: Mapping[str, mx.Dtype] = {
     "torch FloatStorage": mx.float32,
@@ -47,7 +45,7 @@ ORDERED_DICT = "collections OrderedDict"
 REBUILD_TENSOR = "torch._utils _rebuild_tensor_v2"
 REBUILD_PARAMETER = "torch._utils _rebuild_parameter"
 GLOBALS = {ORDERED_DICT, REBUILD_TENSOR, REBUILD_PARAMETER, *STORAGE_TYPES}
-OPCODE_NAMES = {opcode.code.encode("latin-1"): opcode.name for opcode in pickletools.opcodes}  # for messages only
+CONSTANTS: Mapping[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,54 +87,95 @@ class Pickle:
 
 @dataclass(eq=False)
 class Machine:
-    """The pickle machine: a stack, a memo and a place in the data."""
+    """The pickle machine: a stack, a memo and where in the file the current opcode lies."""
 
-    path: Path
-    data: mmap.mmap | bytes
+    file: MappedFile
     position: int
-    stop: int
     stack: list[object] = field(default_factory=list)
     below_marks: list[list[object]] = field(default_factory=list)  # the stacks under each open mark
     memo: dict[int, object] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
 
-    def run(self) -> Pickle:
-        for _ in range(MAX_OPCODES):
-            opcode = self.take(1)
-            if opcode == b".":
-                if self.below_marks or len(self.stack) != 1:
-                    raise self.error("it ends with an unfinished value")
-                return Pickle(self.stack[0], self.storages, self.position)
-            if opcode not in OPCODES:
-                raise self.error(f"opcode {OPCODE_NAMES.get(opcode, opcode)} is not allowed")
-            OPCODES[opcode](self)
-        raise self.error(f"more than {MAX_OPCODES} opcodes")
-
     def error(self, problem: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: pickle refused, {problem} (before byte {self.position})")
+        return self.file.error(f"pickle refused, {problem} (at byte {self.position})")
 
-    def take(self, size: int) -> bytes:
-        if not 0 <= size <= self.stop - self.position:
-            raise self.error(f"it is cut short, or larger than {MAX_BYTES} bytes")
-        self.position += size
-        return self.data[self.position - size : self.position]
+    def run(self, size: int) -> Pickle:
+        for count, (opcode, argument) in enumerate(self.opcodes(size)):
+            if count == MAX_OPCODES:
+                raise self.error(f"more than {MAX_OPCODES} opcodes")
+            if isinstance(argument, str) and len(argument) > MAX_STRING:
+                raise self.error(f"a string of {len(argument)} characters")
+            if opcode != "STOP":
+                self.step(opcode, argument)
+        if self.below_marks or len(self.stack) != 1:
+            raise self.error("it ends with an unfinished value")
+        return Pickle(self.stack[0], self.storages, self.position + 1)
 
-    def line(self) -> str:
-        end = self.data.find(b"\n", self.position, min(self.stop, self.position + MAX_STRING_BYTES))
-        if end < 0:
-            raise self.error("a name is too long or cut short")
-        return self.take(end + 1 - self.position)[:-1].decode("utf-8", "backslashreplace")
+    def opcodes(self, size: int) -> Iterator[tuple[str, Any]]:
+        """Name and argument of each, the last being STOP."""
+        start = self.position
+        operations: Iterator[tuple[Any, Any, Any]] = pickletools.genops(self.file.data[start : start + size])
+        try:
+            for opcode, argument, offset in operations:
+                self.position = start + offset
+                yield opcode.name, argument
+        except ValueError as error:
+            raise self.error(str(error)[:MAX_STRING]) from error  # it may quote the file
 
-    def unsigned(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "little")
-
-    def signed(self, size: int) -> int:
-        if size > MAX_INTEGER_BYTES:
-            raise self.error(f"an integer of {size} bytes")
-        return int.from_bytes(self.take(size), "little", signed=True)
-
-    def push(self, value: object) -> None:
-        self.stack.append(value)
+    def step(self, opcode: str, argument: Any) -> None:
+        """One opcode of protocol 2. Those that build other objects (INST, OBJ, NEWOBJ, EXT*) are refused."""
+        match opcode:
+            case "BINGET" | "LONG_BINGET":
+                if argument not in self.memo:
+                    raise self.error(f"nothing in the memo at {argument}")
+                self.stack.append(self.memo[argument])
+            case "BINPUT" | "LONG_BINPUT":
+                if argument >= MAX_OPCODES:
+                    raise self.error(f"memo index {argument}")
+                self.memo[argument] = self.top()
+            case "BININT1" | "BININT2" | "BININT" | "LONG1" | "BINFLOAT" | "BINUNICODE":
+                self.stack.append(argument)
+            case "NONE" | "NEWTRUE" | "NEWFALSE" | "EMPTY_TUPLE":
+                self.stack.append(CONSTANTS[opcode])
+            case "EMPTY_LIST":
+                self.stack.append([])
+            case "EMPTY_DICT":
+                self.stack.append({})
+            case "MARK":
+                if len(self.below_marks) >= MAX_MARKS:
+                    raise self.error(f"more than {MAX_MARKS} open marks")
+                self.below_marks.append(self.stack)
+                self.stack = []
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                items = [self.pop() for _ in range(int(opcode[-1]))]
+                self.stack.append(tuple(reversed(items)))
+            case "TUPLE":
+                items = self.pop_to_mark()
+                self.stack.append(tuple(items))
+            case "APPEND":
+                self.append([self.pop()])
+            case "APPENDS":
+                self.append(self.pop_to_mark())
+            case "SETITEM":
+                value, key = self.pop(), self.pop()
+                self.set_items([key, value])
+            case "SETITEMS":
+                self.set_items(self.pop_to_mark())
+            case "GLOBAL":
+                if argument not in GLOBALS:
+                    raise self.error(f"global {argument!r} is not allowed")
+                self.stack.append(Global(argument))
+            case "REDUCE":
+                self.reduce()
+            case "BUILD":
+                self.build()
+            case "BINPERSID":
+                self.persistent()
+            case "PROTO":
+                if argument != 2:  # the only one that torch.save writes unasked
+                    raise self.error(f"protocol {argument} instead of 2")
+            case _:
+                raise self.error(f"opcode {opcode} is not allowed")
 
     def pop(self) -> object:
         self.top()
@@ -147,44 +186,11 @@ class Machine:
             raise self.error("the stack is empty")
         return self.stack[-1]
 
-    def mark(self) -> None:
-        if len(self.below_marks) >= MAX_MARKS:
-            raise self.error(f"more than {MAX_MARKS} open marks")
-        self.below_marks.append(self.stack)
-        self.stack = []
-
     def pop_to_mark(self) -> list[object]:
         if not self.below_marks:
             raise self.error("no open mark")
         items, self.stack = self.stack, self.below_marks.pop()
         return items
-
-    def pop_tuple(self, size: int) -> None:
-        items = [self.pop() for _ in range(size)]
-        self.push(tuple(reversed(items)))
-
-    def remember(self, index: int) -> None:
-        if index >= MAX_OPCODES:
-            raise self.error(f"memo index {index}")
-        self.memo[index] = self.top()
-
-    def recall(self, index: int) -> None:
-        if index not in self.memo:
-            raise self.error(f"nothing in the memo at {index}")
-        self.push(self.memo[index])
-
-    def string(self) -> None:
-        size = self.unsigned(4)
-        if size > MAX_STRING_BYTES:
-            raise self.error(f"a string of {size} bytes")
-        try:
-            self.push(self.take(size).decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise self.error("a string that is not UTF-8") from error
-
-    def protocol(self) -> None:
-        if (version := self.unsigned(1)) != 2:  # the only one that torch.save writes unasked
-            raise self.error(f"protocol {version} instead of 2")
 
     def append(self, items: list[object]) -> None:
         if not isinstance(target := self.top(), list):
@@ -200,22 +206,16 @@ class Machine:
                 raise self.error(f"a dict key of type {type(key).__name__}")
             target[key] = value
 
-    def name_global(self) -> None:
-        name = f"{self.line()} {self.line()}"
-        if name not in GLOBALS:
-            raise self.error(f"global {name!r} is not allowed")
-        self.push(Global(name))
-
     def reduce(self) -> None:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Global) or type(arguments) is not tuple:
             raise self.error("REDUCE of something that is not a function")
         if function.name == ORDERED_DICT and not arguments:
-            self.push({})
+            self.stack.append({})
         elif function.name == REBUILD_TENSOR and len(arguments) == 6:
-            self.push(self.tensor(*arguments))
+            self.stack.append(self.tensor(*arguments))
         elif function.name == REBUILD_PARAMETER and len(arguments) == 3 and isinstance(arguments[0], StoredTensor):
-            self.push(arguments[0])
+            self.stack.append(arguments[0])
         else:
             raise self.error(f"{function.name!r} called with arguments it does not take")
 
@@ -239,7 +239,7 @@ class Machine:
         known = self.storages.setdefault(key, Storage(key, STORAGE_TYPES[name], numel))
         if (known.dtype, known.numel) != (STORAGE_TYPES[name], numel):
             raise self.error(f"storage {key!r} has two types or sizes")
-        self.push(known)
+        self.stack.append(known)
 
     def tensor(
         self, storage: object, offset: object, shape: object, strides: object, _grad: object, hooks: object
@@ -271,41 +271,6 @@ def are_sizes(value: object) -> TypeGuard[tuple[int, ...]]:
     return type(value) is tuple and len(value) <= MAX_DIMENSIONS and all(is_size(item) for item in value)
 
 
-# Protocol 2, less all that builds other objects (INST, OBJ, NEWOBJ, EXT*), and what torch.save has no use for.
-OPCODES: Mapping[bytes, Callable[[Machine], None]] = {
-    b"\x80": Machine.protocol,
-    b"(": Machine.mark,
-    b"N": lambda machine: machine.push(None),
-    b"\x88": lambda machine: machine.push(True),
-    b"\x89": lambda machine: machine.push(False),
-    b"K": lambda machine: machine.push(machine.unsigned(1)),
-    b"M": lambda machine: machine.push(machine.unsigned(2)),
-    b"J": lambda machine: machine.push(machine.signed(4)),
-    b"\x8a": lambda machine: machine.push(machine.signed(machine.unsigned(1))),
-    b"G": lambda machine: machine.push(struct.unpack(">d", machine.take(8))[0]),
-    b"X": Machine.string,
-    b")": lambda machine: machine.push(()),
-    b"\x85": lambda machine: machine.pop_tuple(1),
-    b"\x86": lambda machine: machine.pop_tuple(2),
-    b"\x87": lambda machine: machine.pop_tuple(3),
-    b"t": lambda machine: machine.push(tuple(machine.pop_to_mark())),
-    b"]": lambda machine: machine.push([]),
-    b"a": lambda machine: machine.append([machine.pop()]),
-    b"e": lambda machine: machine.append(machine.pop_to_mark()),
-    b"}": lambda machine: machine.push({}),
-    b"s": lambda machine: machine.set_items([machine.pop(), machine.pop()][::-1]),
-    b"u": lambda machine: machine.set_items(machine.pop_to_mark()),
-    b"q": lambda machine: machine.remember(machine.unsigned(1)),
-    b"r": lambda machine: machine.remember(machine.unsigned(4)),
-    b"h": lambda machine: machine.recall(machine.unsigned(1)),
-    b"j": lambda machine: machine.recall(machine.unsigned(4)),
-    b"c": Machine.name_global,
-    b"R": Machine.reduce,
-    b"b": Machine.build,
-    b"Q": Machine.persistent,
-}
-
-
-def read_pickle(path: Path, data: mmap.mmap | bytes, start: int, stop: int) -> Pickle:
-    """Interpret the pickle that begins at `start`; `stop` is where the data ends. Raises `CheckpointError`."""
-    return Machine(path, data, start, min(stop, start + MAX_BYTES)).run()
+def read_pickle(file: MappedFile, start: int, size: int = MAX_BYTES) -> Pickle:
+    """Interpret the pickle that begins at `start` and takes `size` bytes at most. Raises `CheckpointError`."""
+    return Machine(file, start).run(size)

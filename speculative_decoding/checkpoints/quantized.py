@@ -5,7 +5,7 @@ MLX's affine quantisation: `X.weight` holds packed integers, `X.scales` and `X.b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 
 import mlx.core as mx
 
@@ -23,37 +23,30 @@ class QuantizedCheckpoint(Checkpoint):
     """`names` are quantised to `bits` (4 or 8) in groups of `group_size` columns; the rest passes through."""
 
     def __init__(self, inner: Checkpoint, names: Set[str], bits: int, group_size: int) -> None:
-        self._inner, self._names, self._bits, self._group_size = inner, names, bits, group_size
-        self._origin = {part(name, kind): (name, i) for name in names for i, kind in enumerate(PARTS)}
-        self._last: tuple[str, list[mx.array]] | None = None  # the three parts are asked for one after another
-
-    def info(self, name: str) -> TensorInfo:
-        if name not in self._origin:
-            return self._inner.info(name)
-        original, kind = self._origin[name]
-        stored = self._inner.info(original)
-        rows, columns = stored.shape
-        if kind == 0:
-            return TensorInfo((rows, columns * self._bits // 32), mx.uint32)
-        return TensorInfo((rows, columns // self._group_size), stored.dtype)
+        self._inner, self._bits, self._group_size = inner, bits, group_size
+        self._origin: dict[str, tuple[str, int]] = {}  # name of a part -> tensor, and which of PARTS
+        self._last: tuple[str, list[mx.array]] | None = None  # the three parts are read one after another
+        infos = dict[str, TensorInfo]()
+        for name in inner:
+            info = inner.info(name)
+            if name not in names:
+                infos[name] = info
+                continue
+            rows, columns = info.shape
+            numbers = TensorInfo((rows, columns // group_size), info.dtype)
+            packed = TensorInfo((rows, columns * bits // 32), mx.uint32)
+            for index, (kind, part_info) in enumerate(zip(PARTS, (packed, numbers, numbers), strict=True)):
+                infos[part(name, kind)] = part_info
+                self._origin[part(name, kind)] = name, index
+        super().__init__(inner, infos)
 
     def __getitem__(self, name: str) -> mx.array:
         if name not in self._origin:
             return self._inner[name]
-        original, kind = self._origin[name]
+        original, index = self._origin[name]
         if self._last is None or self._last[0] != original:
             self._last = None  # let go of the last tensor before the next is read
             parts = mx.quantize(self._inner[original], group_size=self._group_size, bits=self._bits)
             mx.eval(parts)
             self._last = original, list(parts)
-        return self._last[1][kind]
-
-    def __iter__(self) -> Iterator[str]:
-        for name in self._inner:
-            yield from (part(name, kind) for kind in PARTS) if name in self._names else (name,)
-
-    def __len__(self) -> int:
-        return len(self._inner) + 2 * len(self._names)
-
-    def __str__(self) -> str:
-        return str(self._inner)
+        return self._last[1][index]

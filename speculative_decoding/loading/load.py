@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .. import blas, checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.cast import CastCheckpoint
+from ..checkpoints.base import CastCheckpoint
 from ..checkpoints.quantized import QuantizedCheckpoint
 from ..errors import InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
