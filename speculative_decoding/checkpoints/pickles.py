@@ -228,9 +228,9 @@ class Machine:
     def persistent(self) -> None:
         """('storage', type, key, location, numel); the legacy format adds a sixth, which torch leaves None."""
         match self.pop():
-            case ("storage", Global(name=name), str(key), str(), int(numel)) if name in STORAGE_TYPES:
-                pass
-            case ("storage", Global(name=name), str(key), str(), int(numel), None) if name in STORAGE_TYPES:
+            case ("storage", Global(name=name), str(key), str(), int(numel), *rest) if name in STORAGE_TYPES and (
+                rest in ([], [None])
+            ):
                 pass
             case _:
                 raise self.error("a persistent id that is not a whole storage")

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.npz import write_npz
+from ..checkpoints.npz import verify_npz, write_npz
 from ..errors import InputError
 from ..models.base import checked_sources
 from . import hub, manifest
@@ -78,7 +78,7 @@ def convert(
             for file_name in ("generation_config.json", *TOKENIZER_FILES):
                 if (folder / file_name).is_file():
                     shutil.copyfile(folder / file_name, partial / file_name)
-            manifest.check_archive(partial / WEIGHTS)  # what is on the disk is what was meant to be there
+            verify_npz(partial / WEIGHTS)  # what is on the disk is what was meant to be there
             quantization = None if quantize is None else {"bits": quantize, "group_size": group_size, "keep": [*keep]}
             manifest.write(partial, source=name, revision=revision, dtype=dtype, quantization=quantization)
     except OSError as error:

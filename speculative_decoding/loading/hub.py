@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from .tokenizer import TOKENIZER_FILES
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 SECONDS = 20.0  # how long the Hub may take to answer
-WEIGHT_STEMS = (("model", ".safetensors"), ("pytorch_model", ".bin"))  # safetensors if there are any
+# Whole, in shards, and their index; safetensors if there are any.
+WEIGHTS = (r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?")
 
 
 def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
@@ -49,16 +51,6 @@ def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) 
 def needed(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
     """Of a repository's files, those that conversion reads."""
     files = list(files)
-    wanted = [file for file in files if file in SMALL_FILES]
-    if gguf_file is not None:
-        return [*wanted, *(file for file in files if file == gguf_file)]
-    for stem, ending in WEIGHT_STEMS:
-        weights = [
-            file
-            for file in files
-            if file in (f"{stem}{ending}", f"{stem}{ending}.index.json")
-            or (file.startswith(f"{stem}-") and file.endswith(ending))
-        ]
-        if weights:
-            return wanted + weights
-    return wanted
+    patterns = WEIGHTS if gguf_file is None else (re.escape(gguf_file),)
+    weights = ([file for file in files if re.fullmatch(pattern, file)] for pattern in patterns)
+    return [file for file in files if file in SMALL_FILES] + next(filter(None, weights), [])

@@ -53,14 +53,18 @@ def load_model(
     group_size: int = 64,
     gguf_file: str | os.PathLike[str] | None = None,
 ) -> tuple[EncoderDecoder, Tokenizer]:
-    """See `speculative_decoding.loading.load`."""
+    """What `speculative_decoding.load` does for the target and for the draft, each alone."""
     try:
         folder = find_folder(path_or_name)
     except InputError:
         if not HUB_NAME.fullmatch(str(path_or_name)):
             raise
         folder = hub.fetch(str(path_or_name), gguf_file=None if gguf_file is None else str(gguf_file))
-    gguf = None if gguf_file is None else find_gguf(folder, Path(gguf_file))
+    gguf = None
+    if gguf_file is not None:
+        gguf = next(filter(Path.is_file, (Path(gguf_file), folder / gguf_file)), None)
+        if gguf is None:
+            raise InputError(f"gguf_file {str(gguf_file)!r} is no file, here or in {folder}; name one that is")
     opened = open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size, gguf=gguf)
     opened.load_weights()
     return opened.model, opened.tokenizer
@@ -80,7 +84,7 @@ def open_model(
         dtype = "float32"
     raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
     checkpoint = checkpoints.read(folder, gguf)
-    if gguf is None and (record := manifest.read(folder)) is not None and record.get("dtype") == dtype:
+    if gguf is None and manifest.read(folder).get("dtype") == dtype:
         dtype = None  # conversion saw to it already
     raw, checkpoint = transformed(raw, checkpoint, dtype, quantize, group_size)
     model = models.build(raw, checkpoint)
@@ -102,9 +106,9 @@ def transformed(
     Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
     keep: layers that stay in `dtype` when the others are quantised; `KEEP` names them.
     """
-    if dtype is not None and dtype not in DTYPES:
+    if dtype not in (None, *DTYPES):
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if quantize is not None and quantize not in BITS:
+    if quantize not in (None, *BITS):
         raise InputError(f"quantize must be one of {', '.join(map(str, BITS))} bits, not {quantize}")
     if unknown := set(keep) - set(KEEP):
         raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
@@ -129,14 +133,6 @@ def transformed(
             raise InputError(f"quantize: no layer of this model has rows that divide into groups of {group_size}")
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, group_size)
     return raw, checkpoint
-
-
-def find_gguf(folder: Path, file: Path) -> Path:
-    """A path as it is, or a file within the folder."""
-    for path in (file, folder / file):
-        if path.is_file():
-            return path
-    raise InputError(f"gguf_file {str(file)!r} is no file, here or in {folder}; name one that is")
 
 
 def find_folder(path_or_name: str | os.PathLike[str]) -> Path:

@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
 
 
 class Vocabulary:
-    """Which piece each id stands for. Two models may speculate together only if these agree."""
+    """Which piece each id stands for. A draft model must have the target's."""
 
     def __init__(self, pieces: Mapping[str, int]) -> None:
         by_id = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
@@ -49,14 +49,6 @@ class Vocabulary:
     def fingerprint(self) -> str:
         text = "\0".join(f"{index} {piece}" for index, piece in self.pieces.items())
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-    def first_difference(self, other: Vocabulary) -> tuple[int, str | None, str | None] | None:
-        """The lowest id whose pieces differ, with both pieces; None if all agree."""
-        if self.fingerprint == other.fingerprint:
-            return None
-        ids = sorted(self.pieces.keys() | other.pieces.keys())
-        index = next(i for i in ids if self.pieces.get(i) != other.pieces.get(i))
-        return index, self.pieces.get(index), other.pieces.get(index)
 
 
 class FastTokenizer:
