@@ -21,27 +21,21 @@ def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) 
     gguf_file: the one to take in the place of other weights.
     Raises `InputError` if there is no such model, or no network and nothing in the cache.
     """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
         siblings = HfApi().model_info(name, revision=revision, timeout=SECONDS).siblings or []
         files = needed((file.rfilename for file in siblings), gguf_file)
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
-    except (HFValidationError, RepositoryNotFoundError) as error:
+    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
         raise InputError(f"model {name!r} is neither a folder here nor a model on the Hub; check the name") from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise InputError(f"revision {revision!r} of model {name!r} does not exist on the Hub") from error
     except Exception as error:  # network errors have no common base: they are those of the client's HTTP library
         reason = error
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, OSError) as error:
         raise InputError(
             f"model {name!r} is no folder here, not in the Hub's cache, and the Hub cannot be reached "
             f"({type(reason).__name__}); download it where there is a network, or name a local folder"

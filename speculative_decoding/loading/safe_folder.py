@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 RENAME_SWAP = 2  # RENAME_SWAP of macOS and RENAME_EXCHANGE of Linux
@@ -85,17 +85,13 @@ def clean_up(target: Path) -> None:
         aside.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
     for leftover in target.parent.glob(f".{target.name}.partial-*"):
-        try:
+        with suppress(OSError):  # gone, or locked by the process that is still writing it
             lock = os.open(leftover, os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(leftover, ignore_errors=True)
-        except BlockingIOError:
-            pass  # another process is writing it
-        finally:
-            os.close(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def old_name(target: Path) -> Path:

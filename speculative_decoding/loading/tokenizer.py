@@ -84,7 +84,7 @@ class TransformersTokenizer:
         try:
             self._backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # transformers raises whatever its parts raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"{folder}: no tokenizer could be loaded from it ({reason})") from error
 
     def encode(self, text: str) -> list[int]:
@@ -131,9 +131,7 @@ class StreamingDetokenizer:
 
     def finish(self) -> str:
         """What is left, even if it ends in a broken character."""
-        text = self._pending()
-        self._done = len(self._tokens)
-        return text
+        return self._pending()
 
     def _pending(self) -> str:
         before = self._tokenizer.decode(self._tokens[self._anchor : self._done])
