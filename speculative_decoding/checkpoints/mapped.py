@@ -64,7 +64,7 @@ class MappedFile:
         return array
 
     def release(self, extent: Extent) -> None:
-        """Let go of mapped pages: they would count as resident memory, up to the size of the file."""
+        """Free mapped pages, which would count as resident memory, up to the size of the file."""
         start = extent.start - extent.start % mmap.PAGESIZE
         if extent.nbytes:
             self.data.madvise(mmap.MADV_DONTNEED, start, extent.stop - start)

@@ -167,7 +167,7 @@ class Machine:
             case "BINPERSID":
                 self.persistent()
             case "PROTO":
-                if argument != 2:  # the only one that torch.save writes unasked
+                if argument != 2:  # the only one that torch.save writes by default
                     raise self.error(f"protocol {argument} instead of 2")
             case _:
                 raise self.error(f"opcode {opcode} is not allowed")

@@ -1,4 +1,4 @@
-"""A checkpoint whose matrices are quantised on the way out: in memory or into a file, it is the same mapping.
+"""A checkpoint whose matrices are quantised as they are read; conversion and loading use the same.
 
 MLX's affine quantisation: `X.weight` holds packed integers, `X.scales` and `X.biases` one number per group of columns.
 """
@@ -45,7 +45,7 @@ class QuantizedCheckpoint(Checkpoint):
             return self._inner[name]
         original, index = self._origin[name]
         if self._last is None or self._last[0] != original:
-            self._last = None  # let go of the last tensor before the next is read
+            self._last = None  # frees the last tensor before the next is read
             parts = mx.quantize(self._inner[original], group_size=self._group_size, bits=self._bits)
             mx.eval(parts)
             self._last = original, list(parts)

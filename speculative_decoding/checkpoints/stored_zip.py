@@ -44,7 +44,7 @@ def zip_entries(file: MappedFile) -> dict[str, Extent]:
         if not is_plain or entry.compress_size != entry.file_size:
             raise file.error(f"zip entry {name!r} is compressed, encrypted or damaged")
         if name in extents or name != entry.orig_filename or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-            raise file.error(f"zip entry {name!r} stands in it twice, or is no path inside the file")
+            raise file.error(f"zip entry {name!r} appears twice, or is no path inside the file")
         if entry.header_offset < stop or start > directory_start:
             raise file.error(f"zip entry {name!r} overlaps another, or the directory")
         signature, name_size, extra_size = ZIP_LOCAL_HEADER.unpack_from(file.data, entry.header_offset)

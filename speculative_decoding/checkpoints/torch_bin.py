@@ -2,7 +2,7 @@
 
 Zip: `<root>/data.pkl` is the state dict and `<root>/data/<key>` the storages, stored uncompressed. Legacy: five
 pickles (magic number, protocol version, system, state dict, storage keys), then per key an int64 count and the raw
-numbers. Either way a tensor is a strided view of a storage, read from a map of the file when it is asked for.
+numbers. Either way a tensor is a strided view of a storage, read from a map of the file when it is used.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from .load import DEFAULT_KEEP, MODELS, WEIGHTS, transformed
 from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
-SPARE_BYTES = 1 << 26  # room asked for beside the weights: tokenizer files, zip headers
+SPARE_BYTES = 1 << 26  # disk space needed beside the weights: tokenizer files, zip headers
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, bytes in all
 

@@ -85,7 +85,7 @@ def open_model(
     raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
     checkpoint = checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
-        dtype = None  # conversion saw to it already
+        dtype = None  # conversion stored that type already
     raw, checkpoint = transformed(raw, checkpoint, dtype, quantize, group_size)
     model = models.build(raw, checkpoint)
     tokenizer = load_tokenizer(folder)
@@ -101,7 +101,7 @@ def transformed(
     group_size: int = 64,
     keep: Sequence[str] = DEFAULT_KEEP,
 ) -> tuple[Mapping[str, Any], Checkpoint]:
-    """config.json and weights as they are to be stored or computed with; each tensor is made when it is asked for.
+    """config.json and weights in the type and quantisation that were chosen; each tensor is made when it is read.
 
     Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
     keep: layers that stay in `dtype` when the others are quantised; `KEEP` names them.
