@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import InputError
-from .command import Command, Wrong, completions, find, words
-from .commands import COMMANDS, by_name
+from .command import Command, Wrong, by_name, completions, find, words
+from .commands import COMMANDS
 from .compare import same_text, table
+from .drafting import Plan
+from .main_flags import Views
 from .state import State
-from .trace import Trace
+from .trace import open_trace
 from .views import accepted_bars, has_colour, lossy, make_console
 from .watching import Run
 from .ways import NGRAM, SPECULATIVE, Audience, run_ways
@@ -26,13 +26,13 @@ from .ways import NGRAM, SPECULATIVE, Audience, run_ways
 PROMPT = "> "
 
 
-def interact(chosen: argparse.Namespace, request: Mapping[str, Any], trace: Trace | None) -> int:
-    """The exit status. request: what the options ask of `stream_generate`."""
-    with State(
-        chosen, dict(request), [] if trace is None else [trace], show_draft=getattr(chosen, "show_draft", None)
-    ) as state:
-        state.open(chosen)
-        return Conversation(state).run()
+def interact(plan: Plan, views: Views) -> int:
+    """The exit status."""
+    with open_trace(views.trace) as trace:
+        traces = [] if trace is None else [trace]
+        with State(plan, traces, show_draft=views.show_draft) as state:
+            state.open(plan)
+            return Conversation(state).run()
 
 
 class Interrupt:
@@ -77,7 +77,7 @@ class Conversation:
 
     def run(self) -> int:
         edit_lines(self.commands)
-        self._say(f"{self.state.description}\nEvery line is a prompt. /help lists the commands, /quit leaves.")
+        self._say(f"{self.state.plan.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves.")
         while True:
             try:
                 self.answer(read_line())
@@ -119,7 +119,7 @@ class Conversation:
             self._shown = state.show_draft
         try:
             with Interrupt() as interrupt:
-                runs = run_ways(state.ways, state.session, prompt, state.request, audience, lambda: interrupt.is_asked)
+                runs = run_ways(state.ways, state.session, prompt, audience, lambda: interrupt.is_asked)
         except KeyboardInterrupt:
             state.recover()
             self._say("\nstopped at once")
@@ -132,10 +132,7 @@ class Conversation:
     def _sum_up(self, prompt: str, runs: Mapping[str, Run]) -> None:
         state = self.state
         if len(runs) > 1:
-            rows = {
-                way: (run.stats, same_text(way, state.session, prompt, state.request, runs))
-                for way, run in runs.items()
-            }
+            rows = {way: (run.stats, same_text(way, state.session, prompt, runs)) for way, run in runs.items()}
             self.console.print(table(self.console, rows))
         else:
             ((way, run),) = runs.items()
@@ -145,18 +142,17 @@ class Conversation:
             self.console.print(line, style="dim" if has_colour(self.console) else "")
         for run in runs.values():
             if not run.stats.lossless:
-                is_greedy = state.request["sampling"].is_greedy
-                self._say(lossy(run.stats, state.request["delta"], is_greedy=is_greedy))
+                self._say(lossy(run.stats, state.options.delta, is_greedy=state.options.is_greedy))
 
     def _help(self, state: State, text: str) -> str:
         if names := words(text, 0, 1):
             name = names[0] if names[0].startswith("/") else f"/{names[0]}"
             command, _ = find(self.commands, name)
-            value = f"\nnow: {command.value(state)}" if command.value(state) else ""
+            value = f"\nnow: {command.now(state)}" if command.now(state) else ""
             return f"usage: {command.usage}\n{command.meaning}{value}"
         listed = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for command in self.commands.values():
-            value = command.value(state)
+            value = command.now(state)
             listed.add_row(Text(command.usage), Text(command.meaning + (f" (now {value})" if value else "")))
         self.console.print(listed)
         return "Any other line is a prompt; one that begins with / is written with two."

@@ -1,14 +1,16 @@
-"""An argument parser whose errors are one line, and what a value on the command line may be.
-
-Knows no option, and nothing of the rest of the package.
-"""
+"""An argument parser whose errors are one line, and what a word of the command line may be. Knows no option."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from dataclasses import fields, replace
+from typing import Any, NoReturn, TypeVar
+
+from ..sampling.values import Either, Number, Value, Whole
+
+Chosen = TypeVar("Chosen")
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,37 +23,32 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
-def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
-    limits = f"a whole number from {minimum} to {maximum}" if maximum is not None else f"a whole number >= {minimum}"
+def chosen_as(kind: type[Chosen], chosen: argparse.Namespace) -> Chosen:
+    """A dataclass whose fields are named as flags are. Its defaults stand for the flags that were not given."""
+    given = vars(chosen)
+    return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})  # type: ignore[arg-type]
 
-    def parse(text: str) -> int:
+
+def word(value: Value) -> Callable[[str], Any]:
+    """For `type=` of a flag."""
+    value = replace(value, also="") if isinstance(value, Either) else value  # objects are for Python only
+
+    def parse(text: str) -> Any:
         try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum or (maximum is not None and value > maximum):
-            raise argparse.ArgumentTypeError(f"must be {limits}, not {text!r}")
-        return value
+            return value.parse(text)
+        except (ValueError, TypeError, OverflowError):
+            raise argparse.ArgumentTypeError(f"must be {value.wanted}, not {text!r}") from None
 
     return parse
 
 
-def real(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """above: the minimum itself is excluded."""
-    limits = f"a number from {minimum:g} to {maximum:g}" if maximum < math.inf else f"a number >= {minimum:g}"
-    if above:
-        limits = f"a number above {minimum:g}" + (f", at most {maximum:g}" if maximum < math.inf else "")
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    return word(Whole(least, most))
 
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not minimum <= value <= maximum or math.isinf(value) or (above and value == minimum):
-            raise argparse.ArgumentTypeError(f"must be {limits}, not {text!r}")
-        return value
 
-    return parse
+def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """above: the least itself is excluded."""
+    return word(Number(least, most, above))
 
 
 def several_of(choices: Collection[str]) -> Callable[[str], list[str]]:
@@ -65,9 +62,3 @@ def several_of(choices: Collection[str]) -> Callable[[str], list[str]]:
         return list(dict.fromkeys(names))
 
     return parse
-
-
-def some_text(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("must not be empty")
-    return text

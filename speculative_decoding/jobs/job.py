@@ -31,7 +31,7 @@ Engine = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
 @dataclass
 class Totals:
     """What a job has done. Times are wall-clock seconds; those of rows that were decoded together overlap, so
-    `encode_`, `draft_` and `target_seconds` share out the time of the whole job as the rows' own times divide.
+    `encode_seconds` and `decode_seconds` share out the time of the whole job as the rows' own times divide.
 
     lines, errors: written, with those of earlier runs if it was resumed. All else is of this run alone.
     error_lines: the first few.
@@ -69,8 +69,7 @@ class Totals:
     @property
     def decode_tps(self) -> float:
         """Generated tokens per second of decoding, all slots together."""
-        seconds = self.draft_seconds + self.target_seconds
-        return self.stats.generated_tokens / seconds if seconds else 0.0
+        return self.stats.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def accepted_per_target_call(self) -> float:
@@ -81,12 +80,8 @@ class Totals:
         return self.stats.encode_seconds * self._share
 
     @property
-    def draft_seconds(self) -> float:
-        return self.stats.draft_seconds * self._share
-
-    @property
-    def target_seconds(self) -> float:
-        return self.stats.verify_seconds * self._share
+    def decode_seconds(self) -> float:
+        return self.stats.decode_seconds * self._share
 
     @property
     def _share(self) -> float:
@@ -95,17 +90,18 @@ class Totals:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
-        names = ("lines", "errors", "rows", "seconds", "mean_time_to_first_token", "batch_time_to_first_token")
-        tps = ("decode_tps", "end_to_end_tps", "accepted_per_target_call")
-        shared = ("encode_seconds", "draft_seconds", "target_seconds")
+        ours = (
+            *("lines", "errors", "rows", "seconds", "mean_time_to_first_token", "batch_time_to_first_token"),
+            *("decode_tps", "end_to_end_tps", "accepted_per_target_call", "encode_seconds", "decode_seconds"),
+        )
         stats = self.stats.as_dict()
         kept = (
             *("prompt_tokens", "generated_tokens", "target_calls", "drafted_tokens", "accepted_tokens"),
             *("accepted_histogram", "acceptance_rate", "tokens_per_target_call", "peak_memory_bytes", "lossless"),
             "delta_total_variation",
         )
-        values = {name: getattr(self, name) for name in (*names, *tps, *shared)}
-        return values | {"iterations": self.stats.target_calls} | {name: stats[name] for name in kept}
+        values = {name: getattr(self, name) for name in ours} | {"iterations": self.stats.target_calls}
+        return values | {name: stats[name] for name in kept}
 
 
 class Job:

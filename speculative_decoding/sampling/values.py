@@ -42,9 +42,10 @@ class Whole(Value):
     def accept(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError
-        if value < self.least or (self.most is not None and value > self.most):
+        number = int(value)
+        if number < self.least or (self.most is not None and number > self.most):
             raise ValueError
-        return int(value)
+        return number
 
     def parse(self, text: str) -> int:
         return self.accept(int(text))

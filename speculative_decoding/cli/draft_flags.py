@@ -1,0 +1,97 @@
+"""Flags that shape drafts and are no options of decoding: a smaller vocabulary, and a store of n-grams."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..drafters.ngram_store import STORAGES, Store, make_store
+from ..drafters.vocabulary import DraftVocabulary
+from ..errors import InputError
+from .models import Pair
+from .options import flag
+from .parser import whole
+
+
+def add_draft_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("draft vocabulary and n-gram stores")
+    group.add_argument(
+        "--draft-vocab",
+        type=whole(1),
+        metavar="N",
+        help="the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt",
+    )
+    group.add_argument("--draft-vocab-text", type=Path, metavar="FILE", help="text like the outputs to come")
+    group.add_argument(
+        "--ngram-store",
+        type=Path,
+        metavar="FILE",
+        help="what was read and written before is searched too, and kept there for the next time",
+    )
+    group.add_argument(
+        "--ngram-storage",
+        choices=STORAGES,
+        help="what such a store keeps: whole texts, counts of all n-grams from --min- to --max-ngram-size, or of the "
+        "longest alone (default: texts)",
+    )
+    group.add_argument(
+        "--filler-top-k",
+        type=whole(2, 64),
+        metavar="K",
+        help="a store of n-grams also counts the target's K likeliest tokens at each place",
+    )
+    group.add_argument(
+        "--guess-unknown",
+        action="store_true",
+        help="a store of n-grams goes on behind an unknown one with its most frequent token",
+    )
+
+
+@dataclass(frozen=True)
+class DraftFlags:
+    """None, or False: not given. Raises `InputError` for what does not go together."""
+
+    draft_vocab: int | None = None
+    draft_vocab_text: Path | None = None
+    ngram_store: Path | None = None
+    ngram_storage: str | None = None
+    filler_top_k: int | None = None
+    guess_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.draft_vocab is None) != (self.draft_vocab_text is None):
+            raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
+        if self.ngram_store is None and self._of_the_store:
+            raise InputError(f"{self._of_the_store[0]} describes a store; name one with --ngram-store FILE")
+        if self.ngram_storage in (None, "texts") and (self.filler_top_k or self.guess_unknown):
+            raise InputError("--filler-top-k and --guess-unknown need --ngram-storage multilevel or onelevel")
+
+    @property
+    def _of_the_store(self) -> list[str]:
+        return [flag(name) for name in ("ngram_storage", "filler_top_k", "guess_unknown") if getattr(self, name)]
+
+    def open_store(self, pair: Pair, max_ngram_size: int) -> Store | None:
+        """The store in the file, or an empty one for it."""
+        if self.ngram_store is None:
+            return None
+        path, fingerprint = self.ngram_store, pair.tokenizer.vocabulary.fingerprint
+        if path.exists():
+            if self._of_the_store:
+                given = self._of_the_store[0]
+                raise InputError(f"{given}: {path} exists and was made with its own; leave it out or delete it")
+            return Store.load(path, fingerprint)
+        if not path.resolve().parent.is_dir():
+            raise InputError(f"--ngram-store {path}: cannot be written; name a file in a folder that exists")
+        storage = self.ngram_storage or "texts"
+        return make_store(storage, max_ngram_size, fingerprint, self.filler_top_k or 1, not self.guess_unknown)
+
+    def vocabulary(self, pair: Pair) -> DraftVocabulary | None:
+        path, size = self.draft_vocab_text, self.draft_vocab
+        if path is None or size is None:
+            return None
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"--draft-vocab-text {path}: not readable as UTF-8 text ({error})") from error
+        return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)
