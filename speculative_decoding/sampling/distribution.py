@@ -1,103 +1,77 @@
-"""From logits to the distribution that is to be preserved. Pure functions on float32; no dice here but their keys.
+"""From logits to the distribution that is to be preserved, for all rows of a batch at once. Pure functions on float32.
 
 The steps, their order and their treatment of ties are those of Hugging Face's logits processors
 (transformers 4 and 5, `_get_logits_processor`): repetition penalty, temperature, top-k, top-p, min-p.
+
+Shapes: B rows, L positions, V ids. `rows`: the options of each row. A step that no row asks for is not computed.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import mlx.core as mx
 
-from ..errors import InputError
-
-MAX_SEED = 2**32 - 1
+from .options import GenerationOptions
+from .random import Use, gumbel, keys
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """How the next token is chosen.
+class History:
+    """What stands before each position, for options that look back.
 
-    temperature: 0 takes the most likely token; above 0 samples from softmax(logits / temperature).
-    top_k: only the k most likely tokens; 0 is off.
-    top_p: only the smallest set of most likely tokens whose probability reaches top_p; 1 is off.
-    min_p: only tokens at least min_p times as likely as the most likely one; 0 is off.
-    repetition_penalty: divides the positive and multiplies the negative logits of every token that the decoder has
-        read, its start token included; 1 is off. It is the only one that also acts at temperature 0.
-    seed: 0 to 2^32 - 1; the same seed, prompt and settings give the same text.
-
-    Raises `InputError` that names the field.
+    tokens: the committed ids of each row. drafted: (B, N) ids behind them, lazy: the last position sees all of them,
+    the position before it one less, and so on; None: there are none.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self, "must be 0 or positive")
-        require(is_whole(self.top_k) and self.top_k >= 0, "top_k", self, "must be a whole number >= 0 (0 is off)")
-        require(0 < self.top_p <= 1, "top_p", self, "must be above 0 and at most 1 (1 is off)")
-        require(0 <= self.min_p <= 1, "min_p", self, "must be between 0 (off) and 1")
-        require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            self,
-            "must be a positive number (1 is off)",
-        )
-        require(is_whole(self.seed) and 0 <= self.seed <= MAX_SEED, "seed", self, f"must be between 0 and {MAX_SEED}")
+    tokens: Sequence[Sequence[int]]
+    drafted: mx.array | None = None
 
     @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
+    def lengths(self) -> list[int]:
+        return [len(tokens) for tokens in self.tokens]
 
-    @property
-    def needs_history(self) -> bool:
-        """Whether the distribution depends on which tokens were written, beyond what the model makes of them."""
-        return self.repetition_penalty != 1
 
-    def scores(self, logits: mx.array, preceding: mx.array | None) -> mx.array:
-        """(B, L, V) raw logits -> (B, L, V) with the repetition penalty: all that counts at temperature 0.
+def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """(B, L, V) raw logits -> (B, L, V) with the repetition penalty: all that counts at temperature 0."""
+    if not any(row.needs_history for row in rows):
+        return logits
+    return penalise_repetition(logits.astype(mx.float32), column(rows, "repetition_penalty"), history)
 
-        preceding: (B, N) the ids that stand before the *last* of the L positions; the one before it sees one id
-            less, and so on. Lazy, so that drafted tokens may be among them. Not looked at unless `needs_history`.
-        """
-        if not self.needs_history:
-            return logits
-        assert preceding is not None
-        return penalise_repetition(logits.astype(mx.float32), preceding, self.repetition_penalty)
 
-    def logprobs(self, logits: mx.array, preceding: mx.array | None) -> mx.array:
-        """The same shapes -> float32 log-probabilities of the distribution that is sampled from."""
-        if self.is_greedy:
-            raise ValueError("at temperature 0 there is nothing to sample from")
-        x = self.scores(logits, preceding).astype(mx.float32) / self.temperature
-        if self.top_k:
-            x = keep_top_k(x, self.top_k)
-        if self.top_p < 1:
-            x = keep_top_p(x, self.top_p)
-        if self.min_p > 0:
-            x = keep_min_p(x, self.min_p)
-        return x - mx.logsumexp(x, axis=-1, keepdims=True)
+def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """(B, L, V) raw logits -> float32 log-probabilities of the distribution that is sampled from.
 
-    def probs(self, logits: mx.array, preceding: mx.array | None) -> mx.array:
-        return mx.exp(self.logprobs(logits, preceding))
+    For a row at temperature 0, from which nothing is sampled, those at temperature 1.
+    """
+    temperatures = mx.array([row.temperature or 1.0 for row in rows])[:, None, None]
+    x = scores(logits, rows, history).astype(mx.float32) / temperatures
+    if any(row.top_k for row in rows):
+        x = keep_top_k(x, [row.top_k or x.shape[-1] for row in rows])
+    if any(row.top_p < 1 for row in rows):
+        x = keep_top_p(x, column(rows, "top_p"))
+    if any(row.min_p for row in rows):
+        x = keep_min_p(x, column(rows, "min_p"))
+    return x - mx.logsumexp(x, axis=-1, keepdims=True)
 
-    def perturbed(self, logits: mx.array, preceding: mx.array | None, position: int) -> mx.array:
-        """(1, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al., 2408.07978).
 
-        The noise depends on the seed and a token's position alone, so everyone who asks for a position, draft or
-        target, is thrown the same dice. `position` is that of the first of the L tokens.
-        """
-        logprobs = self.logprobs(logits, preceding)
-        _, length, vocab_size = logprobs.shape
-        keys = [key(self.seed, position + i, Use.COUPLED) for i in range(length)]
-        return logprobs + mx.stack([mx.random.gumbel((vocab_size,), key=each) for each in keys])[None]
+def perturbed(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """(B, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al. 2024, 2408.07978).
+
+    The noise depends on the seed and a token's position alone, so draft and target, which both ask for a position,
+    get the same noise.
+    """
+    length = logits.shape[1]
+    drafted = 0 if history.drafted is None else history.drafted.shape[1]
+    first = drafted - length + 1  # drafted ids in front of the first position
+    places = [
+        (row.seed, count + first + i, Use.COUPLED)
+        for row, count in zip(rows, history.lengths, strict=True)
+        for i in range(length)
+    ]
+    noise = gumbel(keys(places), logits.shape[-1]).reshape(logits.shape)
+    return logprobs(logits, rows, history) + noise
 
 
 def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
@@ -109,39 +83,45 @@ def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
     return chosen - mx.logsumexp(logits, axis=-1)
 
 
-def require(condition: bool, name: str, params: SamplingParams, message: str) -> None:
-    if not condition:
-        raise InputError(f"{name} {message}, not {getattr(params, name)}")
+def column(rows: Sequence[GenerationOptions], name: str) -> mx.array:
+    """(B, 1, 1): an option of each row."""
+    return mx.array([getattr(row, name) for row in rows])[:, None, None]
 
 
-def is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def penalise_repetition(logits: mx.array, preceding: mx.array, penalty: float) -> mx.array:
-    """(B, L, V), (B, N): see `SamplingParams.scores` for which ids each position sees."""
+def penalise_repetition(logits: mx.array, penalty: mx.array, history: History) -> mx.array:
+    """(B, L, V) logits, (B, 1, 1) penalty."""
     rows, length, vocab_size = logits.shape
-    count = preceding.shape[1]
-    at = mx.arange(count)[None]
-    first_seen = mx.full((rows, vocab_size), count).at[mx.arange(rows)[:, None], preceding].minimum(at)
-    visible = count - length + 1 + mx.arange(length)  # how many ids each position sees
-    seen = first_seen[:, None] < visible[None, :, None]
+    index = mx.arange(rows)[:, None]
+    longest = max(history.lengths)
+    committed = [[*tokens, *tokens[:1] * (longest - len(tokens))] for tokens in map(list, history.tokens)]
+    never = 2**30
+    first_seen = mx.full((rows, vocab_size), never).at[index, mx.array(committed)].minimum(0)
+    visible = mx.arange(length)
+    if history.drafted is not None and (drafted := history.drafted.shape[1]):
+        first_seen = first_seen.at[index, history.drafted].minimum(mx.arange(1, drafted + 1)[None])
+        visible = visible + (drafted - length + 1)  # how many drafted ids each position sees
+    seen = first_seen[:, None] <= visible[None, :, None]
     return mx.where(seen, mx.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def keep_top_k(logits: mx.array, k: int) -> mx.array:
-    """(..., V): -inf below the k-th largest; tokens that tie with it all stay."""
-    smallest = mx.topk(logits, min(k, logits.shape[-1]), axis=-1).min(axis=-1, keepdims=True)
+def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
+    """(B, L, V): -inf below each row's k-th largest; tokens that tie with it all stay."""
+    vocab_size = logits.shape[-1]
+    most = min(max(counts), vocab_size)
+    largest = mx.sort(mx.topk(logits, most, axis=-1), axis=-1)  # ascending
+    at = mx.array([most - min(count, most) for count in counts])[:, None, None]
+    smallest = mx.take_along_axis(largest, mx.broadcast_to(at, (*logits.shape[:2], 1)), axis=-1)
     return mx.where(logits < smallest, -mx.inf, logits)
 
 
-def keep_top_p(logits: mx.array, p: float) -> mx.array:
-    """(..., V): -inf for the least likely tokens that together have a probability of at most 1 - p; one always stays.
+def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
+    """(B, L, V), (B, 1, 1): -inf for the least likely tokens that together have a probability of at most 1 - p; one
+    always stays, and where p is 1 all do.
 
     Among tokens that tie at the edge the highest ids stay, as with a stable sort, but only values are sorted here.
     """
     ascending = mx.sort(logits, axis=-1)
-    dropped = mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1) <= 1 - p
+    dropped = (mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1) <= 1 - p) & (p < 1)
     dropped = dropped & (mx.arange(logits.shape[-1]) < logits.shape[-1] - 1)
     kept = mx.where(dropped, mx.inf, ascending)
     edge = kept.min(axis=-1, keepdims=True)
@@ -151,25 +131,7 @@ def keep_top_p(logits: mx.array, p: float) -> mx.array:
     return mx.where((logits > edge) | stays, logits, -mx.inf)
 
 
-def keep_min_p(logits: mx.array, min_p: float) -> mx.array:
-    """(..., V): -inf where the probability is below min_p times the largest."""
+def keep_min_p(logits: mx.array, min_p: mx.array) -> mx.array:
+    """(B, L, V), (B, 1, 1): -inf where the probability is below min_p times the largest."""
     probs = mx.softmax(logits, axis=-1)
     return mx.where(probs < min_p * probs.max(axis=-1, keepdims=True), -mx.inf, logits)
-
-
-class Use(IntEnum):
-    """What a random number is for; each use has its own stream."""
-
-    DRAFT = 0
-    ACCEPT = 1
-    NEXT = 2
-    COUPLED = 3
-
-
-def key(seed: int, position: int, use: Use) -> mx.array:
-    """A random key that depends on nothing but the request's seed, where in its output we are, and the use.
-
-    Rounds start at different positions, so no two rounds of a request share a key, and a request does not
-    depend on what ran before it or beside it.
-    """
-    return mx.array([seed, position * len(Use) + use], mx.uint32)

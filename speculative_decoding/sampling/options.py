@@ -166,6 +166,11 @@ class GenerationOptions:
         return self.repetition_penalty != 1
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether the output follows the target's distribution, as computed."""
+        return self.delta == 0 and not self.skip_sample_adjustment
+
+    @property
     def is_comparable(self) -> bool:
         """Whether two runs, with different drafts or none, must give the same tokens."""
         return self.is_greedy or self.acceptance == "coupled"
