@@ -142,7 +142,7 @@ def test_options_reach_the_draft_model(tmp_path: Path) -> None:
     made, pair = opened(*arguments, "--num-draft", "3")
     with made.session(pair) as session:
         assert isinstance(session.draft_model, DraftModel)
-        assert session.draft_model.confidence_threshold == 0.3 and session.ngram is None
+        assert session.options.confidence_threshold == 0.3 and session.ngram is None
         vocabulary = session.draft_model.vocabulary
         assert vocabulary is not None and len(vocabulary.ids) == 4
         frequent = pair.tokenizer.encode("Die Methode")[:2]

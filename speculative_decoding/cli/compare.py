@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..decoding.divergence import first_divergence
 from ..decoding.stats import GenerationStats
-from .bridge import Session
+from ..session import Session
 from .views import share
 from .watching import Run
 from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, Audience, available, run_ways, start

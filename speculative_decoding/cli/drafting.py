@@ -13,7 +13,7 @@ from ..drafters import DraftModel, NgramDrafter, Store
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
-from .bridge import Session
+from ..session import Session
 from .draft_flags import DraftFlags
 from .models import Folders, ModelNames, Pair
 from .options import flag, given_options, in_words_of_flags
@@ -69,7 +69,7 @@ class Plan:
         pair.load_weights()
         draft = None
         if pair.draft is not None:
-            draft = DraftModel(pair.draft, vocabulary, self.options.confidence_threshold)
+            draft = DraftModel(pair.draft, vocabulary)
         try:
             yield Session(pair.target, pair.tokenizer, draft, options=self.options, ngram=ngram)
         finally:

@@ -33,11 +33,6 @@ class Views:
     trace: Path | None = None
     stats_json: Path | None = None
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether the draft's time is to be told from the target's."""
-        return self.show_draft is not None or self.trace is not None
-
 
 @dataclass(frozen=True)
 class Files:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..drafters.model import require_same_tokens
+from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
 from ..loading.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from ..decoding.request import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from .bridge import Session
+from ..session import Session
 from .common import say
 from .compare import Comparison
 from .drafting import Plan
@@ -60,11 +60,11 @@ def decode_prompts(plan: Plan, views: Views) -> int:
                 same = compare(session, prompt, run.tokens) and same
         if comparison is not None:
             comparison.finish()
-        say(summary(total, plan.options, is_timed=views.is_timed))
+        say(summary(total, plan.options))
         if isinstance(plan.options.num_draft, str):
-            say(f"--num-draft {plan.options.num_draft}: {session.describe_length()}")
+            say(f"--num-draft {plan.options.num_draft}: {session.length_of(session.options).describe()}")
     if views.stats_json is not None:
-        content = settings(plan, pair) | times_known(total.as_dict(), is_timed=views.is_timed)
+        content = settings(plan, pair) | total.as_dict()
         views.stats_json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0 if same else 1
 
@@ -108,9 +108,9 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         raise InputError("standard input is empty; give it a prompt a line, or use --prompt")
 
 
-def summary(stats: GenerationStats, options: GenerationOptions, *, is_timed: bool) -> str:
+def summary(stats: GenerationStats, options: GenerationOptions) -> str:
     times = f"decode {stats.decode_seconds:.3f} s"
-    if is_timed:
+    if stats.draft_seconds is not None and stats.verify_seconds is not None:
         times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"
     lines = [
         f"{stats.generated_tokens} tokens at {stats.generation_tps:.1f} tokens/s; "
@@ -131,8 +131,3 @@ def settings(plan: Plan, pair: Pair) -> dict[str, Any]:
         **asdict(plan.options),
         "drafter": plan.drafter,
     }
-
-
-def times_known(stats: dict[str, Any], *, is_timed: bool) -> dict[str, Any]:
-    unknown = () if is_timed else ("draft_seconds", "verify_seconds")
-    return {name: value for name, value in stats.items() if name not in unknown}

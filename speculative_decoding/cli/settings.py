@@ -76,7 +76,7 @@ SETTINGS = (
         f"tokens drafted per round; or {', '.join(SCHEDULES)}",
         "num_draft",
         SCHEDULES,
-        say=lambda state: state.session.describe_length(),
+        say=lambda state: state.session.length_of(state.options).describe(),
     ),
     setting("/delta X", "accept more than the target would write, 0 to 1: lossy", "delta"),
     Command(

@@ -13,7 +13,7 @@ from ..drafters.ngram_store import make_store
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
-from .bridge import Session
+from ..session import Session
 from .drafting import Plan, make_plan
 from .models import ModelNames
 from .watching import Run, Watcher

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..decoding.results import GenerationResponse
 from ..decoding.stats import Round
 from ..errors import InputError
-from ..generate import GenerationResponse
 
 
 class Trace:

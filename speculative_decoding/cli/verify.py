@@ -17,8 +17,8 @@ from ..decoding.divergence import first_divergence
 from ..decoding.ways import PLAIN, Way, ways
 from ..errors import InputError
 from ..sampling import GenerationOptions
+from ..session import Session
 from . import common
-from .bridge import Session
 from .draft_flags import DraftFlags, add_draft_flags
 from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
 from .models import ModelNames, add_models

@@ -11,8 +11,8 @@ from enum import Enum
 from rich.console import Console
 from rich.text import Text
 
+from ..decoding.results import GenerationResponse
 from ..decoding.stats import GenerationStats, Round
-from ..generate import GenerationResponse
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
 
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space

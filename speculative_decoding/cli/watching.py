@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
+from ..decoding.results import GenerationResponse
 from ..decoding.stats import GenerationStats, Round
-from ..generate import GenerationResponse
 
 OnRound = Callable[[Round], None]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from ..decoding.results import GenerationResponse
 from ..decoding.ways import PLAIN, Way
 from ..drafters import DraftModel
-from ..generate import GenerationResponse
-from .bridge import Session
+from ..session import Session
 from .views import DraftView
 from .watching import OnRound, PlainText, Run, Watcher, one_screen, watch
 

@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
-from ..sampling import GenerationOptions, SamplingParams
-from .acceptance import Coupled, Greedy, choose_rule
+from ..sampling import GenerationOptions, History
+from .acceptance import Greedy, rule_for
 from .request import encode_prompt, output_ids
 
 
@@ -51,15 +51,12 @@ def first_divergence(
     position = next((i for i in range(shortest) if regular[i] != speculative[i]), shortest)
     if position == shortest:
         return Divergence(position, *(ids[position] if len(ids) > position else None for ids in (regular, speculative)))
-    sampling = SamplingParams(
-        options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty, options.seed
-    )
-    rule = choose_rule(sampling, options.acceptance)
-    assert isinstance(rule, Greedy | Coupled)
+    rule = rule_for([options])
+    assert isinstance(rule, Greedy)
     cache = model.make_cache(model.encode(mx.array([encode_prompt(model, tokenizer, prompt, allow_long=True)])))
     given = output_ids(model, tokenizer, options.prefix, "prefix")
-    prefix = mx.array([[model.config.decoder_start_token_id, *given, *regular[:position]]])
-    logits = model.decode(prefix, cache)[:, -1:]
-    scores = rule.scores(logits, sampling, prefix, prefix.shape[1])[0, 0].astype(mx.float32)
+    tokens = [model.config.decoder_start_token_id, *given, *regular[:position]]
+    logits = model.decode(mx.array([tokens]), cache)[:, -1:]
+    scores = rule.scores(logits, [options], History([tokens]))[0, 0].astype(mx.float32)
     ours, theirs = regular[position], speculative[position]
     return Divergence(position, ours, theirs, float(scores[ours] - scores[theirs]))

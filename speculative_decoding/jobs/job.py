@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from ..batch import BatchResult
+from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
-from ..generate import GenerationResult
 from .output import Sink
 from .rows import Line, Row
 
