@@ -2,62 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated as A
 
 from ..drafters.ngram_store import STORAGES, Store, make_store
 from ..drafters.vocabulary import DraftVocabulary
 from ..errors import InputError
 from .models import Pair
-from .options import flag
-from .parser import whole
+from .parser import Flag, flag_name, whole
 
-
-def add_draft_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("draft vocabulary and n-gram stores")
-    group.add_argument(
-        "--draft-vocab",
-        type=whole(1),
-        metavar="N",
-        help="the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt",
-    )
-    group.add_argument("--draft-vocab-text", type=Path, metavar="FILE", help="text like the outputs to come")
-    group.add_argument(
-        "--ngram-store",
-        type=Path,
-        metavar="FILE",
-        help="what was read and written before is searched too, and kept there for the next time",
-    )
-    group.add_argument(
-        "--ngram-storage",
-        choices=STORAGES,
-        help="what such a store keeps: whole texts, counts of all n-grams from --min- to --max-ngram-size, or of the "
-        "longest alone (default: texts)",
-    )
-    group.add_argument(
-        "--filler-top-k",
-        type=whole(2, 64),
-        metavar="K",
-        help="a store of n-grams also counts the target's K likeliest tokens at each place",
-    )
-    group.add_argument(
-        "--guess-unknown",
-        action="store_true",
-        help="a store of n-grams goes on behind an unknown one with its most frequent token",
-    )
+VOCABULARY = "the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt"
+STORE = "what was read and written before is searched too, and kept there for the next time"
+STORAGE = (
+    "what such a store keeps: whole texts, counts of all n-grams from --min- to --max-ngram-size, or of the longest "
+    "alone (default: texts)"
+)
+FILLER = "a store of n-grams also counts the target's K likeliest tokens at each place"
+GUESS = "a store of n-grams goes on behind an unknown one with its most frequent token"
 
 
 @dataclass(frozen=True)
 class DraftFlags:
-    """None, or False: not given. Raises `InputError` for what does not go together."""
+    """Raises `InputError` for what does not go together."""
 
-    draft_vocab: int | None = None
-    draft_vocab_text: Path | None = None
-    ngram_store: Path | None = None
-    ngram_storage: str | None = None
-    filler_top_k: int | None = None
-    guess_unknown: bool = False
+    draft_vocab: A[int | None, Flag(VOCABULARY, whole(1), "N")] = None
+    draft_vocab_text: A[Path | None, Flag("text like the outputs to come", Path, "FILE")] = None
+    ngram_store: A[Path | None, Flag(STORE, Path, "FILE")] = None
+    ngram_storage: A[str | None, Flag(STORAGE, STORAGES)] = None
+    filler_top_k: A[int | None, Flag(FILLER, whole(2, 64), "K")] = None
+    guess_unknown: A[bool, Flag(GUESS)] = False
 
     def __post_init__(self) -> None:
         if (self.draft_vocab is None) != (self.draft_vocab_text is None):
@@ -69,7 +43,7 @@ class DraftFlags:
 
     @property
     def _of_the_store(self) -> list[str]:
-        return [flag(name) for name in ("ngram_storage", "filler_top_k", "guess_unknown") if getattr(self, name)]
+        return [flag_name(name) for name in ("ngram_storage", "filler_top_k", "guess_unknown") if getattr(self, name)]
 
     def open_store(self, pair: Pair, max_ngram_size: int) -> Store | None:
         """The store in the file, or an empty one for it."""

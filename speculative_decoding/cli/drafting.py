@@ -95,7 +95,7 @@ def plan_of(chosen: argparse.Namespace) -> Plan:
     """From the flags of any command. Raises `InputError` for what is missing or would have no effect."""
     folders = chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
-    return make_plan(folders, given_options(chosen), flags, regular=getattr(chosen, "regular_decode", False))
+    return make_plan(folders, given_options(chosen), flags, regular="regular_decode" in chosen)
 
 
 def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags, *, regular: bool = False) -> Plan:

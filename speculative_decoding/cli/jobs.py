@@ -26,7 +26,7 @@ from .progress import progress, summary
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
 
 
-def decode_file(plan: Plan, files: Files) -> int:
+def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     """The exit status: 1 if some lines were errors."""
     output = files.output
     with ExitStack() as stack:
@@ -63,11 +63,11 @@ def decode_file(plan: Plan, files: Files) -> int:
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
     say(summary(totals, files.slots))
-    if files.stats_json is not None:
+    if stats_json is not None:
         folders = plan.folders
         draft = None if pair.opened_draft is None else str(folders.draft)
         content = {"model": str(folders.target), "draft_model": draft, **settings, "slots": files.slots}
-        files.stats_json.write_text(json.dumps(content | totals.as_dict(), indent=2) + "\n", encoding="utf-8")
+        stats_json.write_text(json.dumps(content | totals.as_dict(), indent=2) + "\n", encoding="utf-8")
     return 1 if totals.errors else 0
 
 

@@ -26,14 +26,14 @@ def decode(chosen: argparse.Namespace) -> int:
     require_writable("--trace", views.trace)
     plan = plan_of(chosen)
     # not imported at the top: --help and errors need not wait for what draws texts
-    if "interactive" in chosen:
+    if views.interactive:
         from .console import interact
 
         return interact(plan, views)
     if "input" in chosen:
         from .jobs import decode_file
 
-        return decode_file(plan, chosen_as(Files, chosen))
+        return decode_file(plan, chosen_as(Files, chosen), views.stats_json)
     from .prompts import decode_prompts
 
     return decode_prompts(plan, views)

@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated as A
 
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
+from .parser import Flag
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
-
-
-def add_models(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("models")
-    group.add_argument(
-        "--model",
-        "--model-name",
-        metavar="NAME",
-        help="the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, "
-        "else the bundled pair)",
-        default=argparse.SUPPRESS,
-    )
-    group.add_argument(
-        "--draft-model",
-        "--draft-model-name",
-        metavar="NAME",
-        help="the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, "
-        "or with --drafter ngram",
-        default=argparse.SUPPRESS,
-    )
-    group.add_argument(
-        "--dtype",
-        choices=tuple(DTYPES),
-        help="compute in this type (default: as stored on a GPU, float32 on a CPU)",
-        default=argparse.SUPPRESS,
-    )
+MODEL = (
+    "the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, else the "
+    "bundled pair)"
+)
+DRAFT_MODEL = (
+    "the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, or with "
+    "--drafter ngram"
+)
+DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"
 
 
 @dataclass(frozen=True)
 class ModelNames:
     """As the flags give them."""
 
-    model: str | None = None
-    draft_model: str | None = None
-    dtype: str | None = None
+    model: A[str | None, Flag(MODEL, str, "NAME", ["--model-name"])] = None
+    draft_model: A[str | None, Flag(DRAFT_MODEL, str, "NAME", ["--draft-model-name"])] = None
+    dtype: A[str | None, Flag(DTYPE, tuple(DTYPES))] = None
 
     def find(self) -> Folders:
         draft: Path | None

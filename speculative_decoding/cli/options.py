@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError
 from ..sampling.options import abouts, default
 from ..sampling.values import Number, Several, Switch, Text, Value
-from .parser import word
+from .parser import flag_name, word
 
 GROUPS = {
     "drafts": ("drafter", "num_draft", "confidence_threshold", "max_ngram_size", "min_ngram_size"),
@@ -27,7 +27,7 @@ DEFAULT_DRAFTER = "model if there is a draft model, else none"
 
 def flag(name: str) -> str:
     """The flag for a field."""
-    return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
+    return flag_name(OTHER_NAMES.get(name, name))
 
 
 def add_options(parser: argparse.ArgumentParser, lists: Collection[str] = ()) -> None:

@@ -1,12 +1,12 @@
-"""An argument parser whose errors are one line, and what a word of the command line may be. Knows no option."""
+"""An argument parser whose errors are one line, and flags made from the fields of dataclasses. Knows no option."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
 
 from ..sampling.values import Either, Number, Value, Whole
 
@@ -23,14 +23,47 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
+class Flag(NamedTuple):
+    """The flag for a field: `Annotated[type, Flag(...)]`. kind: what follows it; None: nothing, it is a switch.
+
+    metavar: what follows it is called. also: other names. const: what it means where nothing follows it.
+    """
+
+    help: str
+    kind: Callable[[str], Any] | Sequence[str] | None = None
+    metavar: str | None = None
+    also: Sequence[str] = ()
+    const: str | None = None
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
+    """A group of flags for a dataclass; one that is not given leaves no value."""
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        about: Flag = get_args(hints[each.name])[1]
+        how: dict[str, Any] = {"action": "store_true"}
+        if callable(about.kind):
+            how = {"type": about.kind, "metavar": about.metavar}
+        elif about.kind is not None:
+            how = {"choices": tuple(about.kind)}
+        if about.const is not None:
+            how |= {"nargs": "?", "const": about.const}
+        group.add_argument(flag_name(each.name), *about.also, default=argparse.SUPPRESS, help=about.help, **how)
+
+
 def chosen_as(kind: type[Chosen], chosen: argparse.Namespace) -> Chosen:
-    """A dataclass whose fields are named as flags are. Its defaults stand for the flags that were not given."""
+    """The dataclass, from its flags that were given and its defaults for the others."""
     given = vars(chosen)
     return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})  # type: ignore[arg-type]
 
 
 def word(value: Value) -> Callable[[str], Any]:
-    """For `type=` of a flag."""
+    """What a flag's `kind` may be: such a value."""
     value = replace(value, also="") if isinstance(value, Either) else value  # objects are for Python only
 
     def parse(text: str) -> Any:

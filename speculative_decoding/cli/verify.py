@@ -19,11 +19,11 @@ from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..session import Session
 from . import common
-from .draft_flags import DraftFlags, add_draft_flags
+from .draft_flags import DraftFlags
 from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
-from .models import ModelNames, add_models
+from .models import ModelNames
 from .options import add_options, given_options
-from .parser import Parser, chosen_as, whole
+from .parser import Parser, add_flags, chosen_as, whole
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
@@ -31,22 +31,15 @@ PROMPTS = Path(__file__).resolve().parents[2] / "data"
 def verify_parser() -> Parser:
     parser = Parser(
         prog="python -m speculative_decoding.verify",
-        argument_default=argparse.SUPPRESS,
         description="Decode prompts with and without a draft and compare the outputs token by token.",
     )
-    parser.add_argument(
-        "prompts", nargs="*", type=Path, help="files with a prompt a line (default: the bundled ones)", default=[]
-    )
-    add_models(parser)
+    files = "files with a prompt a line (default: the bundled ones)"
+    parser.add_argument("prompts", nargs="*", type=Path, help=files, default=argparse.SUPPRESS)
+    add_flags(parser, "models", ModelNames)
     add_options(parser, lists=("drafter", "num_draft", "seed"))
-    add_draft_flags(parser)
-    parser.add_argument(
-        "--slots",
-        type=whole(1),
-        nargs="+",
-        metavar="N",
-        help="decode so many prompts together (several: each is tried; default: one at a time)",
-    )
+    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
+    slots = "decode so many prompts together (several: each is tried; default: one at a time)"
+    parser.add_argument("--slots", type=whole(1), nargs="+", metavar="N", help=slots, default=argparse.SUPPRESS)
     return parser
 
 
@@ -113,7 +106,7 @@ def verify(chosen: argparse.Namespace) -> int:
     """Exit status 0 if all outputs are identical, 1 if not."""
     plan, tried = trials(chosen)
     require_comparable(plan.options, "verify")
-    prompts = [prompt for prompt in read_prompt_files(chosen.prompts) if prompt.strip()]
+    prompts = [prompt for prompt in read_prompt_files(getattr(chosen, "prompts", [])) if prompt.strip()]
     drafters = {trial.way.drafter for trial in tried}
     pair = plan.open(use_draft=not drafters.isdisjoint(USES_MODEL))
     identical = tokens = 0
