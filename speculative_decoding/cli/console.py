@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +19,7 @@ from .compare import same_text, table
 from .drafting import Plan
 from .main_flags import Views
 from .state import State
-from .trace import open_trace
+from .trace import traces_to
 from .views import accepted_bars, has_colour, lossy, make_console
 from .watching import Run
 from .ways import NGRAM, SPECULATIVE, Audience, run_ways
@@ -28,30 +29,29 @@ PROMPT = "> "
 
 def interact(plan: Plan, views: Views) -> int:
     """The exit status."""
-    with open_trace(views.trace) as trace:
-        traces = [] if trace is None else [trace]
-        with State(plan, traces, show_draft=views.show_draft) as state:
-            state.open(plan)
-            return Conversation(state).run()
+    with traces_to(views.trace) as traces, State(plan, traces, show_draft=views.show_draft) as state:
+        state.open(plan)
+        return Conversation(state).run()
 
 
-class Interrupt:
-    """Ctrl-C while a text is written: the first asks it to stop behind the next token, the second stops it at once."""
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C while a text is written: the first wants it to stop behind the next token, of which the function tells;
+    the second stops it at once.
+    """
+    is_wanted = False
 
-    def __enter__(self) -> Interrupt:
-        self.is_asked = False
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.is_asked:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal is_wanted
+        if is_wanted:
             raise KeyboardInterrupt
-        self.is_asked = True
+        is_wanted = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield lambda: is_wanted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Quit(Exception):
@@ -118,14 +118,14 @@ class Conversation:
             audience.legend(state.session)
             self._shown = state.show_draft
         try:
-            with Interrupt() as interrupt:
-                runs = run_ways(state.ways, state.session, prompt, audience, lambda: interrupt.is_asked)
+            with interrupts() as is_stopped:
+                runs = run_ways(state.ways, state.session, prompt, audience, is_stopped)
         except KeyboardInterrupt:
             state.recover()
             self._say("\nstopped at once")
             return
         state.spend(runs)
-        if interrupt.is_asked:
+        if is_stopped():
             self._say("stopped")
         self._sum_up(prompt, runs)
 

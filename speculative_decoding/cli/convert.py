@@ -29,18 +29,10 @@ def convert_parser() -> Parser:
     add("--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)")
     add("--dtype", choices=tuple(DTYPES), help="the type to store weights in (default: bfloat16)")
     add("--quantize", type=int, choices=BITS, help="store matrices in that many bits")
-    add(
-        "--group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        help="columns that share a scale, with --quantize (default: 64)",
-    )
-    add(
-        "--keep",
-        nargs="*",
-        choices=KEEP,
-        help="layers that stay in --dtype when the others are quantised (default: head)",
-    )
+    shared = "columns that share a scale, with --quantize (default: 64)"
+    add("--group-size", type=int, choices=GROUP_SIZES, help=shared)
+    kept = "layers that stay in --dtype when the others are quantised (default: head)"
+    add("--keep", nargs="*", choices=KEEP, help=kept)
     add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     add("--force", action="store_true", help="replace an existing output folder")
     return parser
@@ -68,14 +60,8 @@ def convert(chosen: argparse.Namespace) -> int:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     started = time.perf_counter()
-    columns = (
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    bar = Progress(*columns, console=Console(stderr=True))
+    parts = (BarColumn, DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
+    bar = Progress(*(part() for part in parts), TextColumn("{task.description}"), console=Console(stderr=True))
     task = bar.add_task("", total=None)
 
     def show(name: str, done: int, total: int) -> None:

@@ -23,7 +23,7 @@ from .compare import Comparison
 from .drafting import Plan
 from .main_flags import Views
 from .models import Pair
-from .trace import open_trace
+from .trace import traces_to
 from .verify import require_comparable
 from .views import lossy, make_console
 from .watching import Run
@@ -46,8 +46,8 @@ def decode_prompts(plan: Plan, views: Views) -> int:
     if first.strip():
         encode_prompt(pair.target, pair.tokenizer, first, plan.options.allow_long_prompt)
     total, same = GenerationStats(), True
-    with plan.session(pair) as session, open_trace(views.trace) as trace:
-        audience = Audience(make_console(), views.show_draft, [] if trace is None else [trace])
+    with plan.session(pair) as session, traces_to(views.trace) as traces:
+        audience = Audience(make_console(), views.show_draft, traces)
         comparison = Comparison(session, audience) if views.compare else None
         audience.legend(session)
         for prompt in chain([first], prompts):

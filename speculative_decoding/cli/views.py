@@ -14,6 +14,7 @@ from rich.text import Text
 from ..decoding.results import GenerationResponse
 from ..decoding.stats import GenerationStats, Round
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
+from .watching import Watcher
 
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space
 
@@ -45,7 +46,7 @@ def visible(text: str) -> str:
     return text.translate(CONTROLS)
 
 
-class DraftView:
+class DraftView(Watcher):
     """A stream, printed with its draft. Never takes back what it printed.
 
     rounds: a line for each round, with its numbers.
