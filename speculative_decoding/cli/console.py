@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,18 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import InputError
-from .command import Command, Wrong, by_name, completions, find, words
+from .command import Command, Wrong, by_name, find, words
 from .commands import COMMANDS
 from .compare import same_text, table
 from .drafting import Plan
+from .line_input import edit_lines, read_line
 from .main_flags import Views
+from .screen import has_colour, make_console
 from .state import State
 from .trace import traces_to
-from .views import accepted_bars, has_colour, lossy, make_console
+from .views import accepted_bars, lossy
 from .watching import Run
 from .ways import NGRAM, SPECULATIVE, Audience, run_ways
-
-PROMPT = "> "
 
 
 def interact(plan: Plan, views: Views) -> int:
@@ -178,37 +177,3 @@ class Conversation:
     def _quit(self, state: State, text: str) -> str:
         words(text, 0)
         raise Quit
-
-
-def read_line() -> str:
-    """One line, edited where there is a terminal. Raises EOFError at the end."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal and not sys.stdout.isatty():  # then `input` would write its prompt into our output
-        print(PROMPT, end="", file=sys.stderr, flush=True)
-    try:
-        line = input(PROMPT if is_terminal and sys.stdout.isatty() else "")
-        line.encode("utf-8")
-    except EOFError:
-        if is_terminal:
-            print(file=sys.stderr)
-        raise
-    except UnicodeError as error:
-        raise InputError("this line is not UTF-8; type it again") from error
-    return line
-
-
-def edit_lines(commands: Mapping[str, Command]) -> None:
-    """History and completion, where Python was built with readline."""
-    try:
-        import readline
-    except ImportError:
-        return
-
-    def complete(word: str, number: int) -> str | None:
-        found = completions(commands, readline.get_line_buffer()[: readline.get_endidx()])
-        return f"{found[number]} " if number < len(found) else None
-
-    readline.set_completer(complete)
-    readline.set_completer_delims(" ")
-    is_libedit = "libedit" in (readline.__doc__ or "")  # macOS
-    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")

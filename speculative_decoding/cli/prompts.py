@@ -23,9 +23,10 @@ from .compare import Comparison
 from .drafting import Plan
 from .main_flags import Views
 from .models import Pair
+from .screen import make_console
 from .trace import traces_to
 from .verify import require_comparable
-from .views import lossy, make_console
+from .views import lossy
 from .watching import Run
 from .ways import NGRAM, Audience, available, run_ways
 
