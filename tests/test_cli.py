@@ -225,7 +225,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--regular-decode", "--delta", "0.5"], "--delta has no effect with --drafter none"),
         (["--drafter", "ngram", "--confidence-threshold", "0.5"], "--confidence-threshold has no effect"),
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
-        (["--stop", ""], "--stop: must be a list, each text that is not empty, not ''"),
+        (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
         (["--eos-token-id", "99999"], "eos_token_ids must be between 0 and"),
         (["--verify", "--temperature", "1"], "--verify needs --temperature 0 or --acceptance coupled"),

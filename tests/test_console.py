@@ -174,6 +174,7 @@ def test_length_gamma_and_seed(talk) -> None:  # type: ignore[no-untyped-def]
     talk("/length 100")
     assert "drafts 2 tokens a round" in talk("/gamma 2")[1]
     assert talk(GERMAN)[0] == f"{TEXT}\n" and "accepted 7 of 8 drafted" in talk(GERMAN)[1]
+    assert "accepted 0 of 0 drafted" in talk("/gamma 0", GERMAN)[1]
     talk("/gamma heuristic")
     assert talk(GERMAN)[0] == f"{TEXT}\n"
     talk("/gamma 5", "/processor multinomial 2")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
 
-from ..sampling.values import Either, Number, Value, Whole
+from ..sampling.values import Either, Number, Several, Value, Whole
 
 Chosen = TypeVar("Chosen")
 
@@ -64,7 +64,10 @@ def chosen_as(kind: type[Chosen], chosen: argparse.Namespace) -> Chosen:
 
 def word(value: Value) -> Callable[[str], Any]:
     """What a flag's `kind` may be: such a value."""
-    value = replace(value, also="") if isinstance(value, Either) else value  # objects are for Python only
+    if isinstance(value, Either):
+        value = replace(value, also="")  # objects are for Python only
+    elif isinstance(value, Several):
+        value = value.one  # the flag may be repeated
 
     def parse(text: str) -> Any:
         try:

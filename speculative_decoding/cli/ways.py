@@ -22,9 +22,9 @@ def available(session: Session) -> dict[str, Way]:
     """Which ways the session's models allow, by name, in `ORDER`."""
     own = session.options.drafter or ("none" if session.draft_model is None else "model")
     num_draft = session.options.num_draft
-    ways = {NGRAM: Way(NGRAM, "ngram", num_draft), TARGET: PLAIN}
-    if own != "none":
-        ways = {SPECULATIVE: Way(SPECULATIVE, own, num_draft), **ways}
+    drafters = {SPECULATIVE: own, NGRAM: "ngram"} if own != "none" else {NGRAM: "ngram"}
+    ways = {name: Way(name, drafter, num_draft) if num_draft else PLAIN for name, drafter in drafters.items()}
+    ways[TARGET] = PLAIN
     return ways if session.draft_model is None else {**ways, DRAFTER: PLAIN}
 
 
