@@ -174,7 +174,7 @@ def test_a_vocabulary_text_that_cannot_be_read_is_one_line(text: bytes | None, t
 def test_a_store_is_written_behind_and_read_again(
     arguments: list[str], kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt, path = "grammar: It were a cod business.", tmp_path / "store"
+    prompt, path = "translate English to German: The method returns the value.", tmp_path / "store"
     calls = []
     for more in (arguments, []):
         sizes = [] if more else [each for each in arguments if each in ("--max-ngram-size", "3")]
