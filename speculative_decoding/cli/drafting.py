@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.request import check_token_ids
-from ..drafters import DraftModel, NgramDrafter, Store
+from ..drafters import DraftModel, NgramDrafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
@@ -61,29 +61,20 @@ class Plan:
 
         copies: whether anything is to be looked up; by default where the drafter does.
         """
-        ngram, store = None, None
+        ngram = store = None
         if self.drafter in COPIES if copies is None else copies:
-            store = self.flags.open_store(pair, self.options.max_ngram_size)
-            ngram = self.ngram_drafter(pair, store)
+            most, least = self.options.max_ngram_size, self.options.min_ngram_size
+            pieces = pair.tokenizer.vocabulary.pieces
+            store = self.flags.open_store(pair, most)
+            ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
         vocabulary = self.flags.vocabulary(pair)
         pair.load_weights()
-        draft = None
-        if pair.draft is not None:
-            draft = DraftModel(pair.draft, vocabulary)
+        draft = None if pair.draft is None else DraftModel(pair.draft, vocabulary)
         try:
             yield Session(pair.target, pair.tokenizer, draft, options=self.options, ngram=ngram)
         finally:
             if self.flags.ngram_store is not None and store is not None:
                 store.save(self.flags.ngram_store)
-
-    def ngram_drafter(self, pair: Pair, store: Store | None) -> NgramDrafter:
-        """A new one, that has no experience yet."""
-        return NgramDrafter(
-            pieces=pair.tokenizer.vocabulary.pieces,
-            store=store,
-            max_ngram_size=self.options.max_ngram_size,
-            min_ngram_size=self.options.min_ngram_size,
-        )
 
 
 def usual_drafter(folders: Folders) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from ..jobs import Totals
 from .common import say
@@ -14,12 +13,8 @@ from .common import say
 NOTE_SECONDS = 30.0  # between notes where there is no terminal
 
 
-class Show(Protocol):
-    def __call__(self, totals: Totals) -> None: ...
-
-
 @contextmanager
-def progress(size: int | None, *, is_watched: bool) -> Iterator[Show]:
+def progress(size: int | None, *, is_watched: bool) -> Iterator[Callable[[Totals], None]]:
     """size: of the input in bytes, if that is known."""
     if not (is_watched and sys.stderr.isatty()):
         yield Notes(size)
