@@ -4,24 +4,28 @@ from . import blas
 
 blas.load_fast_blas()  # before anything imports mlx
 
-from .batch import BatchResult, batch_generate  # noqa: E402
+from .decoding.results import BatchResult, GenerationResponse, GenerationResult  # noqa: E402
 from .decoding.scoring import Score, encode, score  # noqa: E402
 from .decoding.stats import GenerationStats, Round  # noqa: E402
+from .engine import Engine, Event, Request  # noqa: E402
 from .errors import CheckpointError, InputError  # noqa: E402
-from .generate import GenerationResponse, GenerationResult, generate, stream_generate  # noqa: E402
-from .sampling import SamplingParams  # noqa: E402
+from .generate import batch_generate, generate, stream_generate  # noqa: E402
+from .sampling import GenerationOptions  # noqa: E402
 from .session import Session, load  # noqa: E402
 from .version import __version__  # noqa: E402
 
 __all__ = [
     "BatchResult",
     "CheckpointError",
+    "Engine",
+    "Event",
+    "GenerationOptions",
     "GenerationResponse",
     "GenerationResult",
     "GenerationStats",
     "InputError",
+    "Request",
     "Round",
-    "SamplingParams",
     "Score",
     "Session",
     "__version__",

@@ -3,111 +3,246 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, overload
 
 import mlx.core as mx
 
-from .batch import BatchResult, batch_generate
-from .decoding.request import choose_length
+from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
-from .draft_length.schedules import DraftLength
-from .drafters import Drafter, DraftModel, NgramDrafter, choose_drafter
+from .decoding.stats import Round
+from .draft_length import adaptive_length, choose_length
+from .draft_length.base import DraftLength
+from .drafters import BatchDrafter, DraftModel, NgramDrafter, choose_drafter, new_ngram
+from .engine import Engine, Event, Request
 from .errors import InputError
-from .generate import GenerationResponse, GenerationResult, generate, stream_generate
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
+from .models.memory import slots_within
+from .sampling import GenerationOptions
+from .sampling.keywords import takes_keywords_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamKeywords(GenerationOptions):
+    """on_round: is called with every `Round`, before its tokens are given out."""
+
+    on_round: Callable[[Round], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchKeywords(GenerationOptions):
+    """slots: how many prompts are decoded together; None: as the session says. max_memory_gb: take fewer slots where
+    their caches would not fit beside the weights.
+    """
+
+    slots: int | None = None
+    max_memory_gb: float | None = None
 
 
 @dataclass
 class Session:
     """What `load` returns. `model, tokenizer = load(...)` works too.
 
-    drafter, ngram, num_draft: as `stream_generate` takes them, for every request; by default a draft model proposes,
-        or without one nothing does. An n-gram store and a length that adapts learn from request to request.
-    slots: how many rows are decoded together when there are several prompts.
+    options: for every request, unless a call gives others. ngram: what drafts of copied text look up. slots: how many
+        prompts are decoded together where there are several.
+    What copies have been worth, and a length that adapts, are learned from request to request.
     """
 
     model: EncoderDecoder
     tokenizer: Tokenizer
     draft_model: EncoderDecoder | DraftModel | None = None
-    drafter: str | Drafter | None = None
+    options: GenerationOptions = field(default_factory=GenerationOptions)
     ngram: NgramDrafter | None = None
-    num_draft: int | str | DraftLength = 5
     slots: int = 8
 
     def __post_init__(self) -> None:
-        choose_drafter(self.drafter, self.model, self.draft_model, self.ngram)  # raises where they do not fit
-        if self.num_draft != "auto":  # that measures, which waits until it is needed
-            choose_length(self.num_draft, self.model)
-
-    @cached_property
-    def length(self) -> DraftLength:
-        """Of drafts for a single row."""
-        return choose_length(self.num_draft, self.model, self.draft_model)
-
-    @cached_property
-    def batch_length(self) -> DraftLength:
-        """Of drafts for `slots` rows at a time, where everything costs something else."""
-        return choose_length(self.num_draft, self.model, self.draft_model, self.slots)
+        self._lengths: dict[tuple[str, int], DraftLength] = {}
+        self._drafter(self.options)  # raises where models and options do not fit
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.tokenizer))
 
-    def stream(self, prompt: str, **options: Any) -> Iterator[GenerationResponse]:
-        """`stream_generate` with this session's models; takes its other options."""
-        return stream_generate(self.model, self.tokenizer, prompt, **self._with(options))
+    @takes_keywords_of(StreamKeywords)
+    def stream(self, prompt: str, given: Mapping[str, Any]) -> Iterator[GenerationResponse]:
+        """Yield a response for each token as soon as it is accepted.
+
+        Arguments are checked here and now, before the first response is asked for. Raises `InputError` that names the
+        option. Leaving the stream early leaves no trace in the next. The keywords: see `GenerationOptions`.
+        """
+        given = dict(given)
+        on_round = given.pop("on_round", None)
+        engine, request = self._submit(prompt, given)
+        return stream_of(engine, request, on_round)
+
+    @overload  # type: ignore[overload-overlap]  # a text is a sequence of texts too, but never meant as one
+    @takes_keywords_of(GenerationOptions)
+    def generate(self, prompt: str, given: Mapping[str, Any]) -> GenerationResult: ...
 
     @overload
-    def generate(self, prompt: str, **options: Any) -> GenerationResult: ...
+    @takes_keywords_of(GenerationOptions)
+    def generate(self, prompt: Sequence[str], given: Mapping[str, Any]) -> list[GenerationResult]: ...
 
-    @overload
-    def generate(self, prompt: Sequence[str], **options: Any) -> list[GenerationResult]: ...
-
-    def generate(self, prompt: str | Sequence[str], **options: Any) -> GenerationResult | list[GenerationResult]:
-        """`generate` with this session's models; takes its other options. Several prompts are decoded together.
+    @takes_keywords_of(GenerationOptions)
+    def generate(
+        self, prompt: str | Sequence[str], given: Mapping[str, Any]
+    ) -> GenerationResult | list[GenerationResult]:
+        """All of `stream` at once. Several prompts are decoded together and give a list.
 
         Raises `InputError`; with several prompts it says which.
         """
         if isinstance(prompt, str):
-            return generate(self.model, self.tokenizer, prompt, **self._with(options))
+            engine, request = self._submit(prompt, given)
+            while not request.finish_reason:
+                engine.step()
+            return result_of(request)
         results: dict[int, GenerationResult] = {}
-        for each in self.batch(prompt, **options):
+        for each in self.batch(prompt, **given):
             if each.result is None:
                 raise InputError(f"prompt {each.index}: {each.error}")
             results[each.index] = each.result
         return [results[index] for index in range(len(results))]
 
-    def batch(self, prompts: Iterable[str | Mapping[str, Any]], **options: Any) -> Iterator[BatchResult]:
-        """`batch_generate` with this session's models and slots; takes its other options."""
-        ours = self._with({"slots": self.slots, "num_draft": self.batch_length} | options)
-        return batch_generate(self.model, self.tokenizer, prompts, **ours)
+    @takes_keywords_of(BatchKeywords)
+    def batch(self, prompts: Iterable[str | Mapping[str, Any]], given: Mapping[str, Any]) -> Iterator[BatchResult]:
+        """Yield the results as prompts finish. Each is what `generate` gives for that prompt alone: the same tokens at
+        temperature 0 and with acceptance "coupled"; else the same law, and with drafts that do not learn from row to
+        row (a model's, of fixed lengths) the same sample.
 
-    def score(self, source: str, target: str | Sequence[int], **options: Any) -> Score:
-        """`score` with this session's target; takes its other options."""
-        return score(self.model, self.tokenizer, source, target, **options)
+        prompts: each a text, or a mapping with "prompt" and options of its own, as far as rows may differ in them. Read
+            only a few times `slots` ahead.
 
-    def encode(self, text: str, **options: Any) -> mx.array:
-        """`encode` with this session's target; takes its other options."""
-        return encode(self.model, self.tokenizer, text, **options)
+        Raises `InputError` for the keywords; a prompt that cannot be decoded gets an error of its own.
+        """
+        given = dict(given)
+        slots, max_memory_gb = given.pop("slots", None) or self.slots, given.pop("max_memory_gb", None)
+        if slots < 1:
+            raise InputError(f"slots must be >= 1, not {slots}")
+        options = self.options_with(given)
+        if options.drafter is not None and not isinstance(options.drafter, str):
+            raise InputError(
+                f"drafter must be given by name for several prompts, not {options.drafter!r}: each row needs its own"
+            )
+        if max_memory_gb is not None:
+            draft = None if self._draft is None else self._draft.model
+            slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens)
+        return self._batch(prompts, options, self._engine(options, slots), slots)
 
-    def _with(self, options: dict[str, Any]) -> dict[str, Any]:
-        ours = {"draft_model": self.draft_model, "drafter": self.drafter, "ngram": self.ngram}
-        return ours | (options if "num_draft" in options else {**options, "num_draft": self.length})
+    def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
+        """`score` with this session's target."""
+        return score(self.model, self.tokenizer, source, target, allow_long_prompt=allow_long_prompt)
+
+    def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
+        """`encode` with this session's target."""
+        return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt)
+
+    def options_with(self, given: Mapping[str, Any]) -> GenerationOptions:
+        """This session's options with those of a call. Raises `InputError` for what does not fit."""
+        drafter = given.get("drafter", self.options.drafter)
+        if drafter is None:
+            drafter = "none" if self._draft is None else "model"
+        return self.options.changed({**given, "drafter": drafter})
+
+    def length_of(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
+        """How many tokens are drafted, with `slots` rows. One that adapts is kept, and learns from all requests."""
+        name = options.num_draft
+        if not isinstance(name, str):
+            return choose_length(name)
+        if (name, slots) not in self._lengths:
+            draft = None if self._draft is None else self._draft.model
+            make = partial(adaptive_length, self.model, draft, slots)
+            self._lengths[name, slots] = choose_length(name, make)
+        return self._lengths[name, slots]
+
+    @cached_property
+    def _draft(self) -> DraftModel | None:
+        given = self.draft_model
+        return given if given is None or isinstance(given, DraftModel) else DraftModel(given)
+
+    def _drafter(self, options: GenerationOptions) -> BatchDrafter:
+        sizes = options.max_ngram_size, options.min_ngram_size
+        if self.ngram is None and options.drafter in ("ngram", "auto"):
+            if sizes != (self.options.max_ngram_size, self.options.min_ngram_size):
+                return choose_drafter(options, self.model, self._draft)  # looks up otherwise than the session's
+            self.ngram = new_ngram(self.model, *sizes)
+        return choose_drafter(options, self.model, self._draft, self.ngram)
+
+    def _engine(self, options: GenerationOptions, slots: int) -> Engine:
+        mx.reset_peak_memory()
+        return Engine(self.model, self.tokenizer, self._drafter(options), slots=slots, strict=options.strict)
+
+    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[Engine, Request]:
+        options = self.options_with(given)
+        engine = self._engine(options, 1)
+        return engine, engine.submit(prompt, options, self.length_of(options))
+
+    def _batch(
+        self, prompts: Iterable[str | Mapping[str, Any]], options: GenerationOptions, engine: Engine, slots: int
+    ) -> Iterator[BatchResult]:
+        waiting, indices = enumerate(prompts), dict[Request, int]()
+        is_more = True
+        while True:
+            while is_more and engine.wants_more:
+                index, prompt = next(waiting, (-1, ""))
+                if is_more := index >= 0:
+                    try:
+                        indices[self._submit_row(engine, prompt, options, slots)] = index
+                    except InputError as error:
+                        yield BatchResult(index, None, str(error))
+            if engine.is_idle:
+                return
+            for event in engine.step():
+                if event.request.finish_reason:
+                    yield BatchResult(indices.pop(event.request), result_of(event.request))
+
+    def _submit_row(
+        self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
+    ) -> Request:
+        if isinstance(prompt, str):
+            return engine.submit(prompt, options, self.length_of(options, slots))
+        own = {name: value for name, value in prompt.items() if name != "prompt"}
+        row = options.for_row(own)
+        return engine.submit(prompt["prompt"], row, self.length_of(row, slots))
+
+
+def stream_of(
+    engine: Engine, request: Request, on_round: Callable[[Round], None] | None
+) -> Iterator[GenerationResponse]:
+    while not request.finish_reason:
+        for event in engine.step():
+            if on_round is not None:
+                on_round(event.round)
+            yield from responses(event)
+
+
+def responses(event: Event) -> Iterator[GenerationResponse]:
+    """One for each token of a round."""
+    round, last = event.round, len(event.texts) - 1
+    for i, (token, text) in enumerate(zip(round.tokens, event.texts, strict=True)):
+        logprob = None if round.logprobs is None else round.logprobs[i]
+        reason = round.finish_reason if i == last else None
+        stats = event.request.stats
+        yield GenerationResponse(text, token, logprob, i < round.accepted, round.accepted, reason, stats)
+
+
+def result_of(request: Request) -> GenerationResult:
+    assert request.finish_reason is not None
+    logprobs = request.logprobs if request.row.options.logprobs else None
+    return GenerationResult(request.text, request.tokens, request.finish_reason, request.stats, logprobs)
 
 
 def load(
     path_or_name: str | os.PathLike[str],
     *,
     draft: str | os.PathLike[str] | None = None,
-    drafter: str | Drafter | None = None,
+    drafter: str | Any | None = None,
     num_draft: int | str | DraftLength = 5,
     dtype: str | None = None,
     quantize: int | None = None,
-    group_size: int = 64,
+    group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Load a target, and perhaps a draft: converted folders, or Hugging Face ones as they are.
@@ -115,17 +250,20 @@ def load(
     path_or_name: a folder, the name of one under models/, or a model on the Hub, which is downloaded if need be.
     draft: the draft model, likewise; or "self-8bit", the target itself with its matrices in 8 bits, where a family has
         nothing smaller.
-    drafter, num_draft: see `Session`.
+    drafter, num_draft: for every request, see `GenerationOptions`.
     dtype: float32, bfloat16 or float16 to compute in; by default as stored on a GPU, and float32 on a CPU, for which
         MLX has no fast 16-bit matrix product.
-    quantize: 4 or 8 bits for the target, in groups of `group_size` columns, for the layers that `convert.py
+    quantize: 4 or 8 bits for the target, in groups of `group_size` columns (64), for the layers that `convert.py
         --quantize` takes.
     gguf_file: take the target's weights from this GGUF file, a path or a name within the folder, whatever else is
         there; the tokenizer is the folder's. Without a config.json the file's own metadata serve.
 
     Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
     """
-    load_target = partial(load_model, path_or_name, dtype=dtype, group_size=group_size, gguf_file=gguf_file)
+    if group_size is not None and quantize is None:
+        raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
+    options = GenerationOptions(drafter=drafter, num_draft=num_draft)
+    load_target = partial(load_model, path_or_name, dtype=dtype, group_size=group_size or 64, gguf_file=gguf_file)
     model, tokenizer = load_target(quantize=quantize)
     draft_model = None
     if draft == SELF_DRAFT:
@@ -136,4 +274,4 @@ def load(
         draft_model, _ = load_target(quantize=SELF_DRAFT_BITS)
     elif draft is not None:
         draft_model, _ = load_model(draft, dtype=dtype)
-    return Session(model, tokenizer, draft_model, drafter, num_draft=num_draft)
+    return Session(model, tokenizer, draft_model, options)

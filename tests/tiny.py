@@ -10,10 +10,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from speculative_decoding.decoding.acceptance import AcceptanceRule, Coupled, choose_rule
-from speculative_decoding.decoding.loop import Row, Settings, speculate, strict_width
+from speculative_decoding.decoding.batch import Batch, DecodedRow, strict_width
+from speculative_decoding.decoding.loop import speculate
 from speculative_decoding.decoding.stats import Round
-from speculative_decoding.draft_length.schedules import DraftLength, FixedLength
+from speculative_decoding.draft_length import DraftLength, choose_length
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,
@@ -21,7 +21,6 @@ from speculative_decoding.drafters import (
     Draft,
     Drafter,
     DraftModel,
-    ModelDrafter,
     NgramDrafter,
     NgramStore,
     NoDrafter,
@@ -32,7 +31,7 @@ from speculative_decoding.drafters import (
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.sampling import SamplingParams
+from speculative_decoding.sampling import GenerationOptions
 
 VOCAB = 24
 EOS = 1
@@ -88,24 +87,29 @@ def run(
     source: Sequence[int],
     drafter: Drafter | BatchDrafter | None = None,
     *,
-    sampling: SamplingParams | None = None,
-    rule: AcceptanceRule | None = None,
     ends: Callable[[int], bool] | None = None,
-    num_draft: int | DraftLength = 4,
-    max_tokens: int = 30,
-    strict: bool = False,
+    length: DraftLength | None = None,
+    **options: Any,
 ) -> list[Round]:
-    sampling = sampling or SamplingParams()
+    """The rounds of one request, without a tokenizer. options: of `GenerationOptions`; by default drafts of 4, 30 tokens
+    at most.
+    """
+    chosen = GenerationOptions(**{"num_draft": 4, "max_tokens": 30} | options)
     one = drafter or NoDrafter()
-    batch = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda sampling, coupled: one)
-    (reading,) = batch.read([source])
-    batch.begin(0, source, reading, sampling, coupled=isinstance(rule, Coupled))
+    batch_drafter = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda: one, model.config.vocab_size)
+    length = length or choose_length(chosen.num_draft)
+    start = [model.config.decoder_start_token_id]
+    is_end = ends or model.config.eos_token_ids.__contains__
+    row = DecodedRow(chosen, list(source), start, length=length, ends=is_end)
     cache = model.make_cache(model.encode(mx.array([list(source)])))
-    length = FixedLength(num_draft) if isinstance(num_draft, int) else num_draft
-    settings = Settings(length, max_tokens, sampling, rule or choose_rule(sampling), strict)
-    row = Row(settings, ends or model.config.eos_token_ids.__contains__, [model.config.decoder_start_token_id])
-    width = strict_width(cache, settings) if strict else None
-    return [rounds[0] for rounds in speculate(model, cache, batch, [row], width)]
+    batch = Batch(model, batch_drafter, cache, [row])
+    if chosen.strict:
+        batch.width = strict_width(cache, chosen, length.most)
+    batch_drafter.begin(row)
+    rounds = []
+    while batch.active:
+        rounds.append(speculate(batch)[0])
+    return rounds
 
 
 def tokens_of(rounds: Sequence[Round]) -> list[int]:
@@ -137,55 +141,44 @@ def taught(store: Store, regular: Sequence[int]) -> Store:
     return store
 
 
-# Every drafter that exists, by name: made from (target, draft model, sampling, regular output, whether sampling is
-# coupled). They all inherit the laws of tests/test_generate.py.
-DRAFTERS: dict[
-    str, Callable[[EncoderDecoder, EncoderDecoder, SamplingParams, Sequence[int], bool], Drafter | BatchDrafter]
-] = {
-    "none": lambda target, draft, sampling, regular, coupled: NoDrafter(),
-    "model": lambda target, draft, sampling, regular, coupled: ModelDrafter(draft, target, sampling, coupled=coupled),
-    "target itself": lambda target, draft, sampling, regular, coupled: ModelDrafter(
-        target, target, sampling, coupled=coupled
+def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) -> BatchModelDrafter:
+    return BatchModelDrafter(draft if isinstance(draft, DraftModel) else DraftModel(draft), target.config.vocab_size)
+
+
+# Every drafter that exists, by name: made from (target, draft model, regular output). They all inherit the laws of
+# tests/test_generate.py, with the options of OPTIONS_OF.
+DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Drafter | BatchDrafter]] = {
+    "none": lambda target, draft, regular: NoDrafter(),
+    "model": lambda target, draft, regular: model_drafter(target, draft),
+    "target itself": lambda target, draft, regular: model_drafter(target, target),
+    "model, trimmed vocabulary": lambda target, draft, regular: model_drafter(
+        target, DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2))))
     ),
-    "model, trimmed vocabulary": lambda target, draft, sampling, regular, coupled: ModelDrafter(
-        DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2)))), target, sampling, coupled=coupled
-    ),
-    "model, confidence threshold": lambda target, draft, sampling, regular, coupled: ModelDrafter(
-        DraftModel(draft, confidence_threshold=0.2), target, sampling, coupled=coupled
-    ),
-    "n-grams": lambda target, draft, sampling, regular, coupled: NgramDrafter(),
-    "n-grams of the output": lambda target, draft, sampling, regular, coupled: NgramDrafter(
-        search_input=False, min_chance=0.0
-    ),
-    "n-grams of the input": lambda target, draft, sampling, regular, coupled: NgramDrafter(
+    "model, confidence threshold": lambda target, draft, regular: model_drafter(target, draft),
+    "n-grams": lambda target, draft, regular: NgramDrafter(),
+    "n-grams of the output": lambda target, draft, regular: NgramDrafter(search_input=False, min_chance=0.0),
+    "n-grams of the input": lambda target, draft, regular: NgramDrafter(
         search_output=False, max_ngram_size=2, min_chance=0.0
     ),
-    "n-grams of a session": lambda target, draft, sampling, regular, coupled: NgramDrafter(
+    "n-grams of a session": lambda target, draft, regular: NgramDrafter(
         store=taught(TextStore(), regular), min_chance=0.0
     ),
-    "n-grams, guessing on": lambda target, draft, sampling, regular, coupled: NgramDrafter(
+    "n-grams, guessing on": lambda target, draft, regular: NgramDrafter(
         store=taught(NgramStore(3, 2, stop_if_unknown=False), regular), min_chance=0.0
     ),
-    "auto": lambda target, draft, sampling, regular, coupled: AutoDrafter(
-        NgramDrafter(min_chance=0.0), BatchModelDrafter(draft, target), sure=0.5
+    "auto": lambda target, draft, regular: AutoDrafter(
+        NgramDrafter(min_chance=0.0), model_drafter(target, draft), target.config.vocab_size
     ),
-    "always right": lambda target, draft, sampling, regular, coupled: Scripted(regular, lambda i, token: token),
-    "always wrong": lambda target, draft, sampling, regular, coupled: Scripted(
-        regular, lambda i, token: (token + 1) % VOCAB
-    ),
-    "every third wrong": lambda target, draft, sampling, regular, coupled: Scripted(
+    "always right": lambda target, draft, regular: Scripted(regular, lambda i, token: token),
+    "always wrong": lambda target, draft, regular: Scripted(regular, lambda i, token: (token + 1) % VOCAB),
+    "every third wrong": lambda target, draft, regular: Scripted(
         regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token
     ),
-    "end inside": lambda target, draft, sampling, regular, coupled: Scripted(
-        regular, lambda i, token: EOS if i % 4 == 3 else token
-    ),
-    "stops after two": lambda target, draft, sampling, regular, coupled: Scripted(
-        regular, lambda i, token: token, most=2
-    ),
-    "proposes nothing": lambda target, draft, sampling, regular, coupled: Scripted(
-        regular, lambda i, token: token, most=0
-    ),
+    "end inside": lambda target, draft, regular: Scripted(regular, lambda i, token: EOS if i % 4 == 3 else token),
+    "stops after two": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=2),
+    "proposes nothing": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=0),
 }
+OPTIONS_OF: dict[str, dict[str, Any]] = {"model, confidence threshold": {"confidence_threshold": 0.2}}
 
 
 TOKENIZER = {

@@ -12,15 +12,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
 
-from ..drafters.base import Draft, token_ids
-from ..errors import InputError
-from ..sampling import SamplingParams, Use, key
+from ..drafters.base import Draft, Row, draft_probs
+from ..sampling import GenerationOptions, History, Use, logprobs, perturbed, scores
+from ..sampling.random import categorical, keys, uniform
 
-ACCEPTANCE = ("rejection", "block", "coupled")
 TINY = 1e-30
 HUGE = 1e30  # as a weight it leaves nothing of q: the next token is drawn from p
 
@@ -31,40 +29,15 @@ class Verdict:
 
     price (B, K): for each drafted token the total variation between the law it was decided by and the target's,
         given what stands before it; None where the rule is lossless.
-    logprobs (K + 1,): of the drafted tokens and of the next one, where the request asks for them.
     """
 
     accepted: mx.array
     next_token: mx.array
     price: mx.array | None = None
-    logprobs: mx.array | None = None
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """What is to be evaluated before `read`."""
-        return [each for each in (self.accepted, self.next_token, self.price, self.logprobs) if each is not None]
-
-    def read(self, draft: Draft) -> tuple[list[int], int, list[float]]:
-        """Of one row: its new tokens, how many of them were drafted, and their prices.
-
-        Waits for the device unless `arrays` and the draft's tokens have been evaluated.
-        """
-        accepted, next_token = cast(int, self.accepted.item()), cast(int, self.next_token.item())
-        prices = [0.0] * draft.num_tokens if self.price is None else cast(list[list[float]], self.price.tolist())[0]
-        return [*token_ids(draft.tokens)[:accepted], next_token], accepted, prices[: accepted + 1]
-
-    def read_logprobs(self, accepted: int) -> list[float] | None:
-        """Of the new tokens, `accepted` drafted ones and the next; None if nobody asked."""
-        if self.logprobs is None:
-            return None
-        *drafted, following = cast(list[float], self.logprobs.tolist())
-        return [*drafted[:accepted], following]
 
 
 class AcceptanceRule(ABC):
     """Decides by distributions; `verdict` throws the dice."""
-
-    lossless: bool
 
     @abstractmethod
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -74,19 +47,14 @@ class AcceptanceRule(ABC):
         """What `Verdict` says of it. Nothing, unless a rule says otherwise."""
         return None
 
-    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, tokens: Sequence[int]) -> Verdict:
-        """logits (B, K + 1, V), raw; `tokens` are the committed ids, which the draft follows."""
-        probs = sampling.probs(logits, draft.behind(tokens))
+    def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
+        """logits (B, K + 1, V), raw, behind each row's committed tokens and its draft."""
+        options = [row.options for row in rows]
+        probs = mx.exp(logprobs(logits, options, draft.behind([row.tokens for row in rows])))
         stop, weights = self(draft, probs)
-        accepted, next_token = throw_dice(
-            draft,
-            probs,
-            stop,
-            weights,
-            accept_key=key(sampling.seed, len(tokens), Use.ACCEPT),
-            next_key=key(sampling.seed, len(tokens), Use.NEXT),
-        )
-        return Verdict(accepted, next_token, self.price(draft, probs))
+        starts = [(row.options.seed, len(row.tokens)) for row in rows]
+        accept_keys, next_keys = (keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
+        return Verdict(*throw_dice(draft, probs, stop, weights, accept_keys, next_keys), self.price(draft, probs))
 
 
 @dataclass(frozen=True)
@@ -96,33 +64,31 @@ class Rejection(AcceptanceRule):
     skip_sample_adjustment: draw the correction from p, not from max(p - q, 0), as some implementations do (lossy).
     """
 
-    delta: float = 0.0
+    delta: float | mx.array = 0.0  # or (B, 1): of each row
     skip_sample_adjustment: bool = False
 
-    def __post_init__(self) -> None:
-        check_delta(self.delta)
-
     @property
-    def lossless(self) -> bool:  # type: ignore[override]
-        return self.delta == 0 and not self.skip_sample_adjustment
+    def is_lossless(self) -> bool:
+        return isinstance(self.delta, float) and self.delta == 0 and not self.skip_sample_adjustment
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         p, q = drafted_probs(draft, target_probs)
         accept = mx.minimum(p / mx.maximum(q, TINY) + self.delta, 1.0)
-        stop = stop_from(accept, draft.lengths)
+        stop = stop_from(accept, draft)
         return stop, mx.full(stop.shape, HUGE if self.skip_sample_adjustment else 1.0)
 
     def price(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
         """With the residual, x really drawn from q: how much more is accepted than the exact rule accepts."""
-        if self.lossless or draft.num_tokens == 0:
+        if self.is_lossless or draft.num_tokens == 0:
             return None
         p, q = target_probs[:, : draft.num_tokens], draft_probs(draft, target_probs.shape[-1])
-        kept = mx.minimum(q, p + self.delta * q)
+        delta = self.delta[..., None] if isinstance(self.delta, mx.array) else self.delta
+        kept = mx.minimum(q, p + delta * q)
         if self.skip_sample_adjustment:  # the law is kept + (1 - sum kept) * p
             price = 0.5 * mx.abs(kept - kept.sum(axis=-1, keepdims=True) * p).sum(axis=-1)
         else:
             price = (kept - mx.minimum(p, q)).sum(axis=-1)
-        return within(price, draft.lengths)
+        return within(price, draft)
 
 
 @dataclass(frozen=True)
@@ -134,11 +100,9 @@ class Block(AcceptanceRule):
     is kept.
     """
 
-    lossless = True
-
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         rows, count = draft.tokens.shape
-        lengths = mx.full((rows,), count) if draft.lengths is None else draft.lengths
+        lengths = mx.full((rows,), count) if draft.length_array is None else draft.length_array
         p, q = drafted_probs(draft, target_probs)
         running = [mx.ones((rows,))]
         for i in range(count):
@@ -167,92 +131,68 @@ class Greedy(AcceptanceRule):
     No chance is involved. delta 0 keeps only the arg-max, so the output is that of greedy decoding.
     """
 
-    delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_delta(self.delta)
-
-    @property
-    def lossless(self) -> bool:  # type: ignore[override]
-        return self.delta == 0
+    delta: float | mx.array = 0.0  # or (B, 1): of each row
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         """target_probs is the real distribution, at temperature 1; the next token is its arg-max."""
         p, _ = drafted_probs(draft, target_probs)
         best = target_probs[:, : draft.num_tokens].max(axis=-1)
-        stop = stop_from((p >= (1 - self.delta) * best).astype(mx.float32), draft.lengths)
+        stop = stop_from((p >= (1 - self.delta) * best).astype(mx.float32), draft)
         return stop, mx.ones_like(stop)
 
-    def scores(self, logits: mx.array, sampling: SamplingParams, preceding: mx.array | None, position: int) -> mx.array:
+    def scores(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
         """(B, L, V) whose arg-max is what the target writes."""
-        return sampling.scores(logits, preceding)
+        return scores(logits, options, history)
 
-    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, tokens: Sequence[int]) -> Verdict:
+    def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
         """The same decision without a softmax over the vocabulary: arg-max, and p / max p = exp(logit - max logit).
 
         The price of a token is 1 if it is kept without being the arg-max, else 0: two certainties that differ are
         a total variation of 1 apart.
         """
-        scores = self.scores(logits, sampling, draft.behind(tokens), len(tokens))
-        best = mx.argmax(scores, axis=-1)
+        values = self.scores(logits, [row.options for row in rows], draft.behind([row.tokens for row in rows]))
+        best = mx.argmax(values, axis=-1)
         right = draft.tokens == best[:, : draft.num_tokens]
-        if self.delta == 0:
+        if isinstance(self.delta, float) and self.delta == 0:
             return Verdict(*longest_prefix(draft, right, best))
-        drafted = scores[:, : draft.num_tokens].astype(mx.float32)
+        drafted = values[:, : draft.num_tokens].astype(mx.float32)
         chosen = mx.take_along_axis(drafted, draft.tokens[..., None], axis=-1)[..., 0]
-        keep = mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta
-        price = within((keep & ~right).astype(mx.float32), draft.lengths)
+        keep = (mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta) & (right | (mx.array(self.delta) > 0))
+        price = within((keep & ~right).astype(mx.float32), draft)
         return Verdict(*longest_prefix(draft, keep, best), price)
 
 
 @dataclass(frozen=True)
-class Coupled(AcceptanceRule):
+class Coupled(Greedy):
     """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise, and the noise depends
     on (seed, position) alone. The draft uses the same noise, so it often finds the same token; which tokens come out
     does not depend on it at all. Given the noise nothing is left to chance: greedy decoding, of other scores.
     """
 
-    lossless = True
-
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         """target_probs: one-hot, as they are given the noise. The draft counts as certain of its tokens."""
         p, _ = drafted_probs(draft, target_probs)
-        stop = stop_from(p, draft.lengths)
+        stop = stop_from(p, draft)
         return stop, mx.ones_like(stop)
 
-    def scores(self, logits: mx.array, sampling: SamplingParams, preceding: mx.array | None, position: int) -> mx.array:
-        """(1, L, V) whose arg-max is what the target writes; the first of the L tokens stands at `position`."""
-        return sampling.perturbed(logits, preceding, position)
-
-    def verdict(self, draft: Draft, logits: mx.array, sampling: SamplingParams, tokens: Sequence[int]) -> Verdict:
-        best = mx.argmax(self.scores(logits, sampling, draft.behind(tokens), len(tokens)), axis=-1)
-        return Verdict(*longest_prefix(draft, draft.tokens == best[:, : draft.num_tokens], best))
+    def scores(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
+        return perturbed(logits, options, history)
 
 
-def choose_rule(
-    sampling: SamplingParams, acceptance: str = "rejection", delta: float = 0.0, skip_sample_adjustment: bool = False
-) -> AcceptanceRule:
-    """The rule for a request. At temperature 0 all exact rules are one and the same.
+def kind_of_rule(options: GenerationOptions) -> type[AcceptanceRule]:
+    """The rule that a row is judged by. At temperature 0 all exact rules are one and the same."""
+    return Greedy if options.is_greedy else RULES[options.acceptance]
 
-    Raises `InputError` that names the argument.
-    """
-    check_delta(delta)
-    if acceptance not in ACCEPTANCE:
-        raise InputError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, not {acceptance!r}")
-    if acceptance != "rejection" and delta > 0:
-        raise InputError(f"delta {delta:g} relaxes acceptance rejection only, not {acceptance}; leave one of them out")
-    if acceptance != "rejection" and skip_sample_adjustment:
-        raise InputError(f"skip_sample_adjustment belongs to acceptance rejection, not {acceptance}")
-    if sampling.is_greedy:
+
+def rule_for(options: Sequence[GenerationOptions]) -> AcceptanceRule:
+    """One rule for rows of one kind, that may differ in delta."""
+    kind, deltas = kind_of_rule(options[0]), [row.delta for row in options]
+    if kind not in (Greedy, Rejection):
+        return kind()
+    delta = mx.array(deltas)[:, None] if any(deltas) else 0.0
+    if kind is Greedy:
         return Greedy(delta)
-    if acceptance == "rejection":
-        return Rejection(delta, skip_sample_adjustment)
-    return Block() if acceptance == "block" else Coupled()
-
-
-def check_delta(delta: float) -> None:
-    if not 0 <= delta <= 1:
-        raise InputError(f"delta must be between 0 (exact) and 1 (accept everything), not {delta}")
+    return Rejection(delta, options[0].skip_sample_adjustment)
 
 
 def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -263,31 +203,24 @@ def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.ar
     return p, q
 
 
-def draft_probs(draft: Draft, vocab_size: int) -> mx.array:
-    """q in full, (B, K, V), also where it is a point mass."""
-    if draft.probs is not None:
-        return draft.probs
-    return (mx.arange(vocab_size) == draft.tokens[..., None]).astype(mx.float32)
-
-
 def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.array, mx.array]:
     """Keep drafted tokens up to the first with keep (B, K) false; what follows is the best (B, K + 1) there."""
     if not draft.num_tokens:
         return mx.zeros(best.shape[0], mx.int32), best[:, 0]
-    accepted = mx.cumprod(within(keep.astype(mx.int32), draft.lengths), axis=1).sum(axis=1)
+    accepted = mx.cumprod(within(keep.astype(mx.int32), draft), axis=1).sum(axis=1)
     return accepted, mx.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
 
 
-def within(values: mx.array, lengths: mx.array | None) -> mx.array:
-    """(B, K) with 0 behind each row's length."""
-    if lengths is None:
+def within(values: mx.array, draft: Draft) -> mx.array:
+    """(B, K) with 0 behind the length of each row's draft."""
+    if draft.length_array is None:
         return values
-    return values * (mx.arange(values.shape[1])[None] < lengths[:, None]).astype(values.dtype)
+    return values * (mx.arange(values.shape[1])[None] < draft.length_array[:, None]).astype(values.dtype)
 
 
-def stop_from(accept: mx.array, lengths: mx.array | None) -> mx.array:
+def stop_from(accept: mx.array, draft: Draft) -> mx.array:
     """Independent acceptance probabilities (B, K) -> P(exactly t accepted), (B, K + 1)."""
-    accept = within(accept, lengths)
+    accept = within(accept, draft)
     ones = mx.ones((accept.shape[0], 1))
     reached = mx.concatenate([ones, mx.cumprod(accept, axis=1)], axis=1)
     return reached * (1 - mx.concatenate([accept, 0 * ones], axis=1))
@@ -309,19 +242,22 @@ def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: 
         q = (mx.arange(p.shape[-1])[None] == token).astype(p.dtype)
     else:
         q = mx.take_along_axis(draft.probs, inside, axis=1)[:, 0]
-    ends = draft.num_tokens if draft.lengths is None else draft.lengths
+    ends = draft.num_tokens if draft.length_array is None else draft.length_array
     q = mx.where((accepted == ends)[:, None], 0.0, q)
     left = mx.maximum(mx.take_along_axis(weights, accepted[:, None], axis=1) * p - q, 0.0)
     return mx.where(left.sum(axis=-1, keepdims=True) > 0, left, p)
 
 
 def throw_dice(
-    draft: Draft, target_probs: mx.array, stop: mx.array, weights: mx.array, *, accept_key: mx.array, next_key: mx.array
+    draft: Draft, target_probs: mx.array, stop: mx.array, weights: mx.array, accept_keys: mx.array, next_keys: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """The one place where chance decides: how many are accepted, (B,), and which token follows, (B,)."""
-    u = mx.random.uniform(shape=(stop.shape[0], 1), key=accept_key)
+    """The one place where chance decides: how many are accepted, (B,), and which token follows, (B,). keys: (B, 2)."""
+    u = uniform(accept_keys)[:, None]
     accepted = (u >= mx.cumsum(stop, axis=1)[:, :-1]).sum(axis=1)
-    if draft.lengths is not None:  # the sum may stay below 1 by rounding
-        accepted = mx.minimum(accepted, draft.lengths.astype(accepted.dtype))
+    if draft.length_array is not None:  # the sum may stay below 1 by rounding
+        accepted = mx.minimum(accepted, draft.length_array.astype(accepted.dtype))
     left = residual(draft, target_probs, weights, accepted)
-    return accepted, mx.random.categorical(mx.log(left), key=next_key)
+    return accepted, categorical(mx.log(left), next_keys)
+
+
+RULES: dict[str, type[AcceptanceRule]] = {"rejection": Rejection, "block": Block, "coupled": Coupled}

@@ -1,280 +1,122 @@
-"""The loop: drafts propose, the target verifies them in one pass, a rule decides. Token ids only, no text.
+"""A round: a drafter proposes, the target verifies in one pass, a rule decides. Token ids only, no text.
 
-A batch has a slot for each row, and a single request is a batch of one: there is no other loop.
+A batch has a row for each slot, and a single request is a batch of one: there is no other loop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from ..draft_length.schedules import Drafted, DraftLength, FixedLength
-from ..drafters.base import Draft, token_ids
-from ..drafters.batch import Asked, BatchDrafter
-from ..errors import InputError
-from ..models.base import EncoderDecoder
-from ..models.cache import DecoderCache
-from ..models.compiled import Compiled, pass_width
-from ..sampling import SamplingParams, token_logprobs
-from .acceptance import AcceptanceRule, Greedy, Verdict
+from ..draft_length.base import Choice, Drafted, DraftLength
+from ..drafters.base import BatchDrafter, Draft, Verified, Wanted, token_rows
+from ..models.compiled import Compiled
+from .batch import Batch, DecodedRow
+from .judge import Outcome, commit, judge
 from .stats import Round
 
-SPLIT_EVERY = 8  # every eighth round waits for its drafts as well, to learn what share of the time that takes
 
-STRICT_TILE = 8  # rows
+def speculate(batch: Batch) -> dict[int, Round]:
+    """One round for all rows that are not finished; what came of it, by slot (Leviathan et al. 2023, algorithm 1)."""
+    rows, clock = batch.active, Clock()
+    wanted = choose_lengths(rows, batch.drafter)
+    draft = batch.drafter.propose(wanted, len(batch.rows)) if wanted else Draft.empty(len(batch.rows))
+    if any(row.options.timed for row in rows):
+        clock.wait_for(draft)
 
+    states = batch.model.states(batch.fed(draft), batch.cache)  # (B, K + 1, d)
+    logits = batch.model.logits(states)  # (B, K + 1, V)
+    judged = judge(batch, draft, logits)  # a verdict for each kind of rule
+    mx.eval([each.arrays for each in judged], draft.tokens)  # the round's only wait
+    clock.verified()
 
-@dataclass(frozen=True)
-class Settings:
-    """How a request is decoded, whatever its models and prompt. See `stream_generate` for the fields.
-
-    length: how many tokens to draft; requests may share one, which then learns from them all.
-    logprobs: report the log-probability of every token.
-    timed: measure in every round, not in every eighth, how its time is spent; costs a wait per round.
-
-    Raises `InputError` that names the field.
-    """
-
-    length: DraftLength = field(default_factory=lambda: FixedLength(5))
-    max_tokens: int = 100
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    rule: AcceptanceRule = field(default_factory=Greedy)
-    strict: bool = False
-    logprobs: bool = False
-    timed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise InputError(f"max_tokens must be >= 1, not {self.max_tokens}")
+    proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(token_rows(draft.tokens))]
+    outcomes = commit(judged, proposed)
+    batch.rewind()
+    batch.drafter.observe(rows, Verified(states, logits, {slot: len(each.tokens) for slot, each in outcomes.items()}))
+    observe_lengths(rows, wanted, proposed, outcomes, clock.informative_seconds)
+    for row in rows:
+        if row.finish_reason:
+            batch.drafter.end(row)
+    kinds = {each.row.slot: each.kind for each in wanted}
+    return {row.slot: clock.round(row, proposed[row.slot], outcomes[row.slot], kinds.get(row.slot, "")) for row in rows}
 
 
-@dataclass
-class Row:
-    """One request while it is decoded.
-
-    tokens: the committed decoder ids; `given` of them (the start token, a forced prefix) were not generated.
-    ends: is shown every new token and says whether it is the last; the `max_tokens`-th is in any case.
-    finish_reason: why it ended, None while there is more to come.
-    """
-
-    settings: Settings
-    ends: Callable[[int], bool]
-    tokens: list[int]
-    given: int = field(init=False)
-    finish_reason: str | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.given = len(self.tokens)
-
-    @property
-    def room(self) -> int:
-        """How many tokens may yet come."""
-        return self.settings.max_tokens - (len(self.tokens) - self.given)
-
-    def judge(self, draft: Draft, logits: mx.array) -> Verdict:
-        """logits (1, L >= K + 1, V), raw."""
-        settings, logits = self.settings, logits[:, : draft.num_tokens + 1]
-        verdict = settings.rule.verdict(draft, logits, settings.sampling, self.tokens)
-        return replace(verdict, logprobs=logprobs_of(draft, verdict, logits)) if settings.logprobs else verdict
-
-    def take(self, verdict: Verdict, draft: Draft) -> Outcome:
-        """Commit the new tokens up to the one that ends the output, which stays."""
-        new, accepted, prices = verdict.read(draft)
-        self.finish_reason = "length" if len(new) == self.room else None
-        for i, token in enumerate(new):
-            if self.ends(token):
-                new, self.finish_reason = new[: i + 1], "stop"
-                break
-        self.tokens += new
-        logprobs = verdict.read_logprobs(accepted)
-        return Outcome(
-            new, token_ids(draft.tokens), accepted, sum(prices[: len(new)]), logprobs and logprobs[: len(new)]
-        )
-
-    def report(self, asked: Asked, outcome: Outcome, times: Times) -> Round:
-        """The cycle as others see it."""
-        return Round(
-            outcome.tokens,
-            len(outcome.proposed),
-            min(outcome.accepted, len(outcome.tokens)),
-            times.seconds,
-            times.draft,
-            self.finish_reason,
-            outcome.price,
-            asked.kind,
-            outcome.proposed,
-            times.verify,
-            outcome.logprobs,
-        )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A row's part of a cycle: its new tokens, what was drafted and how many of that the rule accepted."""
-
-    tokens: list[int]
-    proposed: list[int]
-    accepted: int
-    price: float
-    logprobs: list[float] | None
-
-
-@dataclass(frozen=True)
-class Times:
-    """Of a cycle, in seconds; of its two parts only if it measured them."""
-
-    seconds: float
-    draft: float | None
-    verify: float | None
-
-
-def speculate(
-    model: EncoderDecoder,
-    cache: DecoderCache,
-    drafter: BatchDrafter,
-    rows: Sequence[Row | None],
-    width: int | None = None,
-) -> Iterator[dict[int, Round]]:
-    """Yield one propose-verify-accept cycle after another: for each slot whose row took part, its `Round`.
-
-    The cache holds all tokens of each row but the last, and the drafter has begun it. Between two cycles the caller
-    may give the slot of a finished row to a new one. Ends when every row is finished, or None: an empty slot.
-    width: of every pass of the target, from `strict_width`; None makes it wide enough for the longest draft.
-    """
-    for index in count():
-        active = {slot: row for slot, row in enumerate(rows) if row is not None and not row.finish_reason}
-        if not active:
-            return
-        started, traced = time.perf_counter(), Compiled.traced
-        asked = ask(active, drafter)
-        drafts = propose(asked, drafter)
-        is_split = index % SPLIT_EVERY == 0 or any(row.settings.timed for row in active.values())
-        draft_seconds = time_of(drafts.values(), started) if is_split else None
-
-        logits = verify_pass(model, cache, rows, drafts, width)  # (B, K + 1, V)
-        verdicts = {slot: row.judge(drafts[slot], logits[slot : slot + 1]) for slot, row in active.items()}
-        likeliest = {slot: top_ids(logits[slot], k) for slot in active if (k := drafter.top_k(slot))}
-        asking = time.perf_counter()
-        mx.eval([[verdicts[slot].arrays, drafts[slot].tokens] for slot in active], likeliest)  # the only wait
-        verify_seconds = time.perf_counter() - asking if is_split else None
-
-        outcomes = {slot: row.take(verdicts[slot], drafts[slot]) for slot, row in active.items()}
-        cache.trim_to([0 if row is None else len(row.tokens) - 1 for row in rows])  # every committed token but the last
-        for slot, ids in likeliest.items():
-            drafter.learn(slot, active[slot].tokens, id_rows(ids)[: len(outcomes[slot].tokens)])
-        for slot, row in active.items():
-            if row.finish_reason:
-                drafter.end(slot, row.tokens)
-        times = Times(time.perf_counter() - started, draft_seconds, verify_seconds)
-        learn(active, asked, outcomes, times.seconds if Compiled.traced == traced else 0.0)
-        yield {each.slot: active[each.slot].report(each, outcomes[each.slot], times) for each in asked}
-
-
-def ask(active: Mapping[int, Row], drafter: BatchDrafter) -> list[Asked]:
-    """For as many tokens as are worth drafting. The last that may come is never drafted."""
-    asked: dict[int, Asked] = {}
-    for length, slots in by_length(active):
-        if length.rests():
-            asked |= {slot: Asked(slot, active[slot].tokens, 0) for slot in slots}
+def choose_lengths(rows: Sequence[DecodedRow], drafter: BatchDrafter) -> list[Wanted]:
+    """The rows that are to have a draft. The last token that may come is never drafted."""
+    wanted = []
+    for length, own in by_length(rows):
+        if length.skips_round():
             continue
-        chosen = length.choose([(active[slot].room - 1, drafter.kinds(slot, active[slot].tokens)) for slot in slots])
-        parts = zip(slots, chosen, strict=True)
-        asked |= {slot: Asked(slot, active[slot].tokens, count, kind) for slot, (kind, count) in parts}
-    return [asked[slot] for slot in active]
+        choices = [Choice(row.room - 1, drafter.kinds(row)) for row in own]
+        for row, (kind, count) in zip(own, length.choose(choices), strict=True):
+            if count:
+                wanted.append(Wanted(row, count, kind))
+    return wanted
 
 
-def propose(asked: Sequence[Asked], drafter: BatchDrafter) -> dict[int, Draft]:
-    """A draft for each slot; the drafter hears only of those that are to have one."""
-    drafts = dict.fromkeys((each.slot for each in asked), Draft.empty())
-    wanted = [each for each in asked if each.num_draft_tokens]
-    if wanted:
-        drafts |= {each.slot: draft for each, draft in zip(wanted, drafter.propose(wanted), strict=True)}
-    return drafts
+def observe_lengths(
+    rows: Sequence[DecodedRow],
+    wanted: Sequence[Wanted],
+    proposed: Sequence[Sequence[int]],
+    outcomes: Mapping[int, Outcome],
+    seconds: float,
+) -> None:
+    """Tell each length what came of its rows. seconds: 0 if they say nothing."""
+    asked = {each.row.slot: each for each in wanted}
+    for length, own in by_length(rows):
+        parts = []
+        for row in own:
+            count, kind = (asked[row.slot].count, asked[row.slot].kind) if row.slot in asked else (0, "")
+            parts.append(Drafted(count, len(proposed[row.slot]), outcomes[row.slot].judged, kind))
+        length.observe(parts, seconds)
 
 
-def learn(active: Mapping[int, Row], asked: Sequence[Asked], outcomes: Mapping[int, Outcome], seconds: float) -> None:
-    """Show the lengths what came of them. seconds: 0 if they say nothing."""
-    parts = {
-        each.slot: Drafted(each.num_draft_tokens, len(outcome.proposed), outcome.accepted, each.kind)
-        for each in asked
-        for outcome in [outcomes[each.slot]]
-    }
-    for length, slots in by_length(active):
-        length.observe_rows([parts[slot] for slot in slots], seconds)
-
-
-def by_length(active: Mapping[int, Row]) -> list[tuple[DraftLength, list[int]]]:
-    """Each length with the slots of the rows that share it."""
-    groups: dict[int, tuple[DraftLength, list[int]]] = {}
-    for slot, row in active.items():
-        groups.setdefault(id(row.settings.length), (row.settings.length, []))[1].append(slot)
+def by_length(rows: Sequence[DecodedRow]) -> list[tuple[DraftLength, list[DecodedRow]]]:
+    """Each length with the rows that share it."""
+    groups: dict[int, tuple[DraftLength, list[DecodedRow]]] = {}
+    for row in rows:
+        groups.setdefault(id(row.length), (row.length, []))[1].append(row)
     return list(groups.values())
 
 
-def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: Row, slot: int = 0) -> None:
-    """Feed a forced prefix, all but its last token, with which `speculate` begins; the other rows stay. Lazy."""
-    if row.given > 1:
-        prefix, before = row.tokens[:-1], cache.offsets
-        padding = [model.config.pad_token_id] * len(prefix)
-        model.states(mx.array([prefix if i == slot else padding for i in range(cache.rows)]), cache)
-        cache.trim_to([len(prefix) if i == slot else offset for i, offset in enumerate(before)])
+class Clock:
+    """The time of a round, and of its two parts where a row is `timed`: that takes a second wait for the device."""
 
+    def __init__(self) -> None:
+        self._started, self._traced = time.perf_counter(), Compiled.traced
+        self._draft: float | None = None
+        self._verify: float | None = None
 
-def verify_pass(
-    model: EncoderDecoder,
-    cache: DecoderCache,
-    rows: Sequence[Row | None],
-    drafts: Mapping[int, Draft],
-    width: int | None = None,
-) -> mx.array:
-    """Raw logits (B, L, V) behind each row's last token and its draft. L is `width`, or enough for the longest draft;
-    behind a row's own draft stands padding, which the next rewind forgets.
-    """
-    width = width or pass_width(1 + max(draft.num_tokens for draft in drafts.values()))
-    fed = []
-    for slot, row in enumerate(rows):
-        draft = drafts.get(slot) or Draft.empty()
-        last = model.config.pad_token_id if row is None else row.tokens[-1]
-        fed.append(draft.after(last, width, model.config.pad_token_id))
-    return model.decode(fed[0] if len(fed) == 1 else mx.concatenate(fed), cache)
+    def wait_for(self, draft: Draft) -> None:
+        mx.eval(draft.tokens)
+        self._draft = self._seconds
 
+    def verified(self) -> None:
+        if self._draft is not None:
+            self._verify = self._seconds - self._draft
 
-def strict_width(cache: DecoderCache, settings: Settings, given: int = 1) -> int:
-    """Strict mode: all passes have one shape, in queries and in keys, so that no kernel and no order of additions can
-    differ between decoding with and without a draft. Reserves all of the cache, returns the width of a pass.
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._started
 
-    Whole tiles only: matrix kernels add up the rows of a tile that is cut short in another order, and then a
-    token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode"). given: how many tokens stand
-    at the beginning (`Row.given`).
-    """
-    width = -(-(settings.length.most + 1) // STRICT_TILE) * STRICT_TILE
-    cache.reserve(given - 1 + settings.max_tokens + width)
-    return width
+    @property
+    def informative_seconds(self) -> float:
+        """0 for a round in which a shape was compiled: it says nothing of those to come."""
+        return self._seconds if Compiled.traced == self._traced else 0.0
 
-
-def logprobs_of(draft: Draft, verdict: Verdict, logits: mx.array) -> mx.array:
-    """(K + 1,): of the drafted tokens, and behind them of the verdict's next token. Lazy."""
-    next_logits = mx.take_along_axis(logits, verdict.accepted[:, None, None], axis=1)[:, 0]  # (1, V)
-    following = token_logprobs(next_logits, verdict.next_token)
-    if not draft.num_tokens:
-        return following
-    return mx.concatenate([token_logprobs(logits[:, : draft.num_tokens], draft.tokens)[0], following])
-
-
-def top_ids(logits: mx.array, count: int) -> mx.array:
-    """(L, V) -> (L, count): the likeliest ids, the likeliest first."""
-    return mx.argsort(-logits, axis=-1)[..., :count]
-
-
-def id_rows(ids: mx.array) -> list[list[int]]:
-    return cast(list[list[int]], ids.tolist())
-
-
-def time_of(drafts: Iterable[Draft], started: float) -> float:
-    mx.eval([draft.tokens for draft in drafts])
-    return time.perf_counter() - started
+    def round(self, row: DecodedRow, proposed: list[int], outcome: Outcome, kind: str) -> Round:
+        return Round(
+            tokens=outcome.tokens,
+            proposed=proposed,
+            accepted=outcome.accepted,
+            kind=kind,
+            seconds=self._seconds,
+            draft_seconds=self._draft,
+            verify_seconds=self._verify,
+            finish_reason=row.finish_reason,
+            total_variation=outcome.price,
+            logprobs=outcome.logprobs,
+        )

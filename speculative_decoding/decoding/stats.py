@@ -8,30 +8,34 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Round:
-    """One propose-verify-accept cycle: the event that streams, consoles and statistics read.
+    """One round of a row: the event that streams, consoles and statistics read.
 
-    tokens: the new ids, drafted ones first. accepted: how many of them were drafted. drafted: how many were proposed.
-    seconds: the whole cycle. draft_seconds: proposing, and verify_seconds: the target's pass, where this round measured
-    them (that takes a second wait for the device, so most rounds do not), else None; what is left is the host's.
-    finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more
-    to come.
-    total_variation: what a lossy rule cost, summed over the tokens (`Verdict.price`); 0 if it is lossless.
-    kind: which kind of draft it was, where a drafter has several (`Drafter.kind`).
+    tokens: the new ids; the first `accepted` of them were drafted.
     proposed: the drafted ids, the accepted ones first.
+    kind: which kind of draft it was, where a drafter has several (`BatchDrafter.kinds`).
+    seconds: the whole round. draft_seconds: proposing, and verify_seconds: the target's pass, where the request is
+        `timed` (that takes a second wait for the device), else None; what is left is the host's.
+    finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more
+        to come.
+    total_variation: what a lossy rule cost, summed over the tokens (`Verdict.price`); 0 if it is lossless.
     logprobs: of each of the tokens its log-probability under the target, if the request asks for it.
     """
 
     tokens: list[int]
-    drafted: int
+    proposed: list[int]
     accepted: int
     seconds: float
+    kind: str = ""
     draft_seconds: float | None = None
+    verify_seconds: float | None = None
     finish_reason: str | None = None
     total_variation: float = 0.0
-    kind: str = ""
-    proposed: list[int] = field(default_factory=list)
-    verify_seconds: float | None = None
     logprobs: list[float] | None = None
+
+    @property
+    def drafted(self) -> int:
+        """How many tokens were proposed."""
+        return len(self.proposed)
 
 
 @dataclass
@@ -46,8 +50,8 @@ class GenerationStats:
     accepted_histogram: dict[int, int] = field(default_factory=dict)  # rounds by how many they accepted
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
-    split_seconds: float = 0.0  # of decode_seconds, spent in rounds that measured their draft
-    split_draft_seconds: float = 0.0  # of split_seconds, spent in the draft
+    draft_seconds: float | None = None  # of decode_seconds; None unless the rounds were timed
+    verify_seconds: float | None = None  # likewise
     time_to_first_token: float = 0.0
     peak_memory_bytes: int = 0
     lossless: bool = True
@@ -63,15 +67,16 @@ class GenerationStats:
         self.decode_seconds += event.seconds
         if self.target_calls == 1:
             self.time_to_first_token = self.encode_seconds + event.seconds
-        if event.draft_seconds is not None:
-            self.split_seconds += event.seconds
-            self.split_draft_seconds += event.draft_seconds
+        if event.draft_seconds is not None and event.verify_seconds is not None:
+            self.draft_seconds = (self.draft_seconds or 0.0) + event.draft_seconds
+            self.verify_seconds = (self.verify_seconds or 0.0) + event.verify_seconds
 
     def add(self, other: GenerationStats) -> None:
         """Add another generation. Times and counts sum; the time to the first token is the first one's."""
         first, histogram = self.target_calls == 0, self.accepted_histogram
         for name in SUMMED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            if (value := getattr(other, name)) is not None:
+                setattr(self, name, (getattr(self, name) or 0) + value)
         for accepted, rounds in other.accepted_histogram.items():
             histogram[accepted] = histogram.get(accepted, 0) + rounds
         if first:
@@ -101,27 +106,11 @@ class GenerationStats:
         """Generated tokens per second of decoding; encoding is not in it."""
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
-    @property
-    def draft_seconds(self) -> float:
-        """Time in the draft: its measured share of some rounds, taken for all."""
-        return self.decode_seconds * self.split_draft_seconds / self.split_seconds if self.split_seconds else 0.0
-
-    @property
-    def verify_seconds(self) -> float:
-        return self.decode_seconds - self.draft_seconds
-
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        derived = (
-            "acceptance_rate",
-            "tokens_per_target_call",
-            "delta_total_variation",
-            "generation_tps",
-            "draft_seconds",
-            "verify_seconds",
-        )
+        """Everything that is known, for JSON."""
+        derived = ("acceptance_rate", "tokens_per_target_call", "delta_total_variation", "generation_tps")
         values = asdict(self) | {name: getattr(self, name) for name in derived}
-        return {name: value for name, value in values.items() if not name.startswith("split_")}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 SUMMED = (
@@ -133,6 +122,6 @@ SUMMED = (
     "total_variation",
     "encode_seconds",
     "decode_seconds",
-    "split_seconds",
-    "split_draft_seconds",
+    "draft_seconds",
+    "verify_seconds",
 )

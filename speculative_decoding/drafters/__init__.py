@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Mapping
 
 from ..errors import InputError
-from ..loading.tokenizer import Vocabulary
 from ..models.base import EncoderDecoder
+from ..sampling import DRAFTERS, GenerationOptions
 from .alignment import Pieces
 from .auto import AutoDrafter
-from .base import Draft, Drafter, NoDrafter
-from .batch import Asked, BatchDrafter, SeparateDrafters
-from .model import BatchModelDrafter, DraftModel, ModelDrafter, require_same_tokens
+from .base import BatchDrafter, Draft, Drafter, Row, Verified, Wanted
+from .draft_model import DraftModel, require_same_tokens
+from .model import BatchModelDrafter
 from .ngram import Match, NgramDrafter
 from .ngram_store import NgramStore, Store, TextStore
+from .separate import CustomDrafter, NoDrafter, SeparateDrafters
 
 __all__ = [
-    "DRAFTERS",
-    "Asked",
     "AutoDrafter",
     "BatchDrafter",
     "BatchModelDrafter",
@@ -27,80 +24,71 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "Match",
-    "ModelDrafter",
     "NgramDrafter",
     "NgramStore",
     "NoDrafter",
+    "Row",
     "SeparateDrafters",
     "Store",
     "TextStore",
+    "Verified",
+    "Wanted",
     "choose_drafter",
+    "new_ngram",
 ]
-
-DRAFTERS = ("model", "ngram", "auto", "none")
 
 
 def choose_drafter(
-    choice: str | Drafter | BatchDrafter | None,
+    options: GenerationOptions,
     target: EncoderDecoder,
-    draft_model: EncoderDecoder | DraftModel | None = None,
+    draft_model: DraftModel | None = None,
     ngram: NgramDrafter | None = None,
-    slots: int = 1,
 ) -> BatchDrafter:
-    """One of `DRAFTERS`, or an object with `begin` and `propose`; None is "model", or "none" without a draft model.
+    """What `options.drafter` names; "auto" is "ngram" without a draft model. Raises `InputError`.
 
-    "auto" is "ngram" without a draft model. Raises `InputError` that names the argument.
+    ngram: what "ngram" and "auto" look up and have learned; a new one if there is none.
     """
+    choice, vocab_size = options.drafter, target.config.vocab_size
     if choice is None:
         choice = "none" if draft_model is None else "model"
-    if isinstance(choice, str) and choice not in DRAFTERS:
-        raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or an object, not {choice!r}")
-    if choice == "model" and draft_model is None:
-        raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
     if draft_model is not None:
-        speaker = draft_model if isinstance(draft_model, DraftModel) else DraftModel(draft_model)
-        require_same_tokens(target, speaker.model)
+        require_same_tokens(target, draft_model.model)
     if not isinstance(choice, str):
-        return one_drafter(choice)
+        return custom(choice, vocab_size)
     if choice == "none":
-        return SeparateDrafters(lambda sampling, coupled: NoDrafter())
+        return SeparateDrafters(NoDrafter)
     if choice == "model":
-        return BatchModelDrafter(speaker, target, slots)
-    if ngram is None:
-        ngram = NgramDrafter(pieces=None if target.tokenizer is None else pieces_of(target.tokenizer.vocabulary))
+        if draft_model is None:
+            raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
+        return BatchModelDrafter(draft_model, vocab_size)
+    ngram = ngram or new_ngram(target, options.max_ngram_size, options.min_ngram_size)
     if choice == "ngram" or draft_model is None:
-        return SeparateDrafters(lambda sampling, coupled: ngram.fresh())
-    return AutoDrafter(ngram, BatchModelDrafter(speaker, target, slots))
+        return SeparateDrafters(ngram.fresh, vocab_size)
+    return AutoDrafter(ngram, BatchModelDrafter(draft_model, vocab_size), vocab_size)
 
 
-@lru_cache(maxsize=4)
-def pieces_of(vocabulary: Vocabulary) -> Pieces:
+def new_ngram(target: EncoderDecoder, max_ngram_size: int, min_ngram_size: int) -> NgramDrafter:
+    """One without a store and without experience."""
+    pieces = None if target.pieces is None else pieces_of(target.pieces)
+    return NgramDrafter(pieces=pieces, max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
+
+
+_last_pieces: tuple[Mapping[int, str], Pieces] | None = None
+
+
+def pieces_of(pieces: Mapping[int, str]) -> Pieces:
     """Looks at every piece: some milliseconds, which callers without a session would pay for each prompt."""
-    return Pieces.of(vocabulary.pieces)
+    global _last_pieces
+    if _last_pieces is None or _last_pieces[0] is not pieces:
+        _last_pieces = pieces, Pieces.of(pieces)
+    return _last_pieces[1]
 
 
-def one_drafter(drafter: Drafter | BatchDrafter) -> BatchDrafter:
-    """For a single row: the object that a caller brought."""
+def custom(drafter: object, vocab_size: int) -> BatchDrafter:
+    """The object that a caller brought, for a single row."""
     if isinstance(drafter, BatchDrafter):
         return drafter
-    for name in ("begin", "propose"):
-        if not callable(getattr(drafter, name, None)):
-            raise InputError(
-                f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}"
-            )
-    mine = drafter if isinstance(drafter, Drafter) else Brought(drafter)
-    return SeparateDrafters(lambda sampling, coupled: mine)
-
-
-class Brought(Drafter):
-    """Any object with `begin` and `propose`, which need know of nothing else."""
-
-    def __init__(self, drafter: Any) -> None:
-        self._drafter = drafter
-
-    def begin(self, input_tokens: Sequence[int]) -> None:
-        self._drafter.begin(input_tokens)
-
-    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
-        draft: Draft = self._drafter.propose(tokens, num_draft_tokens)
-        return draft
+    if not all(callable(getattr(drafter, name, None)) for name in ("begin", "propose")):
+        raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}")
+    mine = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)
+    return SeparateDrafters(lambda: mine, vocab_size)

@@ -3,60 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-from ..sampling import SamplingParams
-from .base import COPY, GUESS, MODEL, Draft
-from .batch import Asked, BatchDrafter
+from .base import COPY, MODEL, BatchDrafter, Draft, Row, Verified, Wanted, merged
 from .ngram import NgramDrafter
 
 SURE = 0.5  # per token: a copy costs nothing, so the draft model would have to be right much more often
 
 
 class AutoDrafter(BatchDrafter):
-    """A copy that is right with at least `sure` chance per token is taken, otherwise `model` speaks, or the copy is
-    tried all the same: a length that knows costs chooses between the two.
+    """Takes a copy that is right with at least `sure` chance per token; otherwise the draft model proposes.
 
     As in SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3), where the length of the match decides; here it is what
     matches of that length and origin have been worth so far.
+
+    ngram: gives each request its own drafter by `fresh`. vocab_size: the target's.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, sure: float = SURE) -> None:
-        self._ngram, self._model, self._sure = ngram, model, sure
+    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = SURE) -> None:
+        self._ngram, self._model, self._vocab_size, self._sure = ngram, model, vocab_size, sure
         self._copies: dict[int, NgramDrafter] = {}
 
-    def read(self, sources: Sequence[Sequence[int]]) -> list[Any]:
-        return self._model.read(sources)
+    def begin(self, row: Row) -> None:
+        self._copies[row.slot] = self._ngram.fresh()
+        self._copies[row.slot].begin(row.source)
+        self._model.begin(row)
 
-    def begin(self, slot: int, source: Sequence[int], reading: Any, sampling: SamplingParams, *, coupled: bool) -> None:
-        self._copies[slot] = self._ngram.fresh()
-        self._copies[slot].begin(source)
-        self._model.begin(slot, source, reading, sampling, coupled=coupled)
+    def kinds(self, row: Row) -> Sequence[str]:
+        return (COPY,) if self._copies[row.slot].match(row.tokens).chance >= self._sure else (MODEL,)
 
-    def kinds(self, slot: int, tokens: Sequence[int]) -> Sequence[str]:
-        copies = self._copies[slot]
-        match = copies.match(tokens)
-        if match.chance >= self._sure:
-            return (COPY,)
-        return (MODEL, GUESS) if copies.reach(match) else (MODEL,)
+    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+        ids: list[Sequence[int]] = [()] * slots
+        for each in wanted:
+            if each.kind == COPY:
+                ids[each.row.slot] = self._copies[each.row.slot].propose(each.row.tokens, each.count)
+        copied = Draft.certain(ids)
+        others = [each for each in wanted if each.kind != COPY]
+        if not others:
+            return copied
+        proposed = self._model.propose(others, slots)
+        parts = [([each.row.slot for each in others], proposed), ([slot for slot in range(slots) if ids[slot]], copied)]
+        return merged(parts, slots, self._vocab_size)
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        spoken = [each for each in asked if each.kind not in (COPY, GUESS)]
-        drafts = {each.slot: draft for each, draft in zip(spoken, self._model.propose(spoken), strict=True)}
-        for each in asked:
-            if each.kind in (COPY, GUESS):
-                drafts[each.slot] = self._copies[each.slot].propose(each.tokens, each.num_draft_tokens)
-        return [drafts[each.slot] for each in asked]
+    def observe(self, rows: Sequence[Row], verified: Verified) -> None:
+        for row in rows:
+            self._copies[row.slot].observe(row.tokens, partial(verified.likeliest, row.slot))
+        self._model.observe(rows, verified)
+
+    def end(self, row: Row) -> None:
+        self._copies[row.slot].end(row.tokens)
+        self._model.end(row)
 
     def select(self, slots: Sequence[int]) -> None:
-        self._copies = {i: self._copies[slot] for i, slot in enumerate(slots)}
+        self._copies = {i: self._copies[slot] for i, slot in enumerate(slots) if slot in self._copies}
         self._model.select(slots)
-
-    def end(self, slot: int, tokens: Sequence[int]) -> None:
-        self._copies[slot].end(tokens)
-
-    def top_k(self, slot: int) -> int:
-        return self._copies[slot].top_k
-
-    def learn(self, slot: int, tokens: Sequence[int], likeliest: Sequence[Sequence[int]]) -> None:
-        self._copies[slot].learn(tokens, likeliest)

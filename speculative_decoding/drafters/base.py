@@ -1,97 +1,216 @@
-"""What a drafter is, and what it hands over. Knows nothing of acceptance."""
+"""What a drafter is, what it sees of a request, and what it hands over. Knows nothing of acceptance."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import cast
+from functools import cached_property
 
 import mlx.core as mx
 
-MODEL, COPY, GUESS = "model", "copy", "guess"  # kinds of draft, see `Drafter.kind`; a guess is an unlikely copy
+from ..sampling import GenerationOptions, History
+
+MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kinds`
+
+Likeliest = Callable[[int], list[list[int]]]  # k -> the target's k likeliest ids at the places of a round's new tokens
+
+
+@dataclass(eq=False)
+class Row:
+    """One request while it is decoded, as drafters and acceptance rules see it.
+
+    slot: its place in the batch, as long as it lasts; a single request has slot 0.
+    source: the ids that the encoder reads. tokens: the committed decoder ids, start token first.
+    """
+
+    options: GenerationOptions
+    source: list[int]
+    tokens: list[int]
+    slot: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A row that is to have a draft: of which kind, and of how many tokens at most (at least 1)."""
+
+    row: Row
+    count: int
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """K proposed tokens for each row, still lazy.
+    """Up to K proposed tokens for each slot of a batch, still lazy.
 
     tokens: (B, K) ids.
     probs: (B, K, V) float32, the distributions the tokens were really sampled from; None means a point mass
         (the drafter was certain). Anything else here would bias the output.
-    lengths: (B,) how many of the K count in each row; None means all.
+    lengths: how many of the K count in each row; None means all.
     """
 
     tokens: mx.array
     probs: mx.array | None = None
-    lengths: mx.array | None = None
+    lengths: Sequence[int] | None = None
 
     @classmethod
-    @cache
-    def empty(cls, batch: int = 1) -> Draft:
-        return cls(mx.zeros((batch, 0), mx.uint32))
+    def empty(cls, rows: int = 1) -> Draft:
+        return cls(mx.zeros((rows, 0), mx.uint32))
+
+    @classmethod
+    def certain(cls, rows: Sequence[Sequence[int]]) -> Draft:
+        """Tokens that were looked up, of any length for each slot."""
+        lengths = [len(ids) for ids in rows]
+        longest = max(lengths, default=0)
+        if not longest:
+            return cls.empty(len(rows))
+        tokens = mx.array([[*ids, *[0] * (longest - len(ids))] for ids in rows], mx.uint32)
+        return cls(tokens, lengths=None if min(lengths) == longest else lengths)
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
 
     @property
     def num_tokens(self) -> int:
+        """K."""
         return self.tokens.shape[1]
 
-    def after(self, token: int, width: int, padding: int) -> mx.array:
-        """(1, width): the last committed token, the draft behind it and padding, as the target reads them."""
-        fill = width - 1 - self.num_tokens
-        if not self.num_tokens:
-            return mx.array([[token] + [padding] * fill], self.tokens.dtype)
-        parts = [mx.array([[token]], self.tokens.dtype), self.tokens]
-        return mx.concatenate([*parts, mx.full((1, fill), padding, self.tokens.dtype)] if fill else parts, axis=1)
+    def length(self, slot: int) -> int:
+        return self.num_tokens if self.lengths is None else self.lengths[slot]
 
-    def behind(self, tokens: Sequence[int]) -> mx.array:
-        """(B, N + K): the N committed ids and the draft behind them."""
-        committed = mx.broadcast_to(mx.array(list(tokens), self.tokens.dtype), (self.tokens.shape[0], len(tokens)))
-        return mx.concatenate([committed, self.tokens], axis=1) if self.num_tokens else committed
+    @cached_property
+    def length_array(self) -> mx.array | None:
+        """(B,), or None where all K count in every row."""
+        return None if self.lengths is None else mx.array(list(self.lengths))
+
+    def select(self, slots: Sequence[int]) -> Draft:
+        """The draft of these slots alone."""
+        index = mx.array(list(slots))
+        return Draft(
+            mx.take(self.tokens, index, axis=0),
+            None if self.probs is None else mx.take(self.probs, index, axis=0),
+            None if self.lengths is None else [self.lengths[slot] for slot in slots],
+        )
+
+    def behind(self, tokens: Sequence[Sequence[int]]) -> History:
+        """The committed ids of each row and the draft behind them."""
+        return History(tokens, self.tokens)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target's pass of a round left for those who learn from it; lazy, but for `counts`.
+
+    states: (B, L, d) what its head read. logits: (B, L, V), raw. counts: how many new tokens each row has, by slot;
+    position i of a row belongs to its i-th new token.
+    """
+
+    states: mx.array
+    logits: mx.array
+    counts: dict[int, int]
+
+    def likeliest(self, slot: int, k: int) -> list[list[int]]:
+        """The k likeliest ids at the place of each new token, the likeliest first. Waits for the device."""
+        found = mx.argsort(-self.logits[slot, : self.counts[slot]], axis=-1)[:, :k]
+        return found.tolist()  # type: ignore[return-value]
+
+
+class BatchDrafter(ABC):
+    """Proposes tokens for all rows of a batch. It sees the committed tokens of a row whenever that is to have a draft
+    and keeps its own state in step with them; there is no call to rewind it. It may stop after any token, but never
+    withdraw one that it sampled (that would bias the output).
+    """
+
+    @abstractmethod
+    def begin(self, row: Row) -> None:
+        """A new request has `row.slot`."""
+
+    @abstractmethod
+    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all."""
+
+    def kinds(self, row: Row) -> Sequence[str]:
+        """Which kinds of draft could follow the row's tokens, at least one; the first where nobody knows better. Kinds
+        differ in what they cost and in how often they are right, so their lengths are decided apart.
+        """
+        return ("",)
+
+    def observe(self, rows: Sequence[Row], verified: Verified) -> None:  # noqa: B027  # most have nothing to do
+        """After a round: the rows' tokens are committed."""
+
+    def end(self, row: Row) -> None:  # noqa: B027
+        """The request is over; `row.tokens` is all it wrote. Not called for one that is cancelled."""
+
+    @abstractmethod
+    def select(self, slots: Sequence[int]) -> None:
+        """Other slots from now on: slot i is what was slot `slots[i]`."""
 
 
 class Drafter(ABC):
-    """Proposes tokens. It sees every committed token and keeps its own state in step with them; there is no call to
-    rewind it. It may stop after any token, but never withdraw one that it sampled (that would bias the output).
-    """
+    """Proposes tokens for one row, of which it sees ids alone; otherwise like `BatchDrafter`."""
 
-    top_k = 0  # how many of the target's likeliest ids at each place it wants to `learn`
+    kind = ""
 
     @abstractmethod
     def begin(self, input_tokens: Sequence[int]) -> None:
         """A new request: the ids that the encoder reads."""
 
     @abstractmethod
-    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
-        """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first)."""
-
-    def end(self, tokens: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
-        """The request is over; `tokens` is all it wrote, start token first. Not called for one that is abandoned."""
-
-    def kind(self, tokens: Sequence[int]) -> str:
-        """Which kind of draft would follow `tokens`. Kinds differ in what they cost and in how often they are right, so
-        their lengths are decided apart.
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft | Sequence[int]:
+        """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first): ids of
+        which it is certain, or a `Draft` of one row.
         """
-        return ""
 
-    def learn(self, tokens: Sequence[int], likeliest: Sequence[Sequence[int]]) -> None:
-        """After a round, if `top_k` is not 0: the target's `top_k` likeliest ids at the places of the last committed
-        tokens, those of the round.
-        """
-        raise NotImplementedError
+    def observe(self, tokens: Sequence[int], likeliest: Likeliest) -> None:  # noqa: B027
+        """After a round; `tokens` are all committed ids. `likeliest` waits for the device."""
 
-
-class NoDrafter(Drafter):
-    """Proposes nothing: regular decoding, through the same loop."""
-
-    def begin(self, input_tokens: Sequence[int]) -> None:
-        pass
-
-    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
-        return Draft.empty()
+    def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
+        """The request is over; `tokens` is all it wrote, start token first. Not called for one that is cancelled."""
 
 
-def token_ids(tokens: mx.array) -> list[int]:
-    """(1, K) -> Python integers. Waits for the device unless the array has been evaluated."""
-    (row,) = cast(list[list[int]], tokens.tolist())
-    return row
+def token_rows(tokens: mx.array) -> list[list[int]]:
+    """(B, K) -> Python integers. Waits for the device unless the array has been evaluated."""
+    return tokens.tolist()  # type: ignore[return-value]
+
+
+def padded(array: mx.array, length: int) -> mx.array:
+    """(B, K, ...) -> (B, length, ...), zeros behind."""
+    missing = length - array.shape[1]
+    return mx.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)]) if missing else array
+
+
+def merged(parts: Sequence[tuple[Sequence[int], Draft]], slots: int, vocab_size: int | None = None) -> Draft:
+    """One draft out of several, each of which counts for its own slots alone.
+
+    vocab_size: V; needed where some of them have distributions and others are certain.
+    """
+    parts = [(own, draft) for own, draft in parts if draft.num_tokens]
+    if not parts:
+        return Draft.empty(slots)
+    longest = max(draft.num_tokens for _, draft in parts)
+    has_probs = any(draft.probs is not None for _, draft in parts)
+    lengths = [0] * slots
+    tokens = probs = None
+    for own, draft in parts:
+        for slot in own:
+            lengths[slot] = draft.length(slot)
+        new = padded(draft.tokens, longest)
+        new_probs = padded(draft_probs(draft, vocab_size), longest) if has_probs else None
+        if tokens is None:
+            tokens, probs = new, new_probs
+            continue
+        mine = mx.array([slot in own for slot in range(slots)])[:, None]
+        tokens = mx.where(mine, new, tokens)
+        if new_probs is not None and probs is not None:
+            probs = mx.where(mine[..., None], new_probs, probs)
+    assert tokens is not None
+    return Draft(tokens, probs, None if min(lengths) == longest else lengths)
+
+
+def draft_probs(draft: Draft, vocab_size: int | None) -> mx.array:
+    """q in full, (B, K, V) float32, also where it is a point mass."""
+    if draft.probs is not None:
+        return draft.probs
+    assert vocab_size is not None
+    return (mx.arange(vocab_size) == draft.tokens[..., None]).astype(mx.float32)

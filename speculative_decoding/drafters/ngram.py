@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
-import mlx.core as mx
-
 from ..errors import InputError
 from .alignment import Alignment, Pieces
-from .base import COPY, Draft, Drafter
+from .base import COPY, Drafter, Likeliest
 from .ngram_store import Store
 from .suffix_index import SuffixIndex
 from .trust import Trust
@@ -69,6 +67,8 @@ class NgramDrafter(Drafter):
     nothing. Raises `InputError` that names the argument.
     """
 
+    kind = COPY
+
     def __init__(
         self,
         *,
@@ -107,7 +107,7 @@ class NgramDrafter(Drafter):
         self._restart()
 
     @property
-    def top_k(self) -> int:  # type: ignore[override]
+    def top_k(self) -> int:
         """How many likeliest ids the store wants to learn; 0 if only what is written."""
         wanted = 0 if self._store is None else self._store.filler_top_k
         return wanted if wanted > 1 else 0
@@ -127,15 +127,11 @@ class NgramDrafter(Drafter):
         self._source = list(input_tokens)
         self._restart()
 
-    def kind(self, tokens: Sequence[int]) -> str:
-        return COPY
-
-    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         if num_draft_tokens < 1:
-            return Draft.empty()
+            return []
         match = self.match(tokens, num_draft_tokens)
-        count = self.reach(match)
-        return Draft(mx.array([match.continuation[:count]], mx.uint32)) if count else Draft.empty()
+        return list(match.continuation[: self.reach(match)])
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKED_AHEAD) -> Match:
         """The best match for the committed decoder ids `tokens` (start token first), however unlikely."""
@@ -145,7 +141,7 @@ class NgramDrafter(Drafter):
         best = Match()
         for length, continuation, origin in self._found(tokens, num_draft_tokens):
             if continuation:
-                chance = self._trust.chance(kind(origin, length))
+                chance = self._trust.chance(class_of(origin, length))
                 if not best.origin or chance > best.chance:
                     best = Match(length, continuation, origin, chance)
         if best.origin:
@@ -156,7 +152,11 @@ class NgramDrafter(Drafter):
         """How many tokens of it are worth proposing."""
         if not match.origin:
             return 0
-        return self._trust.reach(kind(match.origin, match.length), self._min_chance, len(match.continuation))
+        return self._trust.reach(class_of(match.origin, match.length), self._min_chance, len(match.continuation))
+
+    def observe(self, tokens: Sequence[int], likeliest: Likeliest) -> None:
+        if self.top_k:
+            self.learn(tokens, likeliest(self.top_k))
 
     def learn(self, tokens: Sequence[int], likeliest: Sequence[Sequence[int]] = ()) -> None:
         """Teach the store the committed decoder ids of this request. To be called when it ends, or more often.
@@ -188,7 +188,7 @@ class NgramDrafter(Drafter):
             seen = self._output.tokens
         new = tokens[len(seen) :]
         if self._guess is not None and new:
-            self._trust.learn(kind(self._guess.origin, self._guess.length), self._guess.continuation, new)
+            self._trust.learn(class_of(self._guess.origin, self._guess.length), self._guess.continuation, new)
             self._guess = None
         if self._search_input:
             for token in new if seen else new[1:]:
@@ -217,6 +217,6 @@ class NgramDrafter(Drafter):
         return [*self._source[-missing:], *tokens] if missing > 0 else list(tokens[-self._max_size :])
 
 
-def kind(origin: str, length: int) -> tuple[str, int]:
+def class_of(origin: str, length: int) -> tuple[str, int]:
     """What `Trust` tells apart: where a match is from, and the number of binary digits of its length."""
     return origin, min(length.bit_length(), LONGEST)

@@ -84,7 +84,8 @@ def open_model(
         dtype = None  # conversion saw to it already
     raw, checkpoint = transformed(raw, checkpoint, dtype, quantize, group_size)
     model = models.build(raw, checkpoint)
-    model.tokenizer = tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
+    model.pieces = tokenizer.vocabulary.pieces
     return Opened(folder, model, tokenizer, checkpoint)
 
 

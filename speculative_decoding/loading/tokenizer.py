@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from ..errors import InputError
@@ -41,7 +42,8 @@ class Vocabulary:
     """Which piece each id stands for. Two models may speculate together only if these agree."""
 
     def __init__(self, pieces: Mapping[str, int]) -> None:
-        self.pieces = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
+        by_id = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
+        self.pieces: Mapping[int, str] = MappingProxyType(by_id)  # read-only, for models share it
 
     @cached_property
     def fingerprint(self) -> str:

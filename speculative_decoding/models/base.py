@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,10 +19,6 @@ from ..errors import CheckpointError
 from .cache import DecoderCache, LayerCache
 from .compiled import WIDTHS, Compiled
 from .linear import Linear
-
-if TYPE_CHECKING:
-    from ..loading.tokenizer import Tokenizer
-
 
 Head = Callable[[mx.array], mx.array]
 
@@ -51,8 +47,7 @@ class EncoderDecoder(nn.Module):
     """An encoder-decoder whose state is passed, not hidden: `decode(tokens, cache)`."""
 
     config: EncoderDecoderConfig
-    # The tokenizer that it was loaded with: a draft that numbers its tokens otherwise must be refused.
-    tokenizer: Tokenizer | None = None
+    pieces: Mapping[int, str] | None = None  # which piece each id stands for; None for a model without text
     _compiled: Compiled | None = None
 
     @abstractmethod

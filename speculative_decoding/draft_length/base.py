@@ -1,0 +1,51 @@
+"""How many tokens to draft in the next round: the interface. Knows counts and seconds; nothing of tokens or models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row that may have a draft. room: most tokens it could use. kinds: of the drafts it could have, at least one;
+    the first where nobody knows better.
+    """
+
+    room: int
+    kinds: Sequence[str] = ("",)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A row's part of a round: how many tokens were asked for, really proposed, and accepted of these."""
+
+    asked: int
+    drafted: int
+    accepted: int
+    kind: str = ""
+
+
+class DraftLength(ABC):
+    """Decides for all rows of a round. It lives across the requests of a session. most: no draft is longer."""
+
+    most: int
+
+    def begin(self) -> None:  # noqa: B027  # most have nothing to do
+        """A new request."""
+
+    def skips_round(self) -> bool:
+        """Asked first in each round: True means that nobody drafts, and then drafters are not even asked."""
+        return False
+
+    @abstractmethod
+    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
+        """For each row the kind of its draft, and how many tokens, 0 to its room."""
+
+    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:  # noqa: B027
+        """What came of a round. seconds: of the whole round; 0 if they say nothing, as where a shape was compiled."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Its state in one line."""

@@ -1,0 +1,96 @@
+"""A draft model as it is given: which tokens it may propose, and whether they are the target's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+
+from ..errors import InputError
+from ..models.base import EncoderDecoder, Head
+from .vocabulary import DraftVocabulary
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """vocabulary: the only tokens it may propose, besides those of the source; None: all."""
+
+    model: EncoderDecoder
+    vocabulary: DraftVocabulary | None = None
+
+    @cached_property
+    def _frequent(self) -> tuple[list[int], Head]:
+        assert self.vocabulary is not None
+        ids = self._known(self.vocabulary.ids)
+        return ids, self.model.head_of(mx.array(ids))
+
+    def partial_head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> PartialHead:
+        """The head over `vocabulary` and the ids of each row's source. vocab_size: the target's."""
+        frequent, head = self._frequent
+        own = [set(self._known(source)).difference(frequent) for source in sources]
+        others = sorted(set().union(*own))
+        if not others:
+            return PartialHead([head], mx.array(frequent), vocab_size)
+        allowed = [[True] * len(frequent) + [token in ids for token in others] for ids in own]
+        mask = None if all(ids == own[0] for ids in own) else mx.array(allowed)[:, None]
+        heads = [head, self.model.head_of(mx.array(others))]
+        return PartialHead(heads, mx.array(frequent + others), vocab_size, mask)
+
+    def _known(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token < self.model.config.vocab_size]
+
+
+@dataclass(frozen=True)
+class PartialHead:
+    """A head over some ids only: (B, L, d_model) -> logits (B, L, N) of `ids` (N,).
+
+    allowed: (B, 1, N), where rows have ids of their own: the others get -inf, so that a row's drafts do not depend on
+    the rows beside it.
+    """
+
+    heads: Sequence[Head]
+    ids: mx.array
+    vocab_size: int
+    allowed: mx.array | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        logits = [head(x) for head in self.heads]
+        together = logits[0] if len(logits) == 1 else mx.concatenate(logits, axis=-1)
+        return together if self.allowed is None else mx.where(self.allowed, together, -mx.inf)
+
+    def spread(self, logits: mx.array) -> mx.array:
+        """(B, L, N) -> (B, L, V), -inf for all other ids."""
+        whole = mx.full((*logits.shape[:-1], self.vocab_size), -mx.inf, logits.dtype)
+        whole[..., self.ids] = logits
+        return whole
+
+    def likeliest(self, logits: mx.array) -> mx.array:
+        """(B, L, N) -> (B, L), among `ids`."""
+        return self.ids[mx.argmax(logits, axis=-1)]
+
+
+def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
+    """Compare piece by piece and id by id; equal sizes prove nothing. Raises `InputError` that names a difference."""
+    for name in ("decoder_start_token_id", "eos_token_ids", "pad_token_id"):
+        ours, theirs = getattr(target.config, name), getattr(draft.config, name)
+        if ours != theirs:
+            raise InputError(
+                f"draft model: its {name} is {theirs}, the target's is {ours}; choose a draft of the same family"
+            )
+    if target.pieces is None or draft.pieces is None:  # built in Python, without text: ids are all there is
+        return
+    if difference := first_difference(target.pieces, draft.pieces):
+        index, ours, theirs = difference
+        raise InputError(
+            f"draft model: token {index} is {theirs!r}, in the target it is {ours!r}; choose a draft of the same family"
+        )
+
+
+def first_difference(ours: Mapping[int, str], theirs: Mapping[int, str]) -> tuple[int, str | None, str | None] | None:
+    """The lowest id whose pieces differ, with both pieces; None if all agree."""
+    if ours == theirs:
+        return None
+    index = next(i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i))
+    return index, ours.get(index), theirs.get(index)

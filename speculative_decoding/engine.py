@@ -1,0 +1,205 @@
+"""Requests in, tokens and texts out: slots that the next request takes when one ends (continuous batching, Yu et al.,
+"Orca", OSDI 2022, section 3). Single prompts, streams, batches and jobs are its clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from .decoding.batch import Batch, DecodedRow, read_prefix, strict_width
+from .decoding.ending import Ending
+from .decoding.loop import speculate
+from .decoding.request import prepare
+from .decoding.stats import GenerationStats, Round
+from .draft_length.base import DraftLength
+from .drafters import BatchDrafter
+from .loading.tokenizer import Tokenizer
+from .models.base import EncoderDecoder
+from .sampling import GenerationOptions
+
+QUEUE_PER_SLOT = 4  # requests that a client does well to submit ahead: they are sorted by length, so little is padded
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt that was submitted, and its output as it grows.
+
+    stats: one object that runs along. finish_reason: see `Round`; "cancelled" for a request that was.
+    started: when its encoding began.
+    """
+
+    row: DecodedRow
+    ending: Ending
+    stats: GenerationStats
+    started: float = 0.0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, event: Round) -> list[str]:
+        """What came of a round; the text of each of its tokens."""
+        stats = self.stats
+        stats.add_round(event)
+        stats.lossless = self.row.options.is_lossless or stats.drafted_tokens == 0
+        stats.peak_memory_bytes = mx.get_peak_memory()
+        if not self.tokens:
+            stats.time_to_first_token = time.perf_counter() - self.started
+        texts = [self.ending.next_text() for _ in event.tokens]
+        if event.finish_reason:
+            texts[-1] += self.ending.finish()
+            self.finish_reason = event.finish_reason
+        self.tokens += event.tokens
+        self.logprobs += event.logprobs or []
+        self.text += "".join(texts)
+        return texts
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one round brought one request. texts: of each token of the round; empty while a character is incomplete, or
+    while text may belong to a stop string.
+    """
+
+    request: Request
+    round: Round
+    texts: list[str]
+
+
+class Engine:
+    """Decodes up to `slots` requests at a time, each as it would be decoded alone.
+
+    `submit` only queues: it never waits for the device and never encodes. `step` encodes requests when a slot is free,
+    as many together as there are slots, so never more than `slots` ahead of those that are free.
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, tokenizer: Tokenizer, drafter: BatchDrafter, *, slots: int, strict: bool = False
+    ) -> None:
+        """strict: all requests are `strict`, with the same max_tokens and length. drafter: serves this engine alone."""
+        self._model, self._tokenizer, self._drafter = model, tokenizer, drafter
+        self._slots, self._strict = slots, strict
+        self._queue: deque[Request] = deque()
+        self._sorted: deque[Request] = deque()  # the part of the queue whose turn is next, the shortest first
+        self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the memory (1, S, d_model)
+        self._requests: list[Request | None] = []  # by slot
+        self._batch: Batch | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._waiting or any(self._requests))
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether submitting another request now would help; it is no limit."""
+        return self._waiting < QUEUE_PER_SLOT * self._slots
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._queue) + len(self._sorted) + len(self._encoded)
+
+    def submit(self, prompt: str, options: GenerationOptions, length: DraftLength) -> Request:
+        """Queue a prompt. length: how many tokens to draft; requests may share one, which then learns from them all.
+
+        Raises `InputError` for a prompt or options that cannot be decoded.
+        """
+        row, ending = prepare(self._model, self._tokenizer, prompt, options, length)
+        stats = GenerationStats(prompt_tokens=len(row.source))
+        request = Request(row, ending, stats)
+        self._queue.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Drop a request; its slot is free before the next round. Nothing happens to one that has ended."""
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = request.row.finish_reason = "cancelled"
+        for queue in (self._queue, self._sorted):
+            if request in queue:
+                queue.remove(request)
+        self._encoded = deque(each for each in self._encoded if each[0] is not request)
+
+    def step(self) -> list[Event]:
+        """Give free slots to waiting requests, then do one round for all."""
+        self._fill()
+        batch = self._batch
+        if batch is None or not batch.active:
+            return []
+        events = []
+        for slot, event in speculate(batch).items():
+            request = self._requests[slot]
+            assert request is not None
+            events.append(Event(request, event, request.add(event)))
+        return events
+
+    def _fill(self) -> None:
+        free = [slot for slot, request in enumerate(self._requests) if request is None or request.finish_reason]
+        for slot in free:
+            self._requests[slot] = None
+        busy = len(self._requests) - len(free)
+        self._resize(busy, min(self._slots, busy + self._waiting))
+        for slot, request in enumerate(self._requests):
+            if request is None and self._waiting:
+                if not self._encoded:
+                    self._encode()
+                self._assign(slot, *self._encoded.popleft())
+        if self._batch is not None:
+            self._batch.rows[:] = [None if each is None else each.row for each in self._requests]
+
+    def _encode(self) -> None:
+        """The next requests, as many together as there are slots."""
+        if not self._sorted:
+            count = min(len(self._queue), QUEUE_PER_SLOT * self._slots)
+            self._sorted.extend(sorted((self._queue.popleft() for _ in range(count)), key=source_length))
+        group = [self._sorted.popleft() for _ in range(min(len(self._requests), len(self._sorted)))]
+        started = time.perf_counter()
+        memories = self._model.encode_rows([request.row.source for request in group])
+        mx.eval(memories)
+        seconds = (time.perf_counter() - started) / len(group)
+        for request, memory in zip(group, memories, strict=True):
+            request.started, request.stats.encode_seconds = started, seconds
+            self._encoded.append((request, memory))
+
+    def _assign(self, slot: int, request: Request, memory: mx.array) -> None:
+        row, batch = request.row, self._batch
+        row.slot = slot
+        self._requests[slot] = request
+        cache = self._model.seated(None if batch is None else batch.cache, slot, len(self._requests), memory)
+        if batch is None:
+            self._batch = batch = Batch(self._model, self._drafter, cache, [None] * len(self._requests))
+            if self._strict:
+                batch.width = strict_width(cache, row.options, row.length.most, row.given)
+        read_prefix(self._model, cache, row)
+        row.length.begin()
+        self._drafter.begin(row)
+
+    def _resize(self, busy: int, wanted: int) -> None:
+        """As many rows as are needed, give or take a factor of two: a pass computes all of them."""
+        rows = len(self._requests)
+        if self._batch is None:
+            self._requests = [None] * wanted
+            return
+        if wanted > rows:
+            size = min(self._slots, max(wanted, 2 * rows))
+        elif 0 < wanted <= rows // 2 and self._batch.width is None:
+            size = wanted
+        else:
+            return
+        kept = [slot for slot, request in enumerate(self._requests) if request is not None]
+        order = (kept + [slot for slot in range(rows) if slot not in kept] + [0] * size)[:size]
+        self._batch.cache.select(order)
+        self._drafter.select(order)
+        self._requests = [self._requests[slot] if i < len(kept) else None for i, slot in enumerate(order)]
+        for slot, request in enumerate(self._requests):
+            if request is not None:
+                request.row.slot = slot
+        self._batch.rows = [None if each is None else each.row for each in self._requests]
+
+
+def source_length(request: Request) -> int:
+    return len(request.row.source)

@@ -1,0 +1,137 @@
+"""From logits to the distribution that is to be preserved, for all rows of a batch at once. Pure functions on float32.
+
+The steps, their order and their treatment of ties are those of Hugging Face's logits processors
+(transformers 4 and 5, `_get_logits_processor`): repetition penalty, temperature, top-k, top-p, min-p.
+
+Shapes: B rows, L positions, V ids. `rows`: the options of each row. A step that no row asks for is not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .options import GenerationOptions
+from .random import Use, gumbel, keys
+
+
+@dataclass(frozen=True)
+class History:
+    """What stands before each position, for options that look back.
+
+    tokens: the committed ids of each row. drafted: (B, N) ids behind them, lazy: the last position sees all of them,
+    the position before it one less, and so on; None: there are none.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    drafted: mx.array | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(tokens) for tokens in self.tokens]
+
+
+def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """(B, L, V) raw logits -> (B, L, V) with the repetition penalty: all that counts at temperature 0."""
+    if not any(row.needs_history for row in rows):
+        return logits
+    return penalise_repetition(logits.astype(mx.float32), column(rows, "repetition_penalty"), history)
+
+
+def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """(B, L, V) raw logits -> float32 log-probabilities of the distribution that is sampled from.
+
+    For a row at temperature 0, from which nothing is sampled, those at temperature 1.
+    """
+    temperatures = mx.array([row.temperature or 1.0 for row in rows])[:, None, None]
+    x = scores(logits, rows, history).astype(mx.float32) / temperatures
+    if any(row.top_k for row in rows):
+        x = keep_top_k(x, [row.top_k or x.shape[-1] for row in rows])
+    if any(row.top_p < 1 for row in rows):
+        x = keep_top_p(x, column(rows, "top_p"))
+    if any(row.min_p for row in rows):
+        x = keep_min_p(x, column(rows, "min_p"))
+    return x - mx.logsumexp(x, axis=-1, keepdims=True)
+
+
+def perturbed(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+    """(B, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al. 2024, 2408.07978).
+
+    The noise depends on the seed and a token's position alone, so draft and target, which both ask for a position,
+    get the same noise.
+    """
+    length = logits.shape[1]
+    drafted = 0 if history.drafted is None else history.drafted.shape[1]
+    first = drafted - length + 1  # drafted ids in front of the first position
+    places = [
+        (row.seed, count + first + i, Use.COUPLED)
+        for row, count in zip(rows, history.lengths, strict=True)
+        for i in range(length)
+    ]
+    noise = gumbel(keys(places), logits.shape[-1]).reshape(logits.shape)
+    return logprobs(logits, rows, history) + noise
+
+
+def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
+    """(..., V) raw logits, (...) ids -> (...) float32: the ids' log-probabilities under the model, at temperature 1 and
+    before any of the steps above.
+    """
+    logits = logits.astype(mx.float32)
+    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return chosen - mx.logsumexp(logits, axis=-1)
+
+
+def column(rows: Sequence[GenerationOptions], name: str) -> mx.array:
+    """(B, 1, 1): an option of each row."""
+    return mx.array([getattr(row, name) for row in rows])[:, None, None]
+
+
+def penalise_repetition(logits: mx.array, penalty: mx.array, history: History) -> mx.array:
+    """(B, L, V) logits, (B, 1, 1) penalty."""
+    rows, length, vocab_size = logits.shape
+    index = mx.arange(rows)[:, None]
+    longest = max(history.lengths)
+    committed = [[*tokens, *tokens[:1] * (longest - len(tokens))] for tokens in map(list, history.tokens)]
+    never = 2**30
+    first_seen = mx.full((rows, vocab_size), never).at[index, mx.array(committed)].minimum(0)
+    visible = mx.arange(length)
+    if history.drafted is not None and (drafted := history.drafted.shape[1]):
+        first_seen = first_seen.at[index, history.drafted].minimum(mx.arange(1, drafted + 1)[None])
+        visible = visible + (drafted - length + 1)  # how many drafted ids each position sees
+    seen = first_seen[:, None] <= visible[None, :, None]
+    return mx.where(seen, mx.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
+    """(B, L, V): -inf below each row's k-th largest; tokens that tie with it all stay."""
+    vocab_size = logits.shape[-1]
+    most = min(max(counts), vocab_size)
+    largest = mx.sort(mx.topk(logits, most, axis=-1), axis=-1)  # ascending
+    at = mx.array([most - min(count, most) for count in counts])[:, None, None]
+    smallest = mx.take_along_axis(largest, mx.broadcast_to(at, (*logits.shape[:2], 1)), axis=-1)
+    return mx.where(logits < smallest, -mx.inf, logits)
+
+
+def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
+    """(B, L, V), (B, 1, 1): -inf for the least likely tokens that together have a probability of at most 1 - p; one
+    always stays, and where p is 1 all do.
+
+    Among tokens that tie at the edge the highest ids stay, as with a stable sort, but only values are sorted here.
+    """
+    ascending = mx.sort(logits, axis=-1)
+    dropped = (mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1) <= 1 - p) & (p < 1)
+    dropped = dropped & (mx.arange(logits.shape[-1]) < logits.shape[-1] - 1)
+    kept = mx.where(dropped, mx.inf, ascending)
+    edge = kept.min(axis=-1, keepdims=True)
+    tied = logits == edge
+    room = (kept == edge).sum(axis=-1, keepdims=True)
+    stays = tied & (mx.cumsum(tied.astype(mx.int32), axis=-1, reverse=True) <= room)
+    return mx.where((logits > edge) | stays, logits, -mx.inf)
+
+
+def keep_min_p(logits: mx.array, min_p: mx.array) -> mx.array:
+    """(B, L, V), (B, 1, 1): -inf where the probability is below min_p times the largest."""
+    probs = mx.softmax(logits, axis=-1)
+    return mx.where(probs < min_p * probs.max(axis=-1, keepdims=True), -mx.inf, logits)

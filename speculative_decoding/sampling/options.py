@@ -1,0 +1,263 @@
+"""The one place where an option of decoding exists: its name, type, default, limits and help, and whether the rows of
+a batch may differ in it.
+
+Python keywords, flags of the command line and fields of a file of prompts are all made from `GenerationOptions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+from ..errors import InputError
+from .values import Either, Number, Several, Switch, Text, Value, Whole
+
+ACCEPTANCE = ("rejection", "block", "coupled")
+DRAFTERS = ("model", "ngram", "auto", "none")
+SCHEDULES = ("auto", "heuristic", "heuristic_transient")
+MAX_SEED = 2**32 - 1
+MOST_DRAFTED = 64
+
+
+class About(NamedTuple):
+    """What is known of an option. per_row: whether rows of a batch may differ in it."""
+
+    value: Value
+    help: str
+    per_row: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How a prompt is decoded.
+
+    temperature: 0 takes the most likely token; above 0 samples from softmax(logits / temperature).
+    top_k: only the k most likely tokens; 0 is off.
+    top_p: only the smallest set of most likely tokens whose probability reaches top_p; 1 is off.
+    min_p: only tokens at least min_p times as likely as the most likely one; 0 is off.
+    repetition_penalty: divides the positive and multiplies the negative logits of every token that the decoder has
+        read, its start token included; 1 is off. The only one of these that also acts at temperature 0.
+    seed: the same seed, prompt and options give the same text.
+    max_tokens: the most tokens to generate.
+    stop: the text ends in front of the first of these strings. No response ever holds text that belongs to one.
+    eos_token_ids: ids that end the output besides the model's own.
+    prefix: text, or ids, that the output is made to begin with. Neither text nor tokens of the result contain it, it
+        does not count for max_tokens, and stop strings are looked for behind it.
+    drafter: where drafts come from: "model"; "ngram" (the text itself: input, output, a store); "auto" (a long match is
+        copied, otherwise the draft model proposes); "none"; or an object with `begin` and `propose`. By default the
+        draft model if there is one, and none if not.
+    num_draft: tokens drafted per round: a number; "auto", as many as their cost and acceptance make worth it;
+        "heuristic" or "heuristic_transient", as transformers has them; or a `DraftLength`.
+    acceptance: at a temperature above 0, "rejection" (Leviathan et al. 2023), "block" (keeps a little more), or
+        "coupled" (a seed gives the same text with any draft or none). All three keep the target's distribution.
+    delta: 0 changes nothing; up to 1 accepts more than the target would write (lossy; its price is in the statistics).
+    skip_sample_adjustment: draw corrections from the target, not from what the draft left of it (lossy).
+    confidence_threshold: a draft model stops behind a token to which it gave less; 0 is off. Waits for every token.
+    max_ngram_size, min_ngram_size: the longest stretch of text that is looked up, and the shortest that is believed.
+    strict: compute every pass of the target in one shape, so that also in 16 bits the same options with and without a
+        draft give the same tokens. Slower.
+    allow_long_prompt: accept a prompt longer than the model was trained on.
+    logprobs: give every token its log-probability under the target, at temperature 1 and before all options.
+    timed: wait for the draft in every round, to tell its time from the target's; a little slower.
+
+    Raises `InputError` that names the option.
+    """
+
+    temperature: Annotated[float, About(Number(0), "0 takes the most likely token, above 0 samples")] = 0.0
+    top_k: Annotated[int, About(Whole(0), "only the K most likely tokens; 0 is off")] = 0
+    top_p: Annotated[
+        float, About(Number(0, 1, above=True), "only the fewest tokens that reach this probability; 1 is off")
+    ] = 1.0
+    min_p: Annotated[
+        float, About(Number(0, 1), "only tokens this likely compared to the most likely one; 0 is off")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, About(Number(0, above=True), "above 1 makes tokens that were written less likely; 1 is off")
+    ] = 1.0
+    seed: Annotated[int, About(Whole(0, MAX_SEED), "the same seed and options give the same text")] = 0
+    max_tokens: Annotated[int, About(Whole(1), "the most tokens to generate")] = 100
+    stop: Annotated[Sequence[str], About(Several(Text()), "end in front of this text; may be repeated")] = ()
+    eos_token_ids: Annotated[Sequence[int], About(Several(Whole(0)), "end at this token too; may be repeated")] = ()
+    prefix: Annotated[
+        str | Sequence[int],
+        About(
+            Either((Text(may_be_empty=True), Several(Whole(0)))), "make the output begin with this; it is not printed"
+        ),
+    ] = ""
+    drafter: Annotated[
+        str | Any | None,
+        About(
+            Either((Text(DRAFTERS),), "an object with begin and propose"),
+            "where drafts come from: a draft model; the text itself (ngram); auto, a copy where it is likely right, "
+            "else the draft model; or nowhere (none)",
+            per_row=False,
+        ),
+    ] = None
+    num_draft: Annotated[
+        int | str | Any,
+        About(
+            Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
+            f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth "
+            "it; or as in transformers: heuristic, heuristic_transient",
+        ),
+    ] = 5
+    acceptance: Annotated[
+        str,
+        About(
+            Text(ACCEPTANCE),
+            "above temperature 0, all three exact: the original rule; one that keeps a little more; one whose output "
+            "for a seed does not depend on the draft",
+        ),
+    ] = "rejection"
+    delta: Annotated[
+        float, About(Number(0, 1), "accept more than the target would write; above 0 the output is lossy")
+    ] = 0.0
+    skip_sample_adjustment: Annotated[
+        bool, About(Switch(), "draw corrections from the target alone (lossy)", per_row=False)
+    ] = False
+    confidence_threshold: Annotated[
+        float,
+        About(
+            Number(0, 1),
+            "stop a draft behind a token to which the draft model gave less; waits for each token; 0 is off",
+            per_row=False,
+        ),
+    ] = 0.0
+    max_ngram_size: Annotated[int, About(Whole(1), "the longest stretch of text to look up", per_row=False)] = 16
+    min_ngram_size: Annotated[int, About(Whole(1), "the shortest match that is believed", per_row=False)] = 1
+    strict: Annotated[
+        bool,
+        About(
+            Switch(),
+            "compute every pass of the target in one shape: also in 16 bits the same tokens with and without a draft; "
+            "slower",
+            per_row=False,
+        ),
+    ] = False
+    allow_long_prompt: Annotated[
+        bool, About(Switch(), "accept a prompt longer than the model was trained on", per_row=False)
+    ] = False
+    logprobs: Annotated[bool, About(Switch(), "the log-probability of every token")] = False
+    timed: Annotated[bool, About(Switch(), "tell draft and verify time apart; a little slower", per_row=False)] = False
+
+    def __post_init__(self) -> None:
+        for name, about in abouts().items():
+            if name != "drafter" or self.drafter is not None:
+                object.__setattr__(self, name, accepted(name, about.value, getattr(self, name)))
+        if self.min_ngram_size > self.max_ngram_size:
+            raise InputError(
+                f"max_ngram_size must be >= min_ngram_size ({self.min_ngram_size}), not {self.max_ngram_size}; "
+                "change one of them"
+            )
+        if self.acceptance != "rejection" and (self.delta or self.skip_sample_adjustment):
+            name = "delta" if self.delta else "skip_sample_adjustment"
+            raise InputError(f"{name} relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the distribution depends on which tokens were written, beyond what the model makes of them."""
+        return self.repetition_penalty != 1
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the output follows the target's distribution, as computed."""
+        return self.delta == 0 and not self.skip_sample_adjustment
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether two runs, with different drafts or none, must give the same tokens."""
+        return self.is_greedy or self.acceptance == "coupled"
+
+    def changed(self, given: Mapping[str, Any]) -> GenerationOptions:
+        """With other values for the options in `given`. Raises `InputError` for an option that does not exist, a value
+        that is not wanted, and an option that would have no effect.
+        """
+        for name in given:
+            if name not in abouts():
+                raise InputError(unknown(name))
+        options = replace(self, **given)
+        for name in given:
+            if getattr(options, name) != default(name) and (reason := options._why_without_effect(name)):
+                raise InputError(f"{name} has no effect {reason}; leave one of them out")
+        return options
+
+    def for_row(self, given: Mapping[str, Any]) -> GenerationOptions:
+        """`changed`, for one row of a batch: only by options in which rows may differ."""
+        for name in given:
+            if name in abouts() and not abouts()[name].per_row:
+                raise InputError(f"{name} holds for all rows; give it for all of them")
+        if self.strict and (fixed := {"max_tokens", "num_draft", "prefix"} & given.keys()):
+            raise InputError(f"strict passes have one shape for all rows: {', '.join(sorted(fixed))} cannot differ")
+        return self.changed(given)
+
+    def _why_without_effect(self, name: str) -> str:
+        """In words, or "" for an option that has one."""
+        if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance", "skip_sample_adjustment"):
+            return "at temperature 0"
+        if self.drafter == "none" and name in ("num_draft", "delta", "confidence_threshold"):
+            return "with drafter none"
+        if self.num_draft == 0 and name in ("drafter", "delta", "confidence_threshold") and self.drafter != "none":
+            return "with num_draft 0"
+        if isinstance(self.drafter, str):
+            if name == "confidence_threshold" and self.drafter == "ngram":
+                return "with drafter ngram: it stops a draft model"
+            if name in ("max_ngram_size", "min_ngram_size") and self.drafter not in ("ngram", "auto"):
+                return f"with drafter {self.drafter}: it is for ngram and auto"
+        return ""
+
+
+@cache
+def abouts() -> Mapping[str, About]:
+    """What is known of each option, by its name, in order."""
+    hints = get_type_hints(GenerationOptions, include_extras=True)
+    return {each.name: get_args(hints[each.name])[1] for each in fields(GenerationOptions)}
+
+
+@cache
+def defaults() -> Mapping[str, Any]:
+    return {each.name: each.default for each in fields(GenerationOptions)}
+
+
+def default(name: str) -> Any:
+    return defaults()[name]
+
+
+def accepted(name: str, value: Value, given: Any) -> Any:
+    """The value as it is kept. Raises `InputError` that names the option."""
+    try:
+        return value.accept(given)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{name} must be {value.wanted}, not {short(given)}") from None
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def unknown(name: str) -> str:
+    """Why there is no such option, in a line, with what may have been meant."""
+    meant = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, abouts(), 1)), None)
+    return f"there is no option {name!r}" + (f"; did you mean {meant}?" if meant else "")
+
+
+OTHER_NAMES = {  # other libraries' names, and our own flags'
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "temp": "temperature",
+    "do_sample": "temperature",
+    "sampling": "temperature, top_k, top_p, min_p, repetition_penalty or seed by themselves",
+    "num_assistant_tokens": "num_draft",
+    "num_draft_tokens": "num_draft",
+    "output_prefix": "prefix",
+    "eos_token_id": "eos_token_ids",
+    "stop_strings": "stop",
+    "assistant_confidence_threshold": "confidence_threshold",
+}
