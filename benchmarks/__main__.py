@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from speculative_decoding.cli.models import ModelNames
 
 from speculative_decoding.blas import warn_if_slow
-from speculative_decoding.cli import common
-from speculative_decoding.cli.common import say
+from speculative_decoding.cli.common import run, say
+from speculative_decoding.cli.parser import chosen_as
 from speculative_decoding.decoding.ways import PLAIN, Way, ways
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES
@@ -42,7 +43,7 @@ Record = Callable[[dict[str, Any]], None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     chosen = benchmark_parser().parse_args(argv)
-    return common.run("benchmark", lambda: benchmark(chosen))
+    return run("benchmark", lambda: benchmark(chosen))
 
 
 def benchmark(chosen: argparse.Namespace) -> int:
@@ -88,18 +89,16 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     """What there is to measure: a name, models, tasks; made one by one, since large models may not fit side by side."""
     given = vars(chosen)
     if "random" not in given and not chosen.growth:
-        folders = common.choose(chosen)
-        if folders.draft is None and "model" in given.get("drafter", ()):
-            raise InputError("--drafter model: needs a --draft-model; name one or leave this drafter out")
-        if folders.draft is None and ASSISTED in chosen.peers:
-            raise InputError(f"--peers {ASSISTED}: needs a --draft-model; name one or leave this peer out")
-        pair = common.open_pair(folders, chosen)
+        folders = chosen_as(ModelNames, chosen).find()
+        for flag, name, names in (("drafter", "model", given.get("drafter", ())), ("peers", ASSISTED, chosen.peers)):
+            if folders.draft is None and name in names:
+                raise InputError(f"--{flag} {name}: needs a --draft-model; name one, or leave {name} out")
+        pair = folders.open()
         say(f"target {folders.target}, " + ("no draft" if pair.draft is None else f"draft {folders.draft}"))
         limit = given.get("limit", FILE_LIMIT)
         tasks = tasks_from_files(chosen.prompts, limit, chosen.max_tokens, pair.target, pair.tokenizer)
         pair.load_weights()
-        models = Models(pair.target, pair.draft, pair.tokenizer.vocabulary)
-        yield folders.target.name, models, at_slots(tasks, given.get("slots", ()))
+        yield folders.target.name, Models(pair.target, pair.draft), at_slots(tasks, given.get("slots", ()))
         return
     warn_if_slow()
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
@@ -116,9 +115,9 @@ def measure(
 ) -> tuple[list[Run], dict[str, str]]:
     """The runs of everybody on all tasks of a model or pair, and the versions of the peers' libraries."""
     chosen_ways = ways_of(chosen, models, tasks[0])
-    who: list[tuple[Task, list[Contender]]] = [
-        (task, [*ours(task, chosen_ways, chosen.temperature, models)]) for task in tasks
-    ]
+    who: list[tuple[Task, list[Contender]]] = []
+    for task in tasks:
+        who.append((task, [*ours(task, chosen_ways, chosen.temperature, models)]))
     versions: dict[str, str] = {}
     runs: list[Run] = []
 
@@ -134,9 +133,9 @@ def measure(
             for (_, contenders), modes in zip(who, found, strict=True):
                 contenders += modes
                 versions |= {library: version for mode in modes for library, version in mode.worker.versions.items()}
-        for run in take_turns(who, chosen.repeats, warm_ups=chosen.warm_ups, settle=SETTLE, progress=progress):
-            runs.append(run)
-            record({"model": name, **run.as_dict()})
+        for each in take_turns(who, chosen.repeats, warm_ups=chosen.warm_ups, settle=SETTLE, progress=progress):
+            runs.append(each)
+            record({"model": name, **each.as_dict()})
     return runs, versions
 
 

@@ -13,7 +13,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from speculative_decoding.errors import InputError
-from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 
@@ -29,11 +28,10 @@ PREFIXES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}  # of Hugging Face's class
 
 @dataclass(frozen=True)
 class Models:
-    """A target, and a draft if there is one; vocabulary: of the texts, if there are any."""
+    """A target, and a draft if there is one."""
 
     target: EncoderDecoder
     draft: EncoderDecoder | None
-    vocabulary: Vocabulary | None = None
 
 
 def parameters_of(model: EncoderDecoder) -> dict[str, mx.array]:
@@ -106,11 +104,9 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(size)}, "unk_token": f"t{special['unk']}"}
     names_of = {f"{role}_token": f"t{i}" for role, i in special.items()}
     tokenizer = {"version": "1.0", "added_tokens": [], "model": words, "pre_tokenizer": {"type": "Whitespace"}}
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", **names_of}
     folder.mkdir(parents=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names_of})
-    )
+    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", tokenizer_config)):
+        (folder / f"{name}.json").write_text(json.dumps(content))
     return folder

@@ -6,53 +6,46 @@ Knows the names of drafters, peers and shapes, not how they are measured.
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
-from speculative_decoding.cli.options import add_models
-from speculative_decoding.cli.parser import Parser, real, several_of, whole
-from speculative_decoding.decoding.request import SCHEDULES
-from speculative_decoding.drafters import DRAFTERS
+from speculative_decoding.cli.models import add_models
+
+from speculative_decoding.cli.parser import Parser, real, several_of, whole, word
 from speculative_decoding.errors import InputError
+from speculative_decoding.sampling.options import DRAFTERS, abouts
 
 from .models import SHAPES
 from .peers import ASSISTED, PEERS
 from .report import require_matplotlib
 
 
-def draft_length(text: str) -> int | str:
-    return text if text in SCHEDULES else whole(0, 64)(text)
-
-
 def benchmark_parser() -> Parser:
     """An option that is not given, and has no default, is no attribute of what is parsed."""
     description = "Measure how fast prompts are decoded: tables, a line of JSON, and last the fastest flags."
-    parser = Parser(prog="python -m benchmarks", description=description)
-    add, maybe = parser.add_argument, partial(parser.add_argument, default=argparse.SUPPRESS)
-    add("prompts", nargs="*", type=Path, help="files with a prompt a line (default: the bundled ones)")
-    maybe("--limit", type=whole(1), metavar="N", help="prompts of each file (default: 25), or random sources (2)")
+    parser = Parser(prog="python -m benchmarks", description=description, argument_default=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("prompts", nargs="*", type=Path, default=[], help="files with a prompt a line (default: the bundled ones)")
+    add("--limit", type=whole(1), metavar="N", help="prompts of each file (default: 25), or random sources (2)")
     add("--max-tokens", "-m", type=whole(1), default=100, metavar="N", help="the most tokens to generate")
     drafters = "where drafts come from; each is tried, and plain decoding in any case (default: all that fit)"
-    maybe("--drafter", choices=DRAFTERS, nargs="+", help=drafters)
+    add("--drafter", choices=DRAFTERS, nargs="+", help=drafters)
     lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
-    maybe("--num-draft", type=draft_length, nargs="+", metavar="N", help=lengths)
+    add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
     temperatures = "each is tried, at 0 with peers"
     add("--temperature", type=real(0), nargs="+", default=[0.0], metavar="T", help=temperatures)
-    maybe("--slots", type=whole(1), nargs="+", metavar="N", help="decode so many prompts together; each is tried")
+    add("--slots", type=whole(1), nargs="+", metavar="N", help="decode so many prompts together; each is tried")
     add("--repeats", type=whole(1), default=5, metavar="N", help="of everything, in turns")
     add("--warm-ups", type=whole(0), default=1, metavar="N", help="repeats before those that count")
     names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
     add("--peers", type=several_of(PEERS), default=[], metavar="NAMES", help=names)
-    maybe("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
+    add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
     shapes = "plain decoding of 40-token sources to --max-tokens tokens by models of these shapes with random weights, "
     shapes += f"separated by commas: {', '.join(SHAPES)}"
-    maybe("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
+    add("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
     growth = "how the cost grows with source, output and shape (all shapes, or --random)"
-    add("--growth", action="store_true", help=growth)
-    maybe(
-        "--output", type=Path, metavar="DIR", help="write runs.jsonl (each run as it ends), table.md and summary.json"
-    )
-    add("--plot", action="store_true", help="and plot.png; needs matplotlib")
+    add("--growth", action="store_true", default=False, help=growth)
+    add("--output", type=Path, metavar="DIR", help="write runs.jsonl (each run as it ends), table.md and summary.json")
+    add("--plot", action="store_true", default=False, help="and plot.png; needs matplotlib")
     add_models(parser)
     return parser
 

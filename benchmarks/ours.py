@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from speculative_decoding.decoding.results import GenerationResult
 from speculative_decoding.decoding.ways import Way
-from speculative_decoding.drafters import NgramDrafter
-from speculative_decoding.generate import GenerationResult
 from speculative_decoding.loading.tokenizer import Vocabulary
-from speculative_decoding.sampling import SamplingParams
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 
 from .interleave import Contender, Output
@@ -24,8 +23,10 @@ class Ids:
     text only tries the options), and a token's text is one letter.
     """
 
-    def __init__(self, sources: Sequence[Sequence[int]], vocabulary: Vocabulary | None = None) -> None:
-        self.sources, self.vocabulary = sources, vocabulary or Vocabulary({})
+    vocabulary = Vocabulary({})
+
+    def __init__(self, sources: Sequence[Sequence[int]]) -> None:
+        self.sources = sources
 
     def encode(self, text: str) -> list[int]:
         return list(self.sources[int(text) if text.isdecimal() else 0])
@@ -49,21 +50,19 @@ class Ours(Contender):
                 started = time.perf_counter()
                 results |= [next(finished)]
                 seconds += time.perf_counter() - started
-            result = results.pop(number)
-            length = self.session.length if task.slots is None else self.session.batch_length
-            yield Output(result.tokens, seconds, result.stats, length.describe())
+            result, session = results.pop(number), self.session
+            length = session.length_of(session.options, session.slots).describe()
+            yield Output(result.tokens, seconds, result.stats, length)
 
     def _results(self, task: Task) -> Iterator[tuple[int, GenerationResult]]:
         """(a prompt's number, its result), as they are finished."""
-        options: dict[str, Any] = {"max_tokens": task.max_tokens, "allow_long_prompt": True}
+        numbers = range(len(task.sources))
         if task.slots is None:
-            for number in range(len(task.sources)):
-                sampling = SamplingParams(self.temperature, seed=number)
-                yield number, self.session.generate(str(number), sampling=sampling, **options)
+            for number in numbers:
+                yield number, self.session.generate(str(number), seed=number)
             return
-        prompts = [{"prompt": str(number), "seed": number} for number in range(len(task.sources))]
-        for each in self.session.batch(prompts, sampling=SamplingParams(self.temperature), **options):
-            assert each.result is not None
+        for each in self.session.batch({"prompt": str(number), "seed": number} for number in numbers):
+            assert each.result is not None, each.error
             yield each.index, each.result
 
 
@@ -71,13 +70,13 @@ def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models:
     """A contender for each way and temperature, with a new session: no store, which would know every output from the
     repeat before.
     """
-    ids = Ids(task.sources, models.vocabulary)
+    shared: dict[str, Any] = {"max_tokens": task.max_tokens, "allow_long_prompt": True}
     made = []
     for temperature in temperatures:
         for way in ways:
             draft = models.draft if way.drafter in ("model", "auto") else None
-            ngram = NgramDrafter(pieces=ids.vocabulary.pieces)
-            session = Session(models.target, ids, draft, way.drafter, ngram, way.num_draft, task.slots or 1)
+            options = GenerationOptions(temperature=temperature, **shared, **way.keywords)
+            session = Session(models.target, Ids(task.sources), draft, options, slots=task.slots or 1)
             reads = {"model": 0 if draft is None else bytes_per_pass(draft), "auto": None}.get(way.drafter, 0)
             made.append(Ours(way.name, way.flags, temperature, reads, session))
     return made

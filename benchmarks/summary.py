@@ -86,25 +86,18 @@ def row(model: str, runs: Sequence[Run], plain: Sequence[Run], target_bytes: int
     if is_ours := runs[0].output.stats is not None:
         total = GenerationStats()
         for run in runs:
-            total.add(stats_of(run))
-        decode_ms = statistics.median(per_repeat(runs, lambda run: stats_of(run).decode_seconds))
-        values |= {
-            "decode_ms_per_token": decode_ms,
-            "tokens_per_target_call": total.tokens_per_target_call,
-            "acceptance": total.acceptance_rate if total.drafted_tokens else None,
-            "length": runs[-1].output.length,
-        }
-        if who.draft_bytes is not None and task.slots is None:
-            read = target_bytes * total.target_calls + who.draft_bytes * total.drafted_tokens
-            values["share_of_limit"] = read / total.generated_tokens / bandwidth / (decode_ms / 1e3)
+            total.add(run.output.stats or GenerationStats())
+        values["tokens_per_target_call"], values["length"] = total.tokens_per_target_call, runs[-1].output.length
+        values["acceptance"] = total.acceptance_rate if total.drafted_tokens else None
+        if task.slots is None:  # in batches the time of a round counts for each of its rows
+            ms_of = per_repeat(runs, lambda run: run.output.stats.decode_seconds if run.output.stats else 0.0)
+            values["decode_ms_per_token"] = decode_ms = statistics.median(ms_of)
+            if who.draft_bytes is not None:
+                read = target_bytes * total.target_calls + who.draft_bytes * total.drafted_tokens
+                values["share_of_limit"] = read / total.generated_tokens / bandwidth / (decode_ms / 1e3)
     tokens = sum(len(run.output.tokens) for run in runs if run.repeat == runs[0].repeat)
     about = (model, task.name, task.axis, task.at, who.label, who.setting, who.temperature, is_ours, tokens)
     return Row(*about, ms, plain_ms.median / ms.median, **values)
-
-
-def stats_of(run: Run) -> GenerationStats:
-    assert run.output.stats is not None
-    return run.output.stats
 
 
 def per_repeat(runs: Sequence[Run], seconds: Callable[[Run], float]) -> list[float]:

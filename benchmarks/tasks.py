@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
+from speculative_decoding.cli.verify import PROMPTS, read_prompt_files
 
 from speculative_decoding.decoding.request import encode_prompt
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.verify import PROMPTS, read_prompt_files
 
 SLOTS = "slots"
-ORDER = {"translation": 0, "grammar": 1, "describe": 2}
 RANDOM_SOURCE, GROWTH_OUTPUT = 40, 32  # tokens, where the other one is chosen or grows
 SOURCE_LENGTHS, OUTPUT_LENGTHS = (16, 64, 256, 1024, 2048), (16, 64, 256, 1024)  # of growth
 
@@ -50,7 +49,7 @@ def tasks_from_files(
 ) -> list[Task]:
     """A task for each file, of its first `limit` prompts; without paths the bundled files."""
     tasks = []
-    for path in paths or sorted(PROMPTS.glob("*.txt"), key=lambda path: ORDER.get(path.stem, len(ORDER))):
+    for path in paths or sorted(PROMPTS.glob("*.txt"), reverse=True):
         prompts = [prompt for prompt in read_prompt_files([path]) if prompt.strip()][:limit]
         if not prompts:
             raise InputError(f"prompts {path}: holds none; give it a prompt a line")

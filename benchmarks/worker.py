@@ -1,7 +1,7 @@
 """A peer behind a pipe: token ids in, token ids and seconds out, one JSON object a line.
 
-Run by path in the peers' own Python, so that neither their libraries nor their threads touch ours. It imports nothing
-of this package. It converts and loads what the first line names, then answers requests until its input ends:
+Run by path in the peers' own Python, so that neither their libraries nor their threads touch ours; imports nothing of
+this package. It loads what the first line names, then answers requests until its input ends:
 
     {"peer": "ct2", "target": FOLDER, "draft": FOLDER or null, "scratch": FOLDER, "mode": {"threads": 2, ...},
      "ends": whether the end-of-sequence token ends an output}
@@ -9,9 +9,8 @@ of this package. It converts and loads what the first line names, then answers r
     {"sources": [[ids], ...], "max_tokens": N, "slots": 1}
         -> {"tokens": [[ids], ...], "seconds": [s, ...]}
 
-Anything that goes wrong is {"error": "one line"}. Times are wall-clock, of encoder and decoder together, temperature 0.
-With several slots so many sources are decoded together, sorted by length so that little is padded, and each gets its
-share of a batch's time.
+Anything that goes wrong is {"error": "one line"}. Times are of encoder and decoder together, at temperature 0. So many
+sources as there are slots are decoded together, sorted by length so that little is padded; each gets its share of time.
 """
 
 from __future__ import annotations
@@ -42,19 +41,16 @@ class HuggingFace:
         load: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained
         self.model = load(job["target"]).eval()
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
-        end = self.model.generation_config.eos_token_id
-        self.ends = [] if not job["ends"] else end if isinstance(end, list) else [end]
-        configs = [self.model.generation_config]
+        settings = self.model.generation_config
+        self.ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+        if not job["ends"]:  # only random weights, which have no draft
+            settings.eos_token_id, self.ends = None, []
         if job["draft"] is not None:
             assistant = self.options["assistant_model"] = load(job["draft"]).eval()
-            configs.append(assistant.generation_config)
             if (constant := job["mode"].get("num_assistant_tokens")) is not None:
-                configs[1].num_assistant_tokens = constant
-                configs[1].num_assistant_tokens_schedule = "constant"
-                configs[1].assistant_confidence_threshold = 0.0  # above it, drafting stops early
-        if not job["ends"]:
-            for config in configs:
-                config.eos_token_id = None
+                assistant.generation_config.num_assistant_tokens = constant
+                assistant.generation_config.num_assistant_tokens_schedule = "constant"
+                assistant.generation_config.assistant_confidence_threshold = 0.0  # above it, drafting stops early
 
     def decode(self, sources: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
         width, pad = max(map(len, sources)), self.model.config.pad_token_id

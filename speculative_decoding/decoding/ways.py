@@ -21,7 +21,7 @@ class Way:
     @property
     def keywords(self) -> dict[str, Any]:
         """For `session.generate`, `stream` and `batch`."""
-        return {"drafter": self.drafter, "num_draft": self.num_draft}
+        return {"drafter": self.drafter} | ({} if self.drafter == "none" else {"num_draft": self.num_draft})
 
     @property
     def flags(self) -> str:
