@@ -120,10 +120,6 @@ def measure(
         who.append((task, [*ours(task, chosen_ways, chosen.temperature, models)]))
     versions: dict[str, str] = {}
     runs: list[Run] = []
-
-    def progress(repeat: int) -> None:
-        say(f"{name}: " + ("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}"))
-
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculative-decoding-")))
         for peer in chosen.peers:
@@ -133,7 +129,7 @@ def measure(
             for (_, contenders), modes in zip(who, found, strict=True):
                 contenders += modes
                 versions |= {library: version for mode in modes for library, version in mode.worker.versions.items()}
-        for each in take_turns(who, chosen.repeats, warm_ups=chosen.warm_ups, settle=SETTLE, progress=progress):
+        for each in take_turns(who, chosen.repeats, chosen.warm_ups, SETTLE, lambda turn: say(f"{name}: {turn}")):
             runs.append(each)
             record({"model": name, **each.as_dict()})
     return runs, versions

@@ -66,18 +66,17 @@ class Run:
 def take_turns(
     contenders: Sequence[tuple[Task, Sequence[Contender]]],
     repeats: int,
-    *,
     warm_ups: int,
     settle: float,
-    progress: Callable[[int], None] = lambda repeat: None,
+    say: Callable[[str], None] = lambda progress: None,
 ) -> Iterator[Run]:
-    """Yield the runs of all repeats. contenders: of each task.
+    """Yield the runs of all repeats. contenders: of each task. settle: `SETTLE`, but in tests.
 
     Contenders take turns within a task, for `SLICE` seconds each, and each repeat starts with the next one, so that
     none always follows the same other. The first `warm_ups` repeats are decoded and dropped.
     """
     for repeat in range(-warm_ups, repeats):
-        progress(repeat)
+        say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
         for task, row in contenders:
             order = [row[(turn + repeat) % len(row)] for turn in range(len(row))]
             for contender, prompt, output in in_slices(order, task, settle):

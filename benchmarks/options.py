@@ -31,8 +31,7 @@ def benchmark_parser() -> Parser:
     add("--drafter", choices=DRAFTERS, nargs="+", help=drafters)
     lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
     add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
-    temperatures = "each is tried, at 0 with peers"
-    add("--temperature", type=real(0), nargs="+", default=[0.0], metavar="T", help=temperatures)
+    add("--temperature", type=real(0), nargs="+", default=[0.0], metavar="T", help="each is tried, at 0 with peers")
     add("--slots", type=whole(1), nargs="+", metavar="N", help="decode so many prompts together; each is tried")
     add("--repeats", type=whole(1), default=5, metavar="N", help="of everything, in turns")
     add("--warm-ups", type=whole(0), default=1, metavar="N", help="repeats before those that count")

@@ -24,18 +24,15 @@ from .tasks import Task
 WORKER = Path(__file__).with_name("worker.py")
 THREADS = sorted({1, 2, os.cpu_count() or 1})
 ASSISTED = "hf-assisted"  # needs a draft, decodes no batches
-TRIAL, CONSTANTS = 4, (1, 3, 5, 8)  # prompts; assistant's tokens
+TRIAL = 4  # prompts
 Mode = Mapping[str, Any]
+MODES: list[Mode] = [{"threads": n} for n in THREADS]
+CONSTANT: list[Mode] = [{**mode, "num_assistant_tokens": k} for mode in MODES for k in (1, 3, 5, 8)]
 # Peer -> label in tables, which says in which arithmetic -> the modes that compete for it.
 PEERS: dict[str, dict[str, list[Mode]]] = {
-    "hf": {"hf float32": [{"threads": n} for n in THREADS]},
-    ASSISTED: {
-        f"{ASSISTED} float32, default": [{"threads": n} for n in THREADS],
-        f"{ASSISTED} float32, constant": [
-            {"threads": n, "num_assistant_tokens": k} for n in THREADS for k in CONSTANTS
-        ],
-    },
-    "ct2": {f"ct2 {kind}": [{"compute_type": kind, "threads": n} for n in THREADS] for kind in ("float32", "int8")},
+    "hf": {"hf float32": MODES},
+    ASSISTED: {f"{ASSISTED} float32, default": MODES, f"{ASSISTED} float32, constant": CONSTANT},
+    "ct2": {f"ct2 {kind}": [{"compute_type": kind, **mode} for mode in MODES] for kind in ("float32", "int8")},
 }
 
 
