@@ -78,7 +78,7 @@ class Session:
         engine, request = self._submit(prompt, given)
         return stream_of(engine, request, on_round)
 
-    @overload  # type: ignore[overload-overlap]  # a text is a sequence of texts too, but never meant as one
+    @overload
     @takes_keywords_of(GenerationOptions)
     def generate(self, prompt: str, given: Mapping[str, Any]) -> GenerationResult: ...
 
