@@ -45,7 +45,7 @@ def benchmark_parser() -> Parser:
     add("--growth", action="store_true", default=False, help=growth)
     add("--output", type=Path, metavar="DIR", help="write runs.jsonl (each run as it ends), table.md and summary.json")
     add("--plot", action="store_true", default=False, help="and plot.png; needs matplotlib")
-    add_models(parser)
+    add_flags(parser, "models", ModelNames)
     return parser
 
 
