@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from speculative_decoding.cli.models import add_models
+from speculative_decoding.cli.models import ModelNames
 
-from speculative_decoding.cli.parser import Parser, real, several_of, whole, word
+from speculative_decoding.cli.parser import Parser, add_flags, real, several_of, whole, word
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.options import DRAFTERS, abouts
 
