@@ -69,7 +69,7 @@ def benchmark(chosen: argparse.Namespace) -> int:
         (output / "summary.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
         if chosen.plot:
             plot(rows, output / "plot.png")
-    print(text, json.dumps(found), "\n".join(fastest), sep="\n\n")
+    print(*filter(None, (text, json.dumps(found), "\n".join(fastest))), sep="\n\n")
     return 0
 
 
