@@ -82,7 +82,9 @@ class Session:
 
     @overload
     @takes_keywords_of(GenerationOptions)
-    def generate(self, prompt: str, given: Mapping[str, Any]) -> GenerationResult: ...
+    def generate(  # type: ignore[overload-overlap]  # a text is never meant as a sequence of texts
+        self, prompt: str, given: Mapping[str, Any]
+    ) -> GenerationResult: ...
 
     @overload
     @takes_keywords_of(GenerationOptions)
@@ -266,7 +268,7 @@ def load(
 
     Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
     """
-    if group_size is not None and quantize is None:
+    if group_size is not None and quantize is None and draft != SELF_DRAFT:
         raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
     options = GenerationOptions(drafter=drafter, num_draft=num_draft)
     load_target = partial(load_model, path_or_name, dtype=dtype, group_size=group_size or 64, gguf_file=gguf_file)
