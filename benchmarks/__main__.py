@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from speculative_decoding.cli.models import ModelNames
 
 from speculative_decoding.blas import warn_if_slow
 from speculative_decoding.cli.common import run, say
+from speculative_decoding.cli.models import ModelNames
 from speculative_decoding.cli.parser import chosen_as
 from speculative_decoding.decoding.ways import PLAIN, Way, ways
 from speculative_decoding.errors import InputError

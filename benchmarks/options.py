@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 
 from speculative_decoding.cli.models import ModelNames
-
 from speculative_decoding.cli.parser import Parser, add_flags, real, several_of, whole, word
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.options import DRAFTERS, abouts

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
-from speculative_decoding.cli.verify import PROMPTS, read_prompt_files
 
+from speculative_decoding.cli.verify import PROMPTS, read_prompt_files
 from speculative_decoding.decoding.request import encode_prompt
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.tokenizer import Tokenizer
