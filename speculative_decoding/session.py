@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -118,7 +118,8 @@ class Session:
         Raises `InputError` for the keywords; a prompt that cannot be decoded gets an error of its own.
         """
         given = dict(given)
-        slots, max_memory_gb = given.pop("slots", None) or self.slots, given.pop("max_memory_gb", None)
+        slots, max_memory_gb = given.pop("slots", None), given.pop("max_memory_gb", None)
+        slots = self.slots if slots is None else slots
         if slots < 1:
             raise InputError(f"slots must be >= 1, not {slots}")
         options = self.options_with(given)
@@ -144,7 +145,8 @@ class Session:
         drafter = given.get("drafter", self.options.drafter)
         if drafter is None:
             drafter = "none" if self._draft is None else "model"
-        return self.options.changed({**given, "drafter": drafter})
+            given = {name: value for name, value in given.items() if name != "drafter"}  # nobody chose it
+        return replace(self.options, drafter=drafter).changed(given)
 
     def length_of(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """How many tokens are drafted, with `slots` rows. One that adapts is kept, and learns from all requests."""
@@ -201,11 +203,11 @@ class Session:
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> Request:
-        if isinstance(prompt, str):
-            return engine.submit(prompt, options, self.length_of(options, slots))
-        own = {name: value for name, value in prompt.items() if name != "prompt"}
-        row = options.for_row(own)
-        return engine.submit(prompt["prompt"], row, self.length_of(row, slots))
+        if isinstance(prompt, Mapping):
+            own = dict(prompt)
+            prompt = own.pop("prompt", "")
+            options = options.for_row(own)
+        return engine.submit(prompt, options, self.length_of(options, slots))
 
 
 def stream_of(
