@@ -78,9 +78,11 @@ class Session:
         engine, request = self._submit(prompt, given)
         return stream_of(engine, request, on_round)
 
-    @overload  # type: ignore[overload-overlap]  # a text is a sequence of texts too, but never meant as one
+    @overload
     @takes_keywords_of(GenerationOptions)
-    def generate(self, prompt: str, given: Mapping[str, Any]) -> GenerationResult: ...
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts too, but never meant as one
+        self, prompt: str, given: Mapping[str, Any]
+    ) -> GenerationResult: ...
 
     @overload
     @takes_keywords_of(GenerationOptions)
@@ -164,13 +166,21 @@ class Session:
         given = self.draft_model
         return given if given is None or isinstance(given, DraftModel) else DraftModel(given)
 
+    @cached_property
+    def _own_ngram(self) -> NgramDrafter:
+        return new_ngram(self.model, self.options.max_ngram_size, self.options.min_ngram_size)
+
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
-        sizes = options.max_ngram_size, options.min_ngram_size
-        if self.ngram is None and options.drafter in ("ngram", "auto"):
-            if sizes != (self.options.max_ngram_size, self.options.min_ngram_size):
-                return choose_drafter(options, self.model, self._draft)  # looks up otherwise than the session's
-            self.ngram = new_ngram(self.model, *sizes)
-        return choose_drafter(options, self.model, self._draft, self.ngram)
+        ngram, ours = self.ngram, self.options
+        if options.drafter in ("ngram", "auto"):
+            is_alike = (options.max_ngram_size, options.min_ngram_size) == (ours.max_ngram_size, ours.min_ngram_size)
+            if ngram is None and is_alike:
+                ngram = self._own_ngram
+            elif ngram is not None and not is_alike:
+                raise InputError(
+                    "max_ngram_size and min_ngram_size have no effect with an ngram; leave one of them out"
+                )
+        return choose_drafter(options, self.model, self._draft, ngram)
 
     def _engine(self, options: GenerationOptions, slots: int) -> Engine:
         mx.reset_peak_memory()
@@ -203,11 +213,10 @@ class Session:
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> Request:
-        if isinstance(prompt, Mapping):
-            own = dict(prompt)
-            prompt = own.pop("prompt", "")
-            options = options.for_row(own)
-        return engine.submit(prompt, options, self.length_of(options, slots))
+        own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+        text = own.pop("prompt", "")
+        row = options.for_row(own)
+        return engine.submit(text, row, self.length_of(row, slots))
 
 
 def stream_of(

@@ -106,6 +106,19 @@ def test_a_store_of_the_session_learns_from_request_to_request(session: Session,
     assert second.stats.target_calls < first.stats.target_calls
 
 
+def test_sizes_of_a_call_are_its_own_whatever_was_looked_up_before(session: Session) -> None:
+    def calls(ours: Session, **sizes: int) -> int:
+        return ours.generate(PROMPT, drafter="ngram", **sizes).stats.drafted_tokens
+
+    model, tokenizer = session
+    fresh, used = Session(model, tokenizer), Session(model, tokenizer)
+    expected = calls(fresh, min_ngram_size=5)
+    assert calls(used) > expected
+    assert calls(used, min_ngram_size=5) == expected
+    with pytest.raises(InputError, match="no effect with an ngram"):
+        calls(Session(model, tokenizer, ngram=NgramDrafter()), min_ngram_size=5)
+
+
 @pytest.mark.parametrize(
     ("drafter", "named"),
     [
