@@ -25,6 +25,7 @@ from tests.tiny import DRAFTERS, EOS, OPTIONS_OF, SOURCES, noisy_copy, run, tiny
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
 REGULAR = [tokens_of(run(TARGET, source)) for source in SOURCES]
+OBJECTS = list(DRAFTERS)
 PROMPTS = BUNDLED.parent / "data"
 TEXT = "Ärger 🎉👩‍👩‍👧 größer, naïve — 漢字! ü"  # characters of 1 to 4 bytes, and a family of seven of them
 
