@@ -61,6 +61,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._lengths: dict[tuple[str, int], DraftLength] = {}
+        self._ngrams: dict[tuple[int, int], NgramDrafter] = {}  # by the sizes that they look up
         self._drafter(self.options)  # raises where models and options do not fit
 
     def __iter__(self) -> Iterator[Any]:
@@ -166,17 +167,13 @@ class Session:
         given = self.draft_model
         return given if given is None or isinstance(given, DraftModel) else DraftModel(given)
 
-    @cached_property
-    def _own_ngram(self) -> NgramDrafter:
-        return new_ngram(self.model, self.options.max_ngram_size, self.options.min_ngram_size)
-
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram, ours = self.ngram, self.options
         if options.drafter in ("ngram", "auto"):
-            is_alike = (options.max_ngram_size, options.min_ngram_size) == (ours.max_ngram_size, ours.min_ngram_size)
-            if ngram is None and is_alike:
-                ngram = self._own_ngram
-            elif ngram is not None and not is_alike:
+            sizes = options.max_ngram_size, options.min_ngram_size
+            if ngram is None:
+                ngram = self._ngrams[sizes] = self._ngrams.get(sizes) or new_ngram(self.model, *sizes)
+            elif sizes != (ours.max_ngram_size, ours.min_ngram_size):
                 raise InputError(
                     "max_ngram_size and min_ngram_size have no effect with an ngram; leave one of them out"
                 )

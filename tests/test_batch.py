@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -71,7 +70,7 @@ def test_a_row_is_what_its_prompt_alone_gives(drafter: str, slots: int) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_rows_depend_on_their_seeds_alone(drafter: str) -> None:
-    for slots, seed in product((2, 8), range(3)):
+    for slots, seed in ((2, 0), (8, 1), (3, 2)):
         options = {"temperature": 1.0, "seed": seed, "repetition_penalty": 1.1 if seed else 1.0}
         check_identity(slots, drafter, acceptance="coupled", max_tokens=12, **options)
 
@@ -84,10 +83,10 @@ def test_samples_do_not_depend_on_the_neighbours(drafter: str, acceptance: str) 
     Not so with drafters that learn from row to row: what they draft, and with it the sample of a seed, depends on what
     came before (its law does not; and coupled samples do not).
     """
-    for seed in range(2):
-        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "acceptance": acceptance, "max_tokens": 12}
-        expected = [generate(TARGET, Letters(), prompt, **DRAFTERS[drafter], **options) for prompt in PROMPTS]
-        assert all(map(same, batch(PROMPTS, slots=4, **DRAFTERS[drafter], **options), expected))
+    options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "max_tokens": 12} | DRAFTERS[drafter]
+    rows = [{"prompt": prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS)]
+    expected = [generate(TARGET, Letters(), prompt, seed=seed, **options) for seed, prompt in enumerate(PROMPTS)]
+    assert all(map(same, batch(rows, slots=4, **options), expected))
 
 
 OWN: list[dict[str, Any]] = [
