@@ -43,12 +43,11 @@ def by(drafter: str, *, adaptive: bool = False) -> Callable[[Models, int, int], 
 
     def options(models: Models, num_draft: int, rows: int) -> Mapping[str, Any]:
         draft = models.draft if drafter in ("model", "auto") else None
-        tokenizer = models.target.tokenizer
         return {
             "drafter": drafter,
             "draft_model": None if draft is None else DraftModel(draft),
             # no store: it would know every output from the repeat before
-            "ngram": NgramDrafter(pieces=None if tokenizer is None else tokenizer.vocabulary.pieces),
+            "ngram": NgramDrafter(pieces=models.target.pieces),
             "num_draft": choose_length("auto" if adaptive else num_draft, models.target, draft, rows),
         }
 

@@ -126,7 +126,8 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then do one round for all."""
-        self._fill()
+        if self._waiting or any(request and request.finish_reason for request in self._requests):
+            self._fill()
         batch = self._batch
         if batch is None or not batch.active:
             return []
@@ -169,7 +170,7 @@ class Engine:
         row, batch = request.row, self._batch
         row.slot = slot
         self._requests[slot] = request
-        cache = self._model.seated(None if batch is None else batch.cache, slot, len(self._requests), memory)
+        cache = self._model.assign_slot(None if batch is None else batch.cache, slot, len(self._requests), memory)
         if batch is None:
             self._batch = batch = Batch(self._model, self._drafter, cache, [None] * len(self._requests))
             if self._strict:

@@ -10,18 +10,18 @@ from typing import Any, overload
 
 import mlx.core as mx
 
+from .decoding.memory import slots_within
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
 from .draft_length import adaptive_length, choose_length
 from .draft_length.base import DraftLength
-from .drafters import BatchDrafter, DraftModel, NgramDrafter, choose_drafter, new_ngram
+from .drafters import BatchDrafter, DraftModel, NgramDrafter, choose_drafter, new_ngram, require_same_tokens
 from .engine import Engine, Event, Request
 from .errors import InputError
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
-from .models.memory import slots_within
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
 
@@ -61,6 +61,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self._lengths: dict[tuple[str, int], DraftLength] = {}
+        if self._draft is not None:
+            require_same_tokens(self.model, self._draft.model)
         self._drafter(self.options)  # raises where models and options do not fit
 
     def __iter__(self) -> Iterator[Any]:
@@ -78,9 +80,11 @@ class Session:
         engine, request = self._submit(prompt, given)
         return stream_of(engine, request, on_round)
 
-    @overload  # type: ignore[overload-overlap]  # a text is a sequence of texts too, but never meant as one
+    @overload
     @takes_keywords_of(GenerationOptions)
-    def generate(self, prompt: str, given: Mapping[str, Any]) -> GenerationResult: ...
+    def generate(  # type: ignore[overload-overlap]  # a text is never meant as a sequence of texts
+        self, prompt: str, given: Mapping[str, Any]
+    ) -> GenerationResult: ...
 
     @overload
     @takes_keywords_of(GenerationOptions)
@@ -156,6 +160,10 @@ class Session:
             make = partial(adaptive_length, self.model, draft, slots)
             self._lengths[name, slots] = choose_length(name, make)
         return self._lengths[name, slots]
+
+    def describe_length(self) -> str:
+        """What this session's draft length has come to, in one line."""
+        return self.length_of(self.options).describe()
 
     @cached_property
     def _draft(self) -> DraftModel | None:

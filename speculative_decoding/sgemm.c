@@ -3,12 +3,14 @@
  * Most are x times W transposed, and x has few rows. OpenBLAS packs the whole of W before it computes, as if W were to be
  * used again; with few rows that costs more than the product. Here W is read once, where it lies, by all threads; a tile of
  * four rows by four columns stays in registers. Small products of attention are computed here as well. Every element is
- * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch (but for
- * one row and large matrices, which models from T5-base on have).
+ * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch. That is
+ * why one row comes here too, even of large matrices, where OpenBLAS's matrix-vector product is up to 15 % faster on idle
+ * cores: on busy ones its threads and those of this file keep each other waiting.
  *
  * All other products go to OpenBLAS, and on a processor without AVX-512 these too: one row to its matrix-vector product, up
  * to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows" and "A product of our
- * own"). blas.py compiles this where there is a compiler; without one everything works, slower. */
+ * own"). pip compiles this when the package is installed, where there is a compiler (setup.py); blas.py loads it, or
+ * OpenBLAS alone where it is missing. */
 
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -22,14 +24,24 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 
-/* As declared in the cblas.h of the scipy-openblas32 wheel. */
-void scipy_cblas_sgemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
-void scipy_cblas_sgemv(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
-void scipy_cblas_dgemm(int, int, int, int, int, int, double, const double *, int, const double *, int, double, double *,
-                       int);
-void scipy_cblas_cgemm(int, int, int, int, int, int, const void *, const void *, int, const void *, int, const void *,
-                       void *, int);
-int scipy_openblas_get_num_threads(void);
+/* OpenBLAS's functions, as the cblas.h of the scipy-openblas32 wheel declares them. Where that wheel lies is known when the
+ * package is loaded, not when this is compiled. */
+static struct {
+  void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+  void (*sgemv)(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+  void (*dgemm)(int, int, int, int, int, int, double, const double *, int, const double *, int, double, double *, int);
+  void (*cgemm)(int, int, int, int, int, int, const void *, const void *, int, const void *, int, const void *, void *, int);
+  int (*get_num_threads)(void);
+} openblas;
+
+/* Must be called before any product, with the functions in the order above. */
+void speculative_decoding_use_openblas(void *sgemm, void *sgemv, void *dgemm, void *cgemm, void *get_num_threads) {
+  openblas.sgemm = sgemm;
+  openblas.sgemv = sgemv;
+  openblas.dgemm = dgemm;
+  openblas.cgemm = cgemm;
+  openblas.get_num_threads = get_num_threads;
+}
 
 #if defined(__x86_64__) && !defined(WITHOUT_AVX512)
 #include <immintrin.h>
@@ -174,7 +186,7 @@ static void start_helpers(void) {
   if (!told++)
     pthread_atfork(NULL, NULL, forget_helpers);
   helpers = 0;
-  for (int threads = scipy_openblas_get_num_threads(); helpers < threads - 1; helpers++) {
+  for (int threads = openblas.get_num_threads(); helpers < threads - 1; helpers++) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, help, NULL))
       break;
@@ -206,8 +218,6 @@ static void multiply(struct product g) {
 
 /* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n), small; attention has one for each row and head */
 
-enum { LARGE = 768 }; /* One row times a matrix of that size each way is faster in OpenBLAS, by 15 %. A model should have all its
-                         matrices here or all there: idle threads of the one keep those of the other waiting. */
 enum { SMALL_WORK = 256 * 1024 }; /* multiplications up to which it is one */
 
 /* `rows` rows of x by `vectors` vectors of sixteen columns, of which the last may have fewer. */
@@ -252,7 +262,7 @@ static AVX512 void small_product(const struct product *g) {
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                          float *c, int ldc) {
   struct product g = {m, n, k, lda, ldb, ldc, alpha, a, b, c, 0};
-  if (!__builtin_cpu_supports("avx512f") || k <= 0 || (m == 1 && k >= LARGE && n >= LARGE))
+  if (!__builtin_cpu_supports("avx512f") || k <= 0)
     return 0;
   if (trans_b == TRANS)
     multiply(g);
@@ -297,9 +307,9 @@ void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float
   if (order == ROW_MAJOR && m == 1 && k > 0) { /* the row (1, k) times op(b) is op(b) transposed times a vector */
     int step = trans_a == NO_TRANS ? 1 : lda;
     if (trans_b == NO_TRANS)
-      scipy_cblas_sgemv(ROW_MAJOR, TRANS, k, n, alpha, b, ldb, a, step, beta, c, 1);
+      openblas.sgemv(ROW_MAJOR, TRANS, k, n, alpha, b, ldb, a, step, beta, c, 1);
     else
-      scipy_cblas_sgemv(ROW_MAJOR, NO_TRANS, n, k, alpha, b, ldb, a, step, beta, c, 1);
+      openblas.sgemv(ROW_MAJOR, NO_TRANS, n, k, alpha, b, ldb, a, step, beta, c, 1);
     return;
   }
   int rows = (m + TILE - 1) / TILE * TILE;
@@ -310,20 +320,20 @@ void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float
     for (int i = 0; i < m; i++)
       memcpy(x + (size_t)i * k, a + (size_t)i * lda, k * sizeof(float));
     memset(x + (size_t)m * k, 0, (size_t)(rows - m) * k * sizeof(float));
-    scipy_cblas_sgemm(ROW_MAJOR, NO_TRANS, trans_b, rows, n, k, alpha, x, k, b, ldb, 0, y, n);
+    openblas.sgemm(ROW_MAJOR, NO_TRANS, trans_b, rows, n, k, alpha, x, k, b, ldb, 0, y, n);
     for (int i = 0; i < m; i++)
       memcpy(c + (size_t)i * ldc, y + (size_t)i * n, n * sizeof(float));
     return;
   }
-  scipy_cblas_sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  openblas.sgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 void cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda,
                  const double *b, int ldb, double beta, double *c, int ldc) {
-  scipy_cblas_dgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  openblas.dgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 void cblas_cgemm(int order, int trans_a, int trans_b, int m, int n, int k, const void *alpha, const void *a, int lda,
                  const void *b, int ldb, const void *beta, void *c, int ldc) {
-  scipy_cblas_cgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  openblas.cgemm(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }

@@ -23,14 +23,13 @@ from pathlib import Path
 import mlx.core as mx
 
 from speculative_decoding import generate, load
-from speculative_decoding.drafters import Drafter, NgramDrafter, NgramStore, Store, TextStore
-from speculative_decoding.drafters.base import token_ids
+from speculative_decoding.drafters import NgramDrafter, NgramStore, Store, TextStore
 from speculative_decoding.drafters.suffix_index import SuffixIndex
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import pass_width
 
 START = 0  # T5's decoder start token
-Variant = Callable[[], Drafter]
+Variant = Callable[[], NgramDrafter]
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Replay:
         return self.tokens / (self.calls + slope * self.drafted)
 
 
-def replay(drafter: Drafter, requests: Iterable[Request], num_draft: int, max_tokens: int = 100) -> Replay:
+def replay(drafter: NgramDrafter, requests: Iterable[Request], num_draft: int, max_tokens: int = 100) -> Replay:
     """What `speculate` would do with this drafter, at temperature 0."""
     sums = Replay()
     for request in requests:
@@ -69,9 +68,8 @@ def replay(drafter: Drafter, requests: Iterable[Request], num_draft: int, max_to
         drafter.begin(request.source)
         tokens, done = [START], 0
         while done < len(request.output):
-            proposal = drafter.propose(tokens, min(num_draft, max_tokens - done - 1))
+            draft = drafter.propose(tokens, min(num_draft, max_tokens - done - 1))
             sums.seconds += time.perf_counter() - started
-            draft = token_ids(proposal.tokens)
             rest = request.output[done:]
             accepted = accepted_of(draft, rest)
             new = rest[: accepted + 1]
@@ -82,8 +80,7 @@ def replay(drafter: Drafter, requests: Iterable[Request], num_draft: int, max_to
             sums.drafted += len(draft)
             sums.accepted += accepted
             started = time.perf_counter()
-        if isinstance(drafter, NgramDrafter):
-            drafter.learn(tokens)
+        drafter.end(tokens)
         sums.seconds += time.perf_counter() - started
     return sums
 
@@ -188,8 +185,7 @@ def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[in
             cache.trim_to(0)
             while len(tokens) <= len(output):
                 asked = time.perf_counter()
-                match = drafter.match(tokens, 8)
-                draft = list(match.continuation[: drafter.reach(match)])
+                draft = drafter.propose(tokens, 8)
                 looking += 1e6 * (time.perf_counter() - asked)
                 fed = [tokens[-1], *draft]
                 padding = [0] * (pass_width(len(fed)) - len(fed))

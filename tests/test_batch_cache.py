@@ -12,7 +12,7 @@ import pytest
 
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.models.relative_position import BiasWindows
+from speculative_decoding.models.positions import RelativePositionBias
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import tiny_model
 
@@ -89,7 +89,7 @@ def drive(
             for b, request in zip(done, fresh, strict=True):
                 active[b] = request
             seen["grown" if cache.source_capacity > capacity else "replaced"] += 1
-        if rows > 1 and turn % 11 == 10:  # all rewound to one offset: back to the shared bias and one slice
+        if rows > 1 and turn % 11 == 10:  # all rewound to one offset: back to one offset
             lowest = min(request.cut for request in active)
             for request in active:
                 request.cut = lowest
@@ -227,7 +227,16 @@ def test_an_impossible_assignment_is_refused(rows: list[int]) -> None:
 
 def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are written where the furthest row stands."""
-    monkeypatch.setattr(DecoderCache, "is_ragged", False)
+    places = DecoderCache.places
+
+    def furthest(self: DecoderCache, length: int) -> mx.array:
+        offsets, self.offsets = self.offsets, [self.offset] * self.rows
+        try:
+            return places(self, length)
+        finally:
+            self.offsets = offsets
+
+    monkeypatch.setattr(DecoderCache, "places", furthest)
 
 
 def one_rewind_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,20 +253,31 @@ def rows_rewound_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query sees the key behind its own position as well: the bias is right, the mask is not."""
-    cut = BiasWindows.__call__
+    masks = RelativePositionBias.__call__
 
-    def open_one_more(self: BiasWindows, offset: int, queries: int, keys: int) -> mx.array:
-        mask = cut(self, offset, queries, keys)
-        behind = mx.arange(keys)[None] == offset + 1 + mx.arange(queries)[:, None]
-        return mx.where(behind, 0.0, mask)
+    def open_one_more(self: RelativePositionBias, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
+        behind = mx.arange(capacity) == offsets[:, None, None, None] + 1 + mx.arange(length)[:, None]
+        return [mx.where(behind, 0.0, mask) for mask in masks(self, offsets, length, capacity)]
 
-    monkeypatch.setattr(BiasWindows, "__call__", open_one_more)
+    monkeypatch.setattr(RelativePositionBias, "__call__", open_one_more)
 
 
 def bias_of_the_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = BiasWindows.__call__
+    masks = RelativePositionBias.__call__
     monkeypatch.setattr(
-        BiasWindows, "__call__", lambda self, offset, queries, keys: cut(self, max(0, offset - 1), queries, keys)
+        RelativePositionBias,
+        "__call__",
+        lambda self, offsets, length, capacity: masks(self, mx.maximum(offsets - 1, 0), length, capacity),
+    )
+
+
+def bias_of_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are masked as the first one is."""
+    masks = RelativePositionBias.__call__
+    monkeypatch.setattr(
+        RelativePositionBias,
+        "__call__",
+        lambda self, offsets, length, capacity: masks(self, offsets[:1], length, capacity),
     )
 
 
@@ -290,6 +310,7 @@ FAULTS = [
     rows_rewound_one_too_far,
     mask_off_by_one,
     bias_of_the_next_position,
+    bias_of_the_first_row,
     stale_memory,
     stale_mask,
 ]

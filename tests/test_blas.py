@@ -2,51 +2,217 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from speculative_decoding import blas
-
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux needs one")
 
+ROOT = Path(__file__).resolve().parents[1]
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++")
+CHOSEN = "import speculative_decoding.blas as b; print(b.chosen());"
 PRODUCT = "import mlx.core as mx; print((mx.ones((8, 64)) @ mx.ones((64, 32))).sum().item())"
+ONLY_THE_WHEELS = """
+import ctypes
+load = ctypes.CDLL
+def load_no_other(name, *arguments, **options):
+    if "libopenblas.so" in str(name) or "libmkl" in str(name): raise OSError("none of the system's")
+    return load(name, *arguments, **options)
+ctypes.CDLL = load_no_other
+"""
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, package: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a fresh process that imports the package from this folder."""
     variables = {name: value for name, value in os.environ.items() if name != "SPECULATIVE_DECODING_BLAS"}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=variables | environment, timeout=60
+        [sys.executable, "-c", code],
+        cwd=package,
+        capture_output=True,
+        text=True,
+        env=variables | environment,
+        timeout=600,
     )
 
 
-def test_the_installed_one_is_found_and_used(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    code = "import speculative_decoding.blas as b; print(b.chosen());" + PRODUCT
-    kinds = {"renamed": "/nowhere"} | ({"compiled": os.environ["PATH"]} if shutil.which("cc") else {})
-    for kind, path in kinds.items():  # without a C compiler, and with one
-        for _ in range(2):  # the second time from the cache
-            done = python(code, XDG_CACHE_HOME=str(tmp_path / kind), PATH=path)
-            chosen, total = done.stdout.splitlines()
-            assert str(tmp_path) in chosen and kind in chosen and total == "16384.0"
-        assert len(list((tmp_path / kind / "speculative-decoding").iterdir())) == 1
+def build(what: str, source: Path, into: Path, **environment: str) -> Path:
+    """An sdist or a wheel, by setuptools as pip calls it, but with the setuptools that is installed here."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{what}({str(into)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return into / done.stdout.splitlines()[-1]
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def installed(source: Path, into: Path, **environment: str) -> Path:
+    """A folder with the contents of the wheel that is built of a copy of this source."""
+    copy = into.with_name(f"{into.name}-source")  # its own, for a build keeps what it compiled
+    shutil.copytree(source, copy)
+    into.mkdir()
+    with zipfile.ZipFile(build("wheel", copy, into.parent, **environment)) as wheel:
+        wheel.extractall(into)
+    return into
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package's source as its sdist has it; nothing is built where the checkout lies."""
+    folder = tmp_path_factory.mktemp("sdist")
+    copy = folder / "copy"
+    shutil.copytree(
+        ROOT / "speculative_decoding",
+        copy / "speculative_decoding",
+        ignore=shutil.ignore_patterns("__pycache__", "*.so"),
+    )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    with tarfile.open(build("sdist", copy, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = folder.glob("speculative_decoding-*/")
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def compiled(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package with the extension."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    return installed(source, tmp_path_factory.mktemp("wheel") / "compiled")
+
+
+@pytest.fixture(scope="module")
+def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as it is built where there is no compiler."""
+    return installed(source, tmp_path_factory.mktemp("wheel") / "plain", CC="/bin/false")
+
+
+@pytest.fixture(params=["this processor", "without AVX-512"])
+def either(request: pytest.FixtureRequest, compiled: Path, source: Path, tmp_path: Path) -> Path:
+    """The package with the extension, with and without its own kernels."""
+    if request.param == "this processor":
+        return compiled
+    return installed(source, tmp_path / "package", CFLAGS="-DWITHOUT_AVX512")
+
+
+def test_a_wheel_has_the_extension_and_uses_it(compiled: Path, tmp_path: Path) -> None:
+    extension = compiled / "speculative_decoding" / f"_sgemm{SUFFIX}"
+    assert extension.exists() and b"openblas32" not in extension.read_bytes()  # no path of the machine that built it
+    done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, compiled, XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.splitlines() == [str(extension), "True", "16384.0"], done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_without_a_compiler_a_wheel_is_built_and_uses_a_renamed_copy(plain: Path, tmp_path: Path) -> None:
+    assert not list(plain.glob("**/*.so"))
+    made = []
+    for _ in range(2):  # the second time it is found
+        done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, plain, XDG_CACHE_HOME=str(tmp_path))
+        (kept,) = (tmp_path / "speculative-decoding/openblas").iterdir()
+        assert done.stdout.splitlines() == [str(kept), "True", "16384.0"], done.stderr
+        made.append(kept.stat().st_mtime_ns)
+    assert made[0] == made[1]
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path) -> None:
+    """Neither with the extension nor where it is missing and nothing has been kept yet."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/cc").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "bin/cc").chmod(0o755)
-    code = "import speculative_decoding.blas as b; print(b.chosen());" + PRODUCT
-    done = python(code, XDG_CACHE_HOME=str(tmp_path), PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    (kept,) = (tmp_path / "speculative-decoding").iterdir()
-    assert done.stdout.splitlines() == [str(kept), "16384.0"] and "renamed" in kept.name
+    called = tmp_path / "called"
+    for name in COMPILERS:
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\necho {name} >> {called}\nexec /bin/false\n")
+        program.chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    code = "import speculative_decoding, speculative_decoding.blas as b; print(b.chosen())"
+    for package in (compiled, plain):
+        done = python(code, package, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=path)
+        assert done.stdout.endswith(".so\n") and not called.exists(), done.stderr
+    python("import subprocess; subprocess.run(['cc'])", PATH=path)
+    assert called.read_text() == "cc\n"  # a call would have been seen
 
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_folder_that_is_not_the_users_alone_is_not_used(plain: Path, tmp_path: Path) -> None:
+    python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path))
+    folder = tmp_path / "speculative-decoding/openblas"
+    (kept,) = folder.iterdir()
+    code = CHOSEN + "b.warn_if_slow();" + PRODUCT
+
+    def refused() -> None:
+        done = python(ONLY_THE_WHEELS + code, plain, XDG_CACHE_HOME=str(tmp_path))
+        assert done.stdout.splitlines() == ["None", "16384.0"], done.stderr
+        assert done.stderr.count(f"{folder} is not a folder that is yours alone; remove it") == 1
+
+    for mode in (0o770, 0o707, 0o777):
+        folder.chmod(mode)
+        refused()
+    folder.chmod(0o700)
+    assert python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path)).stdout == f"{kept}\n"
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    refused()
+    folder.unlink()
+    folder.write_text("a file")
+    done = python(ONLY_THE_WHEELS + code, plain, XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.splitlines() == ["None", "16384.0"] and str(folder) in done.stderr
+    if os.geteuid() == 0:
+        folder.unlink()
+        folder.mkdir(mode=0o700)
+        os.chown(folder, 65534, 65534)
+        refused()
+
+
+def test_a_copy_that_was_changed_is_made_anew(plain: Path, tmp_path: Path) -> None:
+    python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path))
+    (kept,) = (tmp_path / "speculative-decoding/openblas").iterdir()
+    content = kept.read_bytes()
+    other = tmp_path / "other.so"
+    other.write_bytes(content)
+
+    def changed_byte() -> None:
+        kept.write_bytes(content[:4096] + bytes([content[4096] ^ 1]) + content[4097:])
+
+    def link() -> None:
+        kept.unlink()
+        kept.symlink_to(other)
+
+    for damage in (lambda: os.truncate(kept, len(content) // 2), changed_byte, lambda: kept.chmod(0o666), link):
+        damage()
+        done = python(CHOSEN + PRODUCT, plain, XDG_CACHE_HOME=str(tmp_path))
+        assert done.stdout.splitlines() == [str(kept), "16384.0"], done.stderr
+        assert kept.read_bytes() == content
+        assert list(kept.parent.iterdir()) == [kept] and not kept.is_symlink() and not kept.stat().st_mode & 0o022
+
+
+def test_processes_that_make_a_copy_at_once_end_with_one(plain: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        all_done = list(pool.map(lambda _: python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path)), range(3)))
+    (kept,) = (tmp_path / "speculative-decoding/openblas").iterdir()
+    assert [done.stdout for done in all_done] == [f"{kept}\n"] * 3
+
+
+def test_a_copy_that_cannot_be_made_leaves_nothing_behind(plain: Path, tmp_path: Path) -> None:
+    hidden = "import subprocess; real = subprocess.run\n"
+    hidden += "subprocess.run = lambda command, **k: real(['/bin/false'], **k)\n"
+    done = python(hidden + CHOSEN + PRODUCT, plain, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0 and done.stdout.endswith("16384.0\n"), done.stderr
+    assert not any((tmp_path / "speculative-decoding/openblas").iterdir())
+
+
 CHECK = """
 import os
 os.sched_setaffinity(0, range(os.cpu_count()))  # this suite runs on one core; more threads than one need more
@@ -55,8 +221,8 @@ import ctypes, threading
 import numpy as np
 rng = np.random.default_rng(0)
 library = ctypes.CDLL(b.chosen())
-library.scipy_openblas_get_num_threads.restype = ctypes.c_int
-print(b.chosen(), library.scipy_openblas_get_num_threads())
+assert "_sgemm" in b.chosen()
+print(b.threads())
 def pointer(array): return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 def check(x, w, product, what):
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
@@ -65,22 +231,8 @@ def check(x, w, product, what):
 """
 
 
-@pytest.fixture(params=["this processor", "without AVX-512"])
-def wrapper(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """sgemm.c, compiled with and without its own kernels."""
-    if request.param == "without AVX-512":
-        source = tmp_path / "sgemm.c"
-        source.write_text("#define WITHOUT_AVX512\n" + blas.WRAPPER.read_text())
-        monkeypatch.setattr(blas, "WRAPPER", source)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = next(blas.openblas_from_wheel())
-    assert "compiled" in path.name
-    return str(path)
-
-
-@needs_compiler
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_products_are_right(wrapper: str, threads: str) -> None:
+def test_products_are_right(either: Path, threads: str) -> None:
     """Against numpy in float64: sizes around the tiles and pieces, both layouts of both sides,
     sums, batches; and through the library itself, with strides that leave gaps, which must not be written."""
     code = """
@@ -111,13 +263,12 @@ for m, n, k in [(1, 700, 100), (5, 130, 515), (70, 9, 8200), (300, 301, 600), (3
     assert np.all(y[:, n:] == 7)
     assert np.allclose(y[:, :n], 0.5 * x[:, :k].astype(float) @ w[:, :k].T, atol=1e-3), (m, n, k)
 """
-    done = python(CHECK + code, SPECULATIVE_DECODING_BLAS=wrapper, OPENBLAS_NUM_THREADS=threads)
+    done = python(CHECK + code, either, OPENBLAS_NUM_THREADS=threads)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] == wrapper and done.stdout.split()[1] in (threads, str(os.cpu_count()))
+    assert done.stdout.strip() in (threads, str(os.cpu_count()))
 
 
-@needs_compiler
-def test_a_row_has_the_same_bits_in_any_company() -> None:
+def test_a_row_has_the_same_bits_in_any_company(compiled: Path) -> None:
     """Where the product is our own: no other row, and no other thread, changes what a row gives; so no token's logits
     depend on how many are read with it."""
     code = """
@@ -125,7 +276,7 @@ import mlx.core as mx
 if "avx512f" not in open("/proc/cpuinfo").read():
     print("other processor")
     raise SystemExit
-for k, n in [(64, 64), (128, 8192), (1024, 256), (333, 257)]:
+for k, n in [(64, 64), (128, 8192), (1024, 256), (1024, 1024), (333, 257)]:
     x, w = mx.array(rng.normal(size=(40, k)), mx.float32), mx.array(rng.normal(size=(n, k)), mx.float32)
     alone = mx.concatenate([x[i : i + 1] @ w.T for i in range(40)])
     for rows in range(2, 41):
@@ -133,7 +284,7 @@ for k, n in [(64, 64), (128, 8192), (1024, 256), (333, 257)]:
     v = mx.array(rng.normal(size=(k, 5)), mx.float32)
     assert mx.array_equal(x @ v, mx.concatenate([x[i : i + 1] @ v for i in range(40)])), (k, "small")
 from speculative_decoding import load
-model, _ = load("t5-web-docs")
+model, _ = load(MODEL)
 def logits(widths):
     cache, tokens, found = model.make_cache(model.encode(mx.array([[5, 9, 3, 7, 1]]))), list(range(3, 27)), []
     for width in widths:
@@ -143,14 +294,14 @@ def logits(widths):
 assert all(mx.array_equal(logits([1] * 24), logits([width] * (24 // width))) for width in (2, 3, 4, 8, 12, 24))
 print("the same")
 """
-    done = python(CHECK + code, OPENBLAS_NUM_THREADS="2")
+    model = f"MODEL = {str(ROOT / 'models/t5-web-docs')!r}"
+    done = python(CHECK + model + code, compiled, OPENBLAS_NUM_THREADS="2")
     if "other processor" in done.stdout:
         pytest.skip("no AVX-512 here")
     assert done.stdout.splitlines()[-1] == "the same", done.stderr
 
 
-@needs_compiler
-def test_products_of_several_threads_and_of_a_forked_process(wrapper: str) -> None:
+def test_products_of_several_threads_and_of_a_forked_process(either: Path) -> None:
     code = """
 def work(seed, rounds, failed):
     rng = np.random.default_rng(seed)
@@ -163,7 +314,7 @@ def work(seed, rounds, failed):
         if not np.allclose(y, x @ w.T, atol=1e-3): failed.append((m, n, k))
 def crowd():
     failed = []
-    threads = [threading.Thread(target=work, args=(seed, 100, failed)) for seed in range(4)]
+    threads = [threading.Thread(target=work, args=(seed, 40, failed)) for seed in range(4)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     return failed
@@ -175,24 +326,34 @@ assert os.waitpid(child, 0)[1] == 0
 assert not crowd()
 print("done")
 """
-    done = python(CHECK + code, SPECULATIVE_DECODING_BLAS=wrapper, OPENBLAS_NUM_THREADS="2")
+    done = python(CHECK + code, either, OPENBLAS_NUM_THREADS="2")
     assert done.stdout.splitlines()[-1:] == ["done"], done.stderr
 
 
 def test_none_keeps_what_mlx_brings() -> None:
-    done = python(
-        "import speculative_decoding.blas as b; print(b.chosen());" + PRODUCT, SPECULATIVE_DECODING_BLAS="none"
-    )
-    assert done.stdout.splitlines() == ["None", "16384.0"]
+    done = python(CHOSEN + "print(b.threads());" + PRODUCT, SPECULATIVE_DECODING_BLAS="none")
+    assert done.stdout.splitlines() == ["None", "None", "16384.0"]
 
 
-def test_where_there_is_none_it_says_so_once_and_works() -> None:
-    path = importlib.util.find_spec("speculative_decoding").submodule_search_locations[0]  # type: ignore
+def test_a_library_that_is_named_is_taken_or_refused(plain: Path, tmp_path: Path) -> None:
+    python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path))
+    (library,) = (tmp_path / "speculative-decoding/openblas").iterdir()
+    code = CHOSEN + "b.warn_if_slow();" + PRODUCT
+    done = python(code, SPECULATIVE_DECODING_BLAS=str(library))
+    assert done.stdout.splitlines() == [str(library), "16384.0"] and not done.stderr
+    for wrong, reason in (("/nonexistent.so", "cannot open"), ("libc.so.6", "libc.so.6 has no cblas_sgemm")):
+        done = python(code, SPECULATIVE_DECODING_BLAS=wrong)
+        assert done.stdout.splitlines() == ["None", "16384.0"]
+        assert f"SPECULATIVE_DECODING_BLAS: {wrong}" in done.stderr and reason in done.stderr
+
+
+def test_where_there_is_none_it_says_so_once_and_works(plain: Path) -> None:
     code = f"""
 import sys
-sys.path.insert(0, {path!r})
+sys.path.insert(0, {str(plain / "speculative_decoding")!r})
 import blas  # on its own, for importing the package would load one
-blas.candidates = lambda: iter(["/nonexistent.so"])
+blas.openblas_of_wheel = lambda: None
+load, blas.load = blas.load, lambda path: load("/nonexistent.so")
 blas.load_fast_blas()
 blas.warn_if_slow()
 blas.warn_if_slow()

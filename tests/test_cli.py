@@ -123,8 +123,11 @@ def test_verify_compares_batches_with_each_prompt_alone(
     arguments = [str(tmp_path / "prompts.txt"), "-m", "24", "--slots", "2", "3", "--drafter", "none", "auto"]
     assert verify_command.main(arguments) == 0
     assert "16 of 16 identical" in capsys.readouterr().out
-    # A planted fault: every row writes where the first one stands.
-    monkeypatch.setattr(DecoderCache, "is_ragged", False)
+    # A planted fault: every row is rewound as the furthest one is.
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(
+        DecoderCache, "trim_to", lambda self, offset: trim(self, offset if isinstance(offset, int) else max(offset))
+    )
     assert verify_command.main(arguments) == 1
     assert "slots 3: first divergence at token" in capsys.readouterr().out
 

@@ -17,6 +17,7 @@ from speculative_decoding.models.compiled import Compiled
 from speculative_decoding.models.linear import Linear
 from speculative_decoding.sampling import SamplingParams
 
+from .operations import counted, operations
 from .tiny import run, tiny_model
 
 
@@ -89,7 +90,7 @@ def test_a_pass_over_one_position_transposes_keys_alone(tmp_path: Path, monkeypa
     model = tiny_model()
     layers = len(model.decoder.layers)
     assert transposed(model, tmp_path) == 2 * layers
-    monkeypatch.setattr(Linear, "make_ready", lambda self: self.weight)
+    monkeypatch.setattr(Linear, "prepare", lambda self, capacity: self.weight)
     assert transposed(tiny_model(), tmp_path) == (2 + 6) * layers
 
 
@@ -97,9 +98,9 @@ def test_a_product_is_that_of_the_weight_of_the_moment() -> None:
     layer, x = Linear(3, 2), mx.array([[1.0, 2.0, 3.0]])
     for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
         layer.update({"weight": weight})
-        for _ in range(2):  # before and after it is ready
+        for _ in range(2):  # before and after it has prepared
             assert layer(x).tolist() == (x @ weight.T).tolist()
-            layer.make_ready()
+            layer.prepare(64)
     assert list(layer.parameters()) == ["weight"]
 
 
@@ -133,3 +134,36 @@ def test_a_round_that_traced_tells_no_time() -> None:
         run(model, [5, 9, 1], ModelDrafter(draft, model, SamplingParams()), num_draft=notes)
     rounds = len(notes.seconds) // 2
     assert notes.seconds[0] == 0.0 and all(seconds > 0 for seconds in notes.seconds[rounds:])
+
+
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "as written"])
+def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(
+    model_type: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over 1 + K positions, rows at different offsets."""
+    if not compiled:
+        monkeypatch.setattr(mx, "compile", lambda function: function)
+    model, taken = tiny_model(model_type=model_type), []
+    for rows in (1, 8, 32):
+        cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * rows)))
+        mx.eval(model.decode(mx.array([[3] * 20] * rows), cache), cache.arrays)
+        cache.trim_to([5 + 7 * row % 13 for row in range(rows)])
+        logits = model.decode(mx.array([[4] * 6] * rows), cache)
+        counts = operations(logits, cache.arrays)
+        assert counts["Matmul"] > 10
+        taken.append(counts.total())
+    assert len(set(taken)) == 1, taken
+
+
+def test_operations_that_grow_with_the_rows_are_counted() -> None:
+    x = mx.ones((8, 4))
+    mx.eval(x)
+    assert operations(x.T.reshape(2, 16)[:1]) == {}
+    assert operations(x + 1, x * 2).total() == 2
+    assert operations([mx.stack([mx.exp(row) for row in x])]) == {"Exp": 8, "Concatenate": 1}
+    with counted() as seen:
+        y = mx.exp(x)
+        mx.eval(y, {"sum": y.sum()})
+        mx.async_eval(y * 2)  # type: ignore[no-untyped-call]
+    assert seen == {"Exp": 1, "Sum": 1, "Multiply": 1}

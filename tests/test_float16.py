@@ -12,7 +12,7 @@ import pytest
 from speculative_decoding import checkpoints, load, models
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.t5 import T5Config
+from speculative_decoding.models.t5_config import T5Config
 from speculative_decoding.models.t5_float16 import bounds, needed_exponent
 from tests.tiny import CONFIG, SOURCES, VOCAB, save_hugging_face, tiny_model
 

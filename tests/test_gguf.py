@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten
 
 from speculative_decoding import load
 from speculative_decoding.checkpoints.base import Checkpoint
-from speculative_decoding.checkpoints.gguf import TYPES, gguf_config, hugging_face_name, read_gguf
+from speculative_decoding.checkpoints.gguf import gguf_config, hugging_face_name, read_gguf
+from speculative_decoding.checkpoints.gguf_header import TYPES
 from speculative_decoding.checkpoints.safetensors import read_safetensors
 from speculative_decoding.checkpoints.torch_bin import read_torch
 from speculative_decoding.errors import CheckpointError, InputError

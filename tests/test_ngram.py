@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding.drafters import NgramDrafter, NgramStore, Store, TextStore
-from speculative_decoding.drafters.base import token_ids
+from speculative_decoding.drafters.ngram import LOOKED_AHEAD
 from speculative_decoding.errors import InputError
 from tests.replay_drafters import Request, replay
 from tests.tiny import SOURCES, run, tiny_model, tokens_of
@@ -25,8 +25,8 @@ def drafter(source: Sequence[int] = (), **options: Any) -> NgramDrafter:
 
 def proposed(made: NgramDrafter, tokens: Sequence[int], count: int = 8) -> list[int]:
     draft = made.propose(tokens, count)
-    assert draft.probs is None and draft.lengths is None and draft.num_tokens <= count
-    return token_ids(draft.tokens)
+    assert len(draft) <= count
+    return draft
 
 
 def naive_output_match(tokens: Sequence[int], most: int, least: int, count: int) -> list[int]:
@@ -80,14 +80,22 @@ def test_a_source_is_copied_from_where_the_output_is_aligned() -> None:
 def test_a_match_says_how_long_it_is_and_asking_again_changes_nothing() -> None:
     source = [*range(10, 20), 30, 31, 32, EOS]
     made = drafter(source, search_output=False)
-    match = made.match([START, 10, 11, 12], 4)
-    assert (match.length, list(match.continuation), match.origin) == (3, [13, 14, 15, 16], "near")
+    match = made.match([START, 10, 11, 12])
+    assert (match.origin, match.length, match.continuation) == ("source", 3, source[3:])
     assert 0 < match.chance < 1
-    far = made.match([START, 10, 11, 12, 2, 2, 2, 30, 31], 4)
-    assert (far.length, list(far.continuation), far.origin) == (2, [32, EOS], "far")
-    assert made.match([START, 10, 11, 12, 2, 2, 2, 30, 31], 4) == far
-    assert list(made.match([START, 10, 11, 12, 2, 2, 2, 30, 31], 1).continuation) == [32]
-    assert drafter([], search_output=False).match([START, 3], 4).origin == ""
+    far = made.match([START, 10, 11, 12, 2, 2, 2, 30, 31])
+    assert (far.origin, far.length, far.continuation) == ("source", 2, [32, EOS])
+    assert made.match([START, 10, 11, 12, 2, 2, 2, 30, 31]) == far
+    assert made.propose([START, 10, 11, 12, 2, 2, 2, 30, 31], 1) == [32]
+    assert made.match([START, 10, 11, 12, 2, 2, 2, 30, 31]) == far
+    assert drafter([], search_output=False).match([START, 3]).origin == ""
+
+
+def test_a_draft_may_be_longer_than_a_match_is_looked_at() -> None:
+    source = [*range(10, 60), EOS]
+    made = drafter(source, min_chance=0.0)
+    assert len(made.match([START, 10, 11]).continuation) == LOOKED_AHEAD
+    assert made.propose([START, 10, 11], 40) == source[2:42]
 
 
 @pytest.mark.parametrize("options", [{"search_input": False}, {"search_output": False}])
@@ -162,17 +170,31 @@ def test_a_store_learns_each_token_of_each_request_once() -> None:
     made.propose([START], 3)
     made.propose([START, 7], 3)
     assert store.calls == []  # the output of a request is searched as such
-    made.learn([START, 7, 8], [[8, 2], [9, 3]])
-    made.learn([START, 7, 8])
+    made.observe([START, 7, 8], lambda count: [[8, 2], [9, 3]][:count])
+    made.end([START, 7, 8])
     made.propose([START, 7, 8, 4, EOS], 3)
-    made.begin([9, EOS])  # what was proposed for is learned now
-    made.begin([3, EOS])  # nothing was written for this one
-    made.propose([START], 3)
+    made.end([START, 7, 8, 4, EOS])
     made.begin([3, EOS])
+    made.propose([START], 3)
+    made.end([START])  # nothing was written for this one
     assert store.calls == [
         ([5, 6, EOS, START, 7, 8], 0, [[8, 2], [9, 3]]),
         ([5, 6, EOS, START, 7, 8, 4, EOS], 6, []),
     ]
+
+
+@pytest.mark.parametrize("store", [None, TextStore(), NgramStore(3, 2)])
+def test_the_likeliest_ids_are_fetched_only_for_a_store_that_counts_them(store: Store | None) -> None:
+    def fail(count: int) -> list[list[int]]:
+        raise AssertionError("waited for the device")
+
+    made = drafter([5, 6, EOS], store=store)
+    made.observe([START, 7], fail)
+    made.end([START, 7, 8])
+    counting = NgramStore(1, 1, filler_top_k=3)
+    made = drafter([5, 6, EOS], store=counting)
+    made.observe([START, 7], lambda count: [[7, 8, 9][:count]])
+    assert len(counting) == 3 + 3  # 5: 6; 6: EOS; EOS: START; START: 7, 8, 9
 
 
 def test_the_ends_of_other_sources_are_no_match() -> None:
@@ -182,7 +204,7 @@ def test_the_ends_of_other_sources_are_no_match() -> None:
     made = drafter([3, 4, EOS], store=store, search_input=False, search_output=False, min_chance=0.0)
     assert proposed(made, [START]) == []
     made.begin([3, 6, EOS])
-    assert made.match([START], 4).length == 1
+    assert made.match([START]).length == 1
     assert proposed(made, [START], 4) == [7, 8]
 
 

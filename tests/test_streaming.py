@@ -49,7 +49,7 @@ class Writer(EncoderDecoder):
         return mx.zeros((1, 1, 1))
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        return DecoderCache([], [], mx.zeros((1, 1, 1, 1)))
+        return DecoderCache([], mx.zeros((1, 1, 1, 1)))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """One state for each token: the id that follows it, (1, L, 1)."""

@@ -11,7 +11,8 @@ import pytest
 
 from speculative_decoding import CheckpointError, checkpoints, models
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.t5 import T5Config, attend
+from speculative_decoding.models.t5 import attend
+from speculative_decoding.models.t5_config import T5Config
 from tests.tiny import CONFIG, run, tiny_model, tokens_of
 
 GOLDENS = sorted(path.parent for path in (Path(__file__).parent / "goldens").glob("*/golden.npz"))

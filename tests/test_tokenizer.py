@@ -98,9 +98,9 @@ def test_vocabularies_are_compared_piece_by_piece() -> None:
 
 def test_a_draft_with_other_tokens_is_refused_with_the_first_that_differs() -> None:
     target, draft = tiny_model(), tiny_model()
-    target.tokenizer, draft.tokenizer = Bytes(), Bytes()
+    target.pieces, draft.pieces = Bytes().vocabulary.pieces, Bytes().vocabulary.pieces
     ModelDrafter(draft, target, SamplingParams())
-    draft.tokenizer = type("Other", (Bytes,), {"vocabulary": Vocabulary({"x": 5})})()
+    draft.pieces = Vocabulary({"x": 5}).pieces
     with pytest.raises(InputError, match="token 5 is 'x'"):
         ModelDrafter(draft, target, SamplingParams())
     with pytest.raises(InputError, match="decoder_start_token_id is 3"):

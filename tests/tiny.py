@@ -91,8 +91,8 @@ def run(
     length: DraftLength | None = None,
     **options: Any,
 ) -> list[Round]:
-    """The rounds of one request, without a tokenizer. options: of `GenerationOptions`; by default drafts of 4, 30 tokens
-    at most.
+    """The rounds of one request, without a tokenizer. options: of `GenerationOptions`; by default drafts of 4, 30
+    tokens at most.
     """
     chosen = GenerationOptions(**{"num_draft": 4, "max_tokens": 30} | options)
     one = drafter or NoDrafter()

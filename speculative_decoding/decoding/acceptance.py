@@ -152,6 +152,8 @@ class Greedy(AcceptanceRule):
         """
         values = self.scores(logits, [row.options for row in rows], draft.behind([row.tokens for row in rows]))
         best = mx.argmax(values, axis=-1)
+        if not draft.num_tokens:
+            return Verdict(*longest_prefix(draft, best, best))
         right = draft.tokens == best[:, : draft.num_tokens]
         if isinstance(self.delta, float) and self.delta == 0:
             return Verdict(*longest_prefix(draft, right, best))

@@ -48,7 +48,8 @@ class Outcome:
 
 def judge(batch: Batch, draft: Draft, logits: mx.array) -> list[Judged]:
     """logits (B, L >= K + 1, V), raw. Lazy."""
-    logits = logits[:, : draft.num_tokens + 1]
+    if logits.shape[1] > draft.num_tokens + 1:
+        logits = logits[:, : draft.num_tokens + 1]
     active = batch.active
     groups: dict[type, list[DecodedRow]] = {}
     for row in active:

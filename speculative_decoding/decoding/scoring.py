@@ -42,8 +42,8 @@ def score(
     if not tokens:
         raise InputError("target must have a token at least; give it some text or ids")
     check_token_ids(tokens, model.config.vocab_size, "target")
-    cache = model.make_cache(model.encode(mx.array([ids])))
-    logits = model.decode(mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]]), cache)  # (1, N, V)
+    read = mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]])
+    logits = model.logits(model.teacher_forced(read, model.encode(mx.array([ids]))))  # (1, N, V)
     logprobs = [float(each) for each in token_logprobs(logits[0], mx.array(tokens)).tolist()]  # type: ignore[union-attr,arg-type]
     return Score(sum(logprobs), tokens, logprobs)
 

@@ -35,6 +35,7 @@ __all__ = [
     "Wanted",
     "choose_drafter",
     "new_ngram",
+    "require_same_tokens",
 ]
 
 
@@ -46,13 +47,12 @@ def choose_drafter(
 ) -> BatchDrafter:
     """What `options.drafter` names; "auto" is "ngram" without a draft model. Raises `InputError`.
 
-    ngram: what "ngram" and "auto" look up and have learned; a new one if there is none.
+    draft_model: has the target's tokens (`require_same_tokens`). ngram: what "ngram" and "auto" look up and have
+    learned; a new one if there is none.
     """
     choice, vocab_size = options.drafter, target.config.vocab_size
     if choice is None:
         choice = "none" if draft_model is None else "model"
-    if draft_model is not None:
-        require_same_tokens(target, draft_model.model)
     if not isinstance(choice, str):
         return custom(choice, vocab_size)
     if choice == "none":

@@ -12,13 +12,11 @@ from .suffix_index import SuffixIndex
 
 SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a space in front of a piece
 PREFIX = 12  # a colon among this many first tokens ends a task prefix ("grammar: ")
-BEHIND, AHEAD = 4, 8  # tokens around the expected place within which a single equal token is taken for it
-ANCHOR = 2  # tokens in step that make the place where they end worth resuming from
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What an aligner wants to know of a vocabulary. Without one, ids are compared as they are.
+    """What is compared besides the ids of a vocabulary's tokens. Without pieces, ids are compared as they are.
 
     classes: id -> one id for all pieces that differ only in a leading space or in case: the same word is another piece
         at the start of a span, or of a sentence.
@@ -47,88 +45,51 @@ class Pieces:
         )
 
 
-@dataclass(frozen=True)
-class Place:
-    """A guess that the output goes on as the source does from `start`. `length` tokens speak for it; `origin` says how
-    it was found: "opening", "near" the expected place, "far" from it, or "resumed" behind what the target replaced.
-    """
-
-    start: int
-    length: int
-    origin: str
-
-
 class Alignment:
-    """One request. `read` every output token (the start token is none); `place` says where the output stands.
+    """Follows the output of one request through its source: `read` every output token (the start token is none), then
+    `place` says where the output goes on.
 
     max_size: the longest context that is looked up.
-    min_size: the shortest that is believed far from where the output was expected; near it one token is enough.
+    min_size: the shortest that is believed where the output does not follow the source step by step.
     """
 
     def __init__(self, source: Sequence[int], pieces: Pieces, max_size: int, min_size: int) -> None:
-        self._pieces, self._min_size = pieces, min_size
-        self._source = source
-        classes = pieces.classes
-        self._index = SuffixIndex(max_size, [classes.get(token, token) for token in source])
+        self._source, self._pieces, self._min_size = source, pieces, min_size
+        self._index = SuffixIndex(max_size, [pieces.classes.get(token, token) for token in source])
         self._read: list[int] = []  # classes of the output tokens
-        opening = (i + 1 for i, token in enumerate(source[:PREFIX]) if token in pieces.ends_prefix)
-        self._expected = next(opening, 0)  # where the source goes on if the output follows it
-        self._in_step = 0  # tokens since the output began to follow it
-        self._strayed: list[int] = []  # output tokens since it last did
-        self._anchored = True  # whether the expected place is one where the output has really been
+        # Where the source goes on if the output follows it: at first, behind the task prefix.
+        self._expected = next((i + 1 for i, token in enumerate(source[:PREFIX]) if token in pieces.ends_prefix), 0)
+        self._mismatches = 0  # output tokens since the output last followed it
 
     def read(self, token: int) -> None:
+        """One more output token."""
         same = self._pieces.classes.get(token, token)
-        known = self._index.tokens
-        if self._expected < len(known) and known[self._expected] == same:
+        if self._index.tokens[self._expected : self._expected + 1] == [same]:
             self._expected += 1
-            self._in_step += 1
-            self._strayed.clear()
+            self._mismatches = 0
         else:
-            if not self._strayed:
-                self._anchored = self._in_step >= ANCHOR or not self._read
-            self._in_step = 0
-            self._strayed.append(token)
+            self._mismatches += 1
         self._read.append(same)
 
-    def place(self) -> Place | None:
-        """The best guess; None if there is nothing to go by. Moves the expected place to where a match was found."""
-        if not self._read:
-            return Place(self._expected, 0, "opening")
-        if best := self._longest_match():
-            if best.start != self._expected or self._strayed:
-                self._expected, self._in_step = best.start, best.length
-                self._strayed.clear()
-            return best
-        if len(self._strayed) == 1 and self._anchored:
-            return Place(self._behind_replaced(self._strayed[0]), 0, "resumed")
-        return None
+    def place(self) -> tuple[int, int] | None:
+        """(where the source probably goes on, how many output tokens stand in front of it there as well).
 
-    def _longest_match(self) -> Place | None:
-        """The longest suffix of the output in the source, there the place nearest to the expected one."""
-        found, expected = self._index.find(self._read), self._expected
-        anchored = self._anchored or not self._strayed
-        for size in range(len(found), 0, -1):
-            end = nearest(found[size - 1], expected)
-            if anchored and expected - BEHIND <= end < expected + AHEAD:
-                return Place(end, max(size, self._in_step) if end == expected else size, "near")
-            if size >= self._min_size:
-                return Place(end, size, "far")
-        return None
-
-    def _behind_replaced(self, token: int) -> int:
-        """Where the source goes on behind the word (without pieces: the token) that `token` was written for. A token
-        that only prolongs the word before it replaces nothing.
+        The longest match; of equal ones the first that lies ahead. Without a match, length 0: the expected place, or
+        behind one replaced word. None if there is nothing to go by.
         """
-        starts, source, place = self._pieces.begins_word, self._source, self._expected
-        if not starts or token in starts:
-            place += 1
+        found = self._index.find(self._read)
+        if found and len(found) >= self._min_size:
+            ends = found[-1]
+            self._expected = ends[min(bisect_left(ends, self._expected), len(ends) - 1)]
+            self._mismatches = 0
+            return self._expected, len(found)
+        if self._mismatches == 0:
+            return self._expected, 0
+        return (self._behind_word(), 0) if self._mismatches == 1 else None
+
+    def _behind_word(self) -> int:
+        """Behind the word (without pieces: the token) at the expected place."""
+        starts, source, place = self._pieces.begins_word, self._source, self._expected + 1
         while starts and place < len(source) and source[place] not in starts:
             place += 1
         return place
-
-
-def nearest(ends: Sequence[int], expected: int) -> int:
-    """The one of the rising `ends` closest to `expected`; those in front of it count as twice as far."""
-    i = bisect_left(ends, expected)
-    return min(ends[max(i - 1, 0) : i + 1], key=lambda end: end - expected if end >= expected else 2 * (expected - end))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import mlx.core as mx
 
@@ -54,6 +54,7 @@ class Draft:
     lengths: Sequence[int] | None = None
 
     @classmethod
+    @cache
     def empty(cls, rows: int = 1) -> Draft:
         return cls(mx.zeros((rows, 0), mx.uint32))
 

@@ -85,7 +85,7 @@ class BatchModelDrafter(BatchDrafter):
         new = [slot for slot in wanted if slot in self._unread]
         memories = self._model.encode_rows([self._unread.pop(slot) for slot in new]) if new else []
         for slot, memory in zip(new, memories, strict=True):
-            self._cache = self._model.seated(self._cache, slot, slots, memory)
+            self._cache = self._model.assign_slot(self._cache, slot, slots, memory)
             self._held[slot] = []
 
     def _partial_head(self, slots: int) -> PartialHead | None:

@@ -1,4 +1,4 @@
-"""Stores of token sequences that live as long as a session, or longer in a file. They know ids, nothing of models.
+"""Stores of what earlier requests wrote, for a session or longer in a file. They know token ids, nothing of models.
 
 A request is stored as one text: the ids of its source, the start token, the ids of its output. So the end of a source
 that was seen before already calls up the output it had.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ MAX_ID = 2**31
 
 
 class Store(ABC):
-    """What was written before, and how it went on.
+    """Texts that were written before, or counts of their n-grams, to look up how a text probably goes on.
 
+    kind: names the class in a file.
     vocabulary: `tokenizer.vocabulary.fingerprint`, kept in the file so that no other model's ids are read as ours.
     filler_top_k: how many of the target's likeliest ids `learn` wants per position; 1 is the written one alone.
     stop_if_unknown: if False, `look_up` goes on with a guess where nothing is known.
@@ -66,16 +68,12 @@ class Store(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file that appears whole or not at all. Raises `InputError` if it cannot be written."""
-        path = Path(path)
         content = json.dumps({"kind": self.kind, "vocabulary": self.vocabulary, **self._content()})
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        head = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest})
+        head = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest(content)})
         try:
-            write_file(path, f"{head}\n{content}\n")
+            write_file(Path(path), f"{head}\n{content}\n")
         except OSError as error:
-            raise InputError(
-                f"n-gram store {path}: cannot be written ({error.strerror}); choose another file"
-            ) from error
+            raise InputError(f"n-gram store {path}: cannot be written ({error.strerror}); name another file") from error
 
     @staticmethod
     def load(path: str | Path, expected_vocabulary: str | None = None) -> Store:
@@ -84,30 +82,27 @@ class Store(ABC):
         expected_vocabulary: refuse a store that was made with another one.
         Raises `InputError` for that, and for a missing or damaged file.
         """
-        path = Path(path)
         try:
-            head, content, end = path.read_text(encoding="utf-8").split("\n")
-            facts = json.loads(head)
-            if facts["format"] != FORMAT or end:
-                raise ValueError("no n-gram store")
-            if facts["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format_version {facts['format_version']!r} is not {FORMAT_VERSION}")
-            if hashlib.sha256(content.encode()).hexdigest() != facts["sha256"]:
-                raise ValueError("its checksum is not the one it was written with")
+            head, content, end = Path(path).read_text(encoding="utf-8").split("\n")
+            written = json.loads(head)
+            if end or written != {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest(content)}:
+                raise ValueError(f"its first line is not {FORMAT!r}, version {FORMAT_VERSION}, with the right checksum")
             fields = json.loads(content)
             kind, vocabulary = fields.pop("kind"), fields["vocabulary"]
             if not (vocabulary is None or isinstance(vocabulary, str)):
                 raise ValueError("no vocabulary")
             store = KINDS[kind]._restore(fields)
         except OSError as error:
-            raise InputError(
-                f"n-gram store {path}: cannot be read ({error.strerror}); name a file that was saved as one"
-            ) from error
+            raise InputError(f"n-gram store {path}: cannot be read ({error.strerror}); name another file") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"n-gram store {path}: damaged or of another kind ({error}); delete it") from error
         if None not in (vocabulary, expected_vocabulary) and vocabulary != expected_vocabulary:
             raise InputError(f"n-gram store {path}: made with other tokens than this model's; name another file")
         return store
+
+
+def digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 class NgramStore(Store):
@@ -134,9 +129,7 @@ class NgramStore(Store):
         vocabulary: str | None = None,
     ) -> None:
         if not 1 <= min_ngram_size <= max_ngram_size:
-            raise InputError(
-                f"min_ngram_size must be >= 1 and <= max_ngram_size ({max_ngram_size}), not {min_ngram_size}"
-            )
+            raise InputError(f"min_ngram_size must be 1 to max_ngram_size ({max_ngram_size}), not {min_ngram_size}")
         if filler_top_k < 1:
             raise InputError(f"filler_top_k must be >= 1, not {filler_top_k}; 1 counts only what was written")
         if max_entries < 1:
@@ -146,8 +139,8 @@ class NgramStore(Store):
         self.reset()
 
     def reset(self) -> None:
-        self._counts: dict[tuple[int, ...], dict[int, int]] = {}  # n-gram -> {token: count}, latest met last
-        self._totals: dict[int, int] = {}  # token -> count, only for guesses at what is unknown
+        self._counts: dict[tuple[int, ...], dict[int, int]] = {}  # n-gram -> {token: count}, last met last
+        self._totals = Counter[int]()  # how often each token was written, to guess where nothing is known
         self._entries = 0
 
     def __len__(self) -> int:
@@ -157,38 +150,35 @@ class NgramStore(Store):
         first = len(text) - (len(likeliest) if self.filler_top_k > 1 else 0)
         for end in range(start, len(text)):
             following = [text[end], *(likeliest[end - first][: self.filler_top_k] if end >= first else ())]
-            if not self.stop_if_unknown:
-                self._totals[text[end]] = self._totals.get(text[end], 0) + 1
             for size in range(self._min_size, min(self._max_size, end) + 1):
-                self._count(tuple(text[end - size : end]), following)
+                ngram = tuple(text[end - size : end])
+                counts = self._counts[ngram] = self._counts.pop(ngram, {})
+                self._entries -= len(counts)
+                for token in following:
+                    counts[token] = counts.get(token, 0) + 1
+                self._entries += len(counts)
         while self._entries > self._max_entries:
             self._entries -= len(self._counts.pop(next(iter(self._counts))))
-
-    def _count(self, ngram: tuple[int, ...], following: Sequence[int]) -> None:
-        counts = self._counts.pop(ngram, {})
-        self._entries -= len(counts)
-        for token in following:
-            counts[token] = counts.get(token, 0) + 1
-        self._counts[ngram] = counts
-        self._entries += len(counts)
+        if not self.stop_if_unknown:
+            self._totals.update(text[start:])
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
-        recent, length = list(text[-self._max_size :]), 0
-        drafted: list[int] = []
-        for _ in range(count):
-            size, token = self._next(recent)
-            if token is None:
+        recent = list(text[-self._max_size :])
+        lengths: list[int] = []
+        while len(lengths) < count:
+            length, counts = self._counts_behind(recent)
+            if not counts:
                 break
-            length = length if drafted else size
-            drafted.append(token)
-            recent.append(token)
-        return length, drafted
+            lengths.append(length)
+            recent.append(max(counts, key=counts.__getitem__))
+        return next(iter(lengths), 0), recent[len(recent) - len(lengths) :]
 
-    def _next(self, text: Sequence[int]) -> tuple[int, int | None]:
+    def _counts_behind(self, text: Sequence[int]) -> tuple[int, Mapping[int, int]]:
+        """(size of the longest known n-gram at the end of `text`, what followed it how often)"""
         for size in range(min(self._max_size, len(text)), self._min_size - 1, -1):
             if counts := self._counts.get(tuple(text[len(text) - size :])):
-                return size, max(counts, key=counts.__getitem__)
-        return 0, max(self._totals, key=self._totals.__getitem__, default=None)
+                return size, counts
+        return 0, self._totals
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -206,18 +196,16 @@ class NgramStore(Store):
         counts, totals = content.pop("counts"), content.pop("totals")
         checked([content[name] for name in ("max_ngram_size", "min_ngram_size", "filler_top_k", "max_entries")])
         store = cls(**content)
-        store._counts = {
-            tuple(checked(ngram)): dict(zip(checked(t for t, _ in pairs), checked(n for _, n in pairs), strict=True))
-            for ngram, pairs in counts
-        }
-        store._totals = dict(zip(checked(t for t, _ in totals), checked(n for _, n in totals), strict=True))
+        store._counts = {tuple(checked(ngram)): checked_counts(pairs) for ngram, pairs in counts}
+        store._totals = Counter(checked_counts(totals))
         store._entries = sum(map(len, store._counts.values()))
         return store
 
 
 class TextStore(Store):
-    """Keeps whole texts and copies from where the longest context stood: best for repetitions. Of the last such places
-    it takes the one with the longest continuation, and of equals the latest.
+    """Keeps whole texts and copies from where the longest context stood: best for repetitions.
+
+    Of the last such places it takes the one with the longest continuation, and of equals the latest.
 
     max_ngram_size: the longest context looked up.
     max_entries: the most tokens kept; when there are more, the older half is forgotten.
@@ -245,23 +233,19 @@ class TextStore(Store):
         known = self._index.tokens
         before = list(text[max(start - self._max_size, 0) : start])
         if known and not (before and known[-len(before) :] == before):  # another text was learned in between
-            self._index.append(BOUNDARY)
-            self._index.extend(before)
+            self._index.extend([BOUNDARY, *before])
         self._index.extend(text[start:])
         if len(known) > self._max_entries:
             self._index = SuffixIndex(self._max_size, known[-(self._max_entries // 2) :])
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
         found = self._index.find(text)
-        best: list[int] = []
-        for end in reversed(found[-1][-count:] if found else ()):  # where a text repeats itself, back from its end
-            if len(best) == count:
-                break
-            continuation = self._index.tokens[end : end + count]
-            if BOUNDARY in continuation:
-                continuation = continuation[: continuation.index(BOUNDARY)]
-            best = max(best, continuation, key=len)
-        return len(found), best
+        latest = reversed(found[-1][-count:] if found else ())  # the longest is among them if a text repeats itself
+        return len(found), max((self._continuation(end, count) for end in latest), key=len, default=[])
+
+    def _continuation(self, end: int, count: int) -> list[int]:
+        continuation = self._index.tokens[end : end + count]
+        return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 
     def _content(self) -> dict[str, Any]:
         return {"max_ngram_size": self._max_size, "max_entries": self._max_entries, "tokens": self._index.tokens}
@@ -297,3 +281,7 @@ def checked(values: Any, least: int = 0) -> list[int]:
     if not all(type(number) is int and least <= number < MAX_ID for number in numbers):
         raise ValueError("not a list of ids")
     return numbers
+
+
+def checked_counts(pairs: Any) -> dict[int, int]:
+    return {token: number for token, number in map(checked, pairs)}

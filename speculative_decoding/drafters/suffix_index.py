@@ -1,9 +1,9 @@
-"""A growing text, and where in it the last tokens of another text, or of itself, stood before. Knows no models.
+"""Finds where in a growing text the last tokens of another text, or of itself, stood before. Knows no models.
 
-A trie of the contexts that end at each position, read backwards, where a node is split only once a search passes
-through it (the lazy construction of Giegerich, Kurtz, Stoye 2003, for suffixes read the other way). A suffix automaton
-answers the same question; this is cheaper to build, because most of a source is never asked about, and it knows every
-place where a context stood, not only the first.
+A trie of the contexts that end at each position, read backwards; a node is split only when a search passes through it
+(the lazy construction of Giegerich, Kurtz, Stoye 2003, for suffixes read the other way). A suffix automaton answers the
+same question; this is cheaper to build, because most of a source is never searched for, and it knows every place where
+a context stood, not only the first.
 """
 
 from __future__ import annotations
@@ -14,50 +14,46 @@ BOUNDARY = -1  # between two texts in one index: no context reaches across it, n
 
 
 class _Node:
-    """One context. `older` leads to the contexts one token longer, once somebody has asked for them."""
+    """One context: where it ends, and once a search needed them, the contexts that are one token longer."""
 
-    __slots__ = ("ends", "older")
+    __slots__ = ("ends", "longer")
 
-    def __init__(self) -> None:
+    def __init__(self, longer: dict[int, _Node] | None = None) -> None:
         self.ends: list[int] = []
-        self.older: dict[int, _Node] | None = None
+        self.longer = longer
 
 
 class SuffixIndex:
-    """Contexts of up to `max_size` tokens. What stands in `tokens` must only be changed through `append` and `extend`.
+    """All contexts of up to `max_size` tokens in `tokens`, which must only be changed through `extend`.
 
     Position e ends a context, `tokens[:e]`, if a token follows it; `tokens[e:]` is its continuation.
 
-    Cost: `append` and each split move a position down one level, and no position goes deeper than `max_size`, so N
+    Cost: `extend` and each split move a position down one level, and no position goes deeper than `max_size`, so N
     tokens cost O(N · max_size) at worst over all calls, whatever is searched; a search costs O(its result) besides.
     """
 
     def __init__(self, max_size: int, tokens: Iterable[int] = ()) -> None:
         self.max_size = max_size
         self.tokens: list[int] = []
-        self._root: dict[int, _Node] = {}
+        self._root = _Node({})
         self.extend(tokens)
 
-    def append(self, token: int) -> None:
-        self.extend((token,))
-
     def extend(self, tokens: Iterable[int]) -> None:
-        ours, root = self.tokens, self._root
-        end = max(len(ours), 1)
+        """Append `tokens` to the text."""
+        ours = self.tokens
+        first = max(len(ours), 1)
         ours.extend(tokens)
-        if len(ours) < 2:
-            return
-        before = ours[end - 1]
-        for token in ours[end:]:
-            if token != BOUNDARY and before != BOUNDARY:
-                node = root.get(before)
-                if node is None:
-                    node = root[before] = _Node()
-                node.ends.append(end)
-                if node.older is not None:
-                    self._add_deeper(node, end)
-            before = token
-            end += 1
+        for end in range(first, len(ours)):
+            if BOUNDARY in (ours[end], ours[end - 1]):
+                continue
+            children, size = self._root.longer, 0
+            while children is not None and size < end:
+                size += 1
+                child = children.get(ours[end - size])
+                if child is None:
+                    child = children[ours[end - size]] = _Node()
+                child.ends.append(end)
+                children = child.longer
 
     def find(self, text: Sequence[int]) -> list[list[int]]:
         """Where the last tokens of `text` stand: element k - 1 lists, in rising order, all ends of its last k tokens.
@@ -66,45 +62,25 @@ class SuffixIndex:
         the index.
         """
         found: list[list[int]] = []
-        children, limit = self._root, min(self.max_size, len(text))
-        while len(found) < limit and (node := children.get(text[-1 - len(found)])) is not None:
-            found.append(node.ends)
-            if len(node.ends) == 1:  # only one place is left: read on there instead of splitting further
-                self._read_back(text, node.ends, found, limit)
+        limit, node, tokens = min(self.max_size, len(text)), self._root, self.tokens
+        while (size := len(found)) < limit:
+            children = self._split(node, size) if node.longer is None else node.longer
+            child = children.get(text[-1 - size])
+            if child is None:
                 break
-            if len(found) == limit:
+            found.append(child.ends)
+            if len(child.ends) == 1:  # only one place is left: compare there instead of splitting further
+                end = child.ends[0]
+                while (size := len(found)) < min(limit, end) and tokens[end - 1 - size] == text[-1 - size]:
+                    found.append(child.ends)
                 break
-            children = self._split(node, len(found)) if node.older is None else node.older
+            node = child
         return found
-
-    def _read_back(self, text: Sequence[int], ends: list[int], found: list[list[int]], limit: int) -> None:
-        tokens, (end,) = self.tokens, ends
-        limit = min(limit, end)
-        while (size := len(found)) < limit and tokens[end - 1 - size] == text[-1 - size]:
-            found.append(ends)
 
     def _split(self, node: _Node, size: int) -> dict[int, _Node]:
         """Sort the ends of a context of `size` tokens by the token in front of it."""
-        tokens = self.tokens
-        older: dict[int, _Node] = {}
-        node.older = older
+        longer = node.longer = {}
         for end in node.ends:
-            if (place := end - 1 - size) >= 0:
-                child = older.get(tokens[place])
-                if child is None:
-                    child = older[tokens[place]] = _Node()
-                child.ends.append(end)
-        return older
-
-    def _add_deeper(self, node: _Node, end: int) -> None:
-        """Enter an end into all contexts of it, longer than `node`'s single token, that have been split off."""
-        tokens = self.tokens
-        for place in range(end - 2, -1, -1):
-            older = node.older
-            if older is None:
-                return
-            child = older.get(tokens[place])
-            if child is None:
-                child = older[tokens[place]] = _Node()
-            child.ends.append(end)
-            node = child
+            if end > size:
+                longer.setdefault(self.tokens[end - 1 - size], _Node()).ends.append(end)
+        return longer

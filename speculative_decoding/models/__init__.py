@@ -9,7 +9,8 @@ from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from . import t5_float16
 from .base import EncoderDecoder
-from .t5 import T5, T5Config
+from .t5 import T5
+from .t5_config import T5Config
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 

@@ -16,9 +16,8 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import Checkpoint
 from ..checkpoints.quantized import PARTS, part
 from ..errors import CheckpointError
-from .cache import DecoderCache, LayerCache
-from .compiled import WIDTHS, Compiled
-from .linear import Linear
+from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
+from .compiled import WIDTHS, Compiled, Prepared
 
 Head = Callable[[mx.array], mx.array]
 
@@ -47,29 +46,45 @@ class EncoderDecoder(nn.Module):
     """An encoder-decoder whose state is passed, not hidden: `decode(tokens, cache)`."""
 
     config: EncoderDecoderConfig
-    pieces: Mapping[int, str] | None = None  # which piece each id stands for; None for a model without text
+    # Which piece of text each id stands for, where the model was loaded with text: a draft that numbers its tokens
+    # otherwise must be refused. Read-only (no dict, of which MLX would make parameters).
+    pieces: Mapping[int, str] | None = None
     _compiled: Compiled | None = None
+    _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, d_model)."""
 
     @abstractmethod
-    def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        """A cache with a row for each row of the memory; projects its cross keys and values, once."""
+    def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
+        """Memory (B, S, d_model) -> the cross keys and values of each decoder layer, (B, H, S, D) both."""
 
     @abstractmethod
     def decoder_states(
-        self,
-        tokens: mx.array,
-        at: mx.array,
-        biases: Sequence[mx.array],
-        memory_mask: mx.array,
-        layers: Sequence[LayerCache],
+        self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
     ) -> mx.array:
-        """The decoder without its head, as a function of arrays alone, for it is compiled: what is no array in it must
-        follow from the configuration. See `states`, `DecoderCache.place_of` and `.biases_of`; `layers` append.
+        """The decoder without its head: (B, L) token ids -> (B, L, d_model).
+
+        offsets: (B,), or (1,) for all rows: token i of a row stands at position offset + i, key j at j <
+            `layers[0].reach(L)`. What positions mean, which keys each token sees, how scores are scaled: all of that is
+            decided here.
+        memory_mask: additive, (B, 1, 1, S).
+        layers: append the keys and values of the pass, and have all there are.
+
+        A function of arrays alone, for it is compiled: what is no array in it must follow from the configuration and
+        from shapes. As many operations for one row as for many.
         """
+
+    def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
+        """A cache with a row for each row of the memory (B, S, d_model); projects its cross keys and values, once."""
+        batch, length, _ = memory.shape
+        room = -length % SOURCE_STEP
+        if mask is None:
+            mask = mx.ones((batch, length), mx.bool_)
+        memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
+        layers = [LayerCache.of(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
+        return DecoderCache(layers, additive(mask, memory.dtype))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
@@ -80,45 +95,54 @@ class EncoderDecoder(nn.Module):
         """
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)
+        if cache.capacity not in self._capacities:
+            mx.eval([layer.prepare(cache.capacity) for layer in self._prepared_layers()])
+            self._capacities |= {cache.capacity}
         arrays = [layer.arrays for layer in cache.layers]
-        arguments = tokens, cache.place_of(length), cache.biases_of(length), cache.memory_mask, arrays
+        arguments = tokens, mx.array(cache.offsets), cache.places(length), cache.memory_mask, arrays
         if length > WIDTHS[-1]:
             states, own = self._pass(*arguments)
         else:
-            self._compiled = self._compiled or self._compile()
-            shape = (*tokens.shape, cache.capacity, cache.source_capacity, cache.is_ragged)
-            states, own = self._compiled(shape, *arguments)
+            self._compiled = self._compiled or Compiled(self._pass)
+            states, own = self._compiled((*tokens.shape, cache.capacity, cache.source_capacity), *arguments)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
             layer.keys, layer.values = keys, values
         cache.advance(length)
         return states
 
-    def _compile(self) -> Compiled:
-        mx.eval([layer.make_ready() for layer in self._linear_layers()])
-        return Compiled(self._pass)
-
-    def _forget(self) -> None:
-        """What belongs to the weights of this moment, so that it does not keep them in memory either."""
-        if self._compiled is not None:
-            self._compiled = None
-            for layer in self._linear_layers():
-                layer.forget()
-
-    def _linear_layers(self) -> list[Linear]:
-        return [module for module in self.modules() if isinstance(module, Linear)]
-
     def _pass(
         self,
         tokens: mx.array,
-        at: mx.array,
-        biases: list[mx.array],
+        offsets: mx.array,
+        places: mx.array,
         memory_mask: mx.array,
         arrays: list[list[mx.array]],
     ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
         """Changes nothing: the states, and the keys and values of each layer."""
-        layers = [LayerCache(*each) for each in arrays]
-        states = self.decoder_states(tokens, at, biases, memory_mask, layers)
+        layers = [LayerCache(k_cross, v_cross, keys, values, places) for k_cross, v_cross, keys, values in arrays]
+        states = self.decoder_states(tokens, offsets, memory_mask, layers)
         return states, [(layer.keys, layer.values) for layer in layers]
+
+    def teacher_forced(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> mx.array:
+        """Whole outputs at once, for training and scoring: (B, L) token ids -> states (B, L, d_model), those of
+        `states` without its cache. memory, mask: `encode`'s.
+
+        A plain function of weights and memory, which can be differentiated; nothing is compiled and nothing is kept.
+        """
+        if mask is None:
+            mask = mx.ones(memory.shape[:2], mx.bool_)
+        layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
+        return self.decoder_states(tokens, mx.array([0]), additive(mask, memory.dtype), layers)
+
+    def _forget(self) -> None:
+        """Give back what belongs to the weights of this moment, and would keep them in memory too."""
+        if self._capacities:
+            self._compiled, self._capacities = None, frozenset()
+            for layer in self._prepared_layers():
+                layer.forget()
+
+    def _prepared_layers(self) -> list[Prepared]:
+        return [module for module in self.modules() if isinstance(module, Prepared)]
 
     def update(self, *args: Any, **options: Any) -> EncoderDecoder:
         self._forget()
@@ -147,7 +171,7 @@ class EncoderDecoder(nn.Module):
         memory = self.encode(tokens, mask)
         return [memory[i : i + 1, : len(source)] for i, source in enumerate(sources)]
 
-    def seated(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
+    def assign_slot(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
         """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, d_model)."""
         fresh = self.make_cache(memory)
         if cache is None:

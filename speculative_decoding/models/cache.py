@@ -1,11 +1,11 @@
-"""What a decoder remembers between passes: its own keys and values, and the memory it reads from.
+"""What a decoder remembers between passes: its own keys and values, and those of the memory it reads from.
 
 A cache has a row for each request, each at its own offset; a single request is a cache of one row. It knows nothing of
-drafts: rows grow together and are rewound one by one, to absolute offsets, by which no data is moved.
+drafts, nor of what a position means: rows grow together and are rewound one by one, to absolute offsets, by which no
+data is moved.
 
 Buffers have few sizes, and a pass attends over all of a buffer, for then few shapes occur and each is compiled once
-(`EncoderDecoder.states`). Masks hide what stands behind a row's offset (stale: finite, to be overwritten) and behind
-its source.
+(`EncoderDecoder.states`). The model's masks hide what stands behind a row's offset (stale: finite, to be overwritten).
 """
 
 from __future__ import annotations
@@ -16,20 +16,35 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from .relative_position import BiasWindows
-
 SOURCE_STEP = 32  # a source takes a multiple of this
 LEAST_CAPACITY = 64  # tokens of the output; doubled when they are full
 
 
 @dataclass
-class LayerCache:
-    """One decoder layer: the cross keys and values, projected once, and the buffers that its own are written to."""
+class LayerMemory:
+    """What one decoder layer attends over in a pass over whole sequences: the cross keys and values, projected once,
+    and those of the pass itself.
+    """
 
     cross_keys: mx.array  # (B, H, S, D)
     cross_values: mx.array  # (B, H, S, D)
+
+    def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """New keys and values (B, H, L, D) -> all that there are: here no others."""
+        return keys, values
+
+    def reach(self, length: int) -> int:
+        """T: over how many positions a pass of `length` more tokens attends."""
+        return length
+
+
+@dataclass
+class LayerCache(LayerMemory):
+    """One decoder layer with buffers that its own keys and values are written to."""
+
     keys: mx.array  # (B, H, T, D)
     values: mx.array  # (B, H, T, D)
+    at: mx.array | None = None  # where a pass writes: see `DecoderCache.places`
 
     @classmethod
     def of(cls, cross_keys: mx.array, cross_values: mx.array) -> LayerCache:
@@ -38,33 +53,42 @@ class LayerCache:
         return cls(cross_keys, cross_values, keys, values)
 
     @property
-    def rows(self) -> int:
-        return self.keys.shape[0]
-
-    @property
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values, self.keys, self.values]
 
-    def append(self, keys: mx.array, values: mx.array, at: mx.array) -> tuple[mx.array, mx.array]:
-        """Write (B, H, L, D) where `DecoderCache.place_of` says; all keys and values, (B, H, T, D)."""
-        self.keys, self.values = written(self.keys, keys, at), written(self.values, values, at)
+    def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write (B, H, L, D); all keys and values, (B, H, T, D)."""
+        assert self.at is not None
+        self.keys, self.values = written(self.keys, keys, self.at), written(self.values, values, self.at)
         return self.keys, self.values
+
+    def reach(self, length: int) -> int:
+        return self.keys.shape[2]
 
 
 def written(buffer: mx.array, new: mx.array, at: mx.array) -> mx.array:
-    """In place, if nobody else holds the buffer when it is evaluated.
+    """In place, if nobody else holds the buffer when it is evaluated; one operation, however many rows there are.
 
-    at: (1,) where all rows go on; (B, 1, L, 1) the place of every token. One scatter for all rows: with 8 rows a slice
-    for each costs three times as much (docs/LOG.md).
+    at: (1,) for a single row, or the place of every element, (B, H, L, D): with 8 rows a slice for each costs three
+    times as much (docs/LOG.md).
     """
     if at.ndim == 1:
         return mx.slice_update(buffer, new, at, axes=[2])
-    return mx.put_along_axis(buffer, mx.broadcast_to(at, new.shape), new, axis=2)
+    return mx.put_along_axis(buffer, at, new, axis=2)
 
 
 def longer(buffer: mx.array, room: int) -> mx.array:
     """(B, H, T, D) -> (B, H, T + room, D)."""
     return mx.pad(buffer, [(0, 0), (0, 0), (0, room), (0, 0)])
+
+
+def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """(B, S) bool -> (B, 1, 1, S): 0 where there is a token, -inf on padding.
+
+    A row without any token, as of a slot that is free, is left open: with nothing to attend to it would be NaN.
+    """
+    hidden = ~mask & mask.any(axis=1, keepdims=True)
+    return mx.where(hidden, mx.array(-mx.inf, dtype), mx.array(0, dtype))[:, None, None, :]
 
 
 @dataclass
@@ -76,7 +100,6 @@ class DecoderCache:
     """
 
     layers: Sequence[LayerCache]
-    biases: Sequence[BiasWindows]  # one for each layer, or one for all
     memory_mask: mx.array
     offsets: list[int] = field(init=False)
 
@@ -91,10 +114,6 @@ class DecoderCache:
     @property
     def rows(self) -> int:
         return len(self.offsets)
-
-    @property
-    def is_ragged(self) -> bool:
-        return any(offset != self.offsets[0] for offset in self.offsets)
 
     @property
     def source_capacity(self) -> int:
@@ -119,21 +138,13 @@ class DecoderCache:
             for layer in self.layers:
                 layer.keys, layer.values = longer(layer.keys, room), longer(layer.values, room)
 
-    def place_of(self, length: int) -> mx.array:
+    def places(self, length: int) -> mx.array:
         """Where `length` more tokens of each row are to be written: see `written`."""
-        if not self.is_ragged:
-            return mx.array([self.offsets[0]])
-        return mx.array((np.array(self.offsets)[:, None] + np.arange(length)).astype(np.int32))[:, None, :, None]
-
-    def biases_of(self, length: int) -> list[mx.array]:
-        """The additive masks of a pass over `length` more tokens: (H, length, T), or (B, H, length, T) where rows stand
-        at different offsets.
-        """
-        if not self.is_ragged:
-            return [windows(self.offset, length, self.capacity) for windows in self.biases]
-        return [
-            mx.stack([windows(offset, length, self.capacity) for offset in self.offsets]) for windows in self.biases
-        ]
+        if self.rows == 1:
+            return mx.array(self.offsets)
+        batch, heads, _, width = self.layers[0].keys.shape
+        places = np.add.outer(self.offsets, np.arange(length)).astype(np.int32)
+        return mx.broadcast_to(mx.array(places.reshape(batch, 1, length, 1)), (batch, heads, length, width))
 
     def advance(self, length: int) -> None:
         """Every row has grown by `length`; those with fewer tokens are to be rewound."""

@@ -1,11 +1,15 @@
-"""A function of arrays, compiled once for each shape, and which shapes there are. Knows nothing of what it computes."""
+"""A function of arrays, compiled once for each shape, and which shapes there are; layers that prepare for it. Knows
+nothing of what is computed.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 MOST_SHAPES = 128  # a pass of a decoder with 6 layers takes 0.4 MB for each
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of passes; wider ones, as over a forced prefix, are rare
@@ -43,3 +47,19 @@ class Compiled:
     def _forget(self) -> None:
         self._compiled = mx.compile(self._function)
         self._shapes: set[Hashable] = set()
+
+
+class Prepared(nn.Module):
+    """A layer that keeps something computed from its weights, so that no pass computes it again.
+
+    It may be used only while the weights are the very arrays that it was computed from. What depends on a request is
+    never kept.
+    """
+
+    @abstractmethod
+    def prepare(self, capacity: int) -> mx.array:
+        """Compute it for passes that attend over `capacity` positions; an array, to be evaluated before the pass."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Give back what was prepared."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from .compiled import Prepared
 
-class Linear(nn.Linear):
+
+class Linear(Prepared, nn.Linear):
     """x (..., inputs) -> (..., outputs). The weight is (outputs, inputs), as everywhere, and used transposed. That is a
     view, but a node in the graph of every pass, unless it has been evaluated before the pass is traced.
     """
@@ -20,11 +22,9 @@ class Linear(nn.Linear):
             return x @ self._ready[1]
         return x @ self.weight.T
 
-    def make_ready(self) -> mx.array:
-        """The view of the weight of this moment, to be evaluated. Another weight is transposed where it is used, until
-        this is called again.
-        """
-        self._ready = self.weight, self.weight.T
+    def prepare(self, capacity: int) -> mx.array:
+        if not self._ready or self._ready[0] is not self.weight:
+            self._ready = self.weight, self.weight.T
         return self._ready[1]
 
     def forget(self) -> None:

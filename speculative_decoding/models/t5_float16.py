@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.base import Checkpoint, TensorInfo
-from .t5 import HEAD, T5Config, embedding_table
+from .t5_config import HEAD, T5Config, embedding_table
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over
 HOMOGENEOUS = ("relu",)  # f(s * x) = s * f(x), so the scale may be put in front of it
@@ -123,9 +123,7 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
         stream = start
         for i in range(depth):
             layers = f"{stack}.block.{i}.layer"
-            for j, attention in enumerate(
-                ("SelfAttention", "EncDecAttention") if stack == "decoder" else ("SelfAttention",)
-            ):
+            for j, attention in enumerate(ATTENTIONS[stack]):
                 norm = "encoder.final_layer_norm" if attention == "EncDecAttention" else f"{layers}.{j}.layer_norm"
                 values = rows(f"{layers}.{j}.{attention}.v", norm)
                 stream = stream + np.abs(read(f"{layers}.{j}.{attention}.o.weight")) @ values

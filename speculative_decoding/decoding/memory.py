@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import InputError
-from .base import EncoderDecoder
+from ..models.base import EncoderDecoder
 
 GB = 1e9
 LONGEST_SOURCE = 512  # tokens, where a model does not say what it was trained on

@@ -1,0 +1,16 @@
+"""What is compiled when the package is installed; all else stands in pyproject.toml."""
+
+import sys
+
+from setuptools import Extension, setup
+
+# Optional: where nothing can be compiled the package installs without it, and blas.py finds OpenBLAS alone.
+sgemm = Extension(
+    "speculative_decoding._sgemm",
+    ["speculative_decoding/sgemm.c"],
+    extra_compile_args=["-O3", "-std=gnu11", "-pthread"],
+    extra_link_args=["-pthread"],
+    optional=True,
+)
+
+setup(ext_modules=[sgemm] if sys.platform.startswith("linux") else [])

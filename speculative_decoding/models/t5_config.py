@@ -1,0 +1,158 @@
+"""What T5's config.json says, and the names under which a checkpoint keeps its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..checkpoints.base import Checkpoint
+from ..errors import CheckpointError
+
+ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,  # the tanh form
+    "silu": nn.silu,
+}
+
+TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
+HEAD = "lm_head.weight"
+# What Hugging Face assumes for a family where its config.json is silent; for T5 itself the defaults below.
+FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "umt5": {"feed_forward_proj": "gated-gelu"},
+}
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """The fields of config.json that matter here, under their Hugging Face names."""
+
+    vocab_size: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+    num_decoder_layers: int | None = None
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+    feed_forward_proj: str = "relu"
+    tie_word_embeddings: bool = True
+    scale_decoder_outputs: bool | None = None  # transformers 5 writes this, and forces the flag above to true
+    model_type: str = "t5"
+    pad_token_id: int = 0
+    eos_token_id: int | tuple[int, ...] = 1
+    decoder_start_token_id: int = 0
+    n_positions: int | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> T5Config:
+        """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
+        given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
+        known: dict[str, Any] = {**FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}), **given}
+        for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"):
+            if type(known.get(name)) is not int or known[name] < 1:
+                raise CheckpointError(f"config.json: {name!r} must be a positive integer, not {raw.get(name)!r}")
+        if isinstance(eos := known.get("eos_token_id"), list):
+            known["eos_token_id"] = tuple(eos)
+        config = cls(**known)
+        if config.activation_name not in ACTIVATIONS:
+            raise CheckpointError(f"config.json: unknown feed_forward_proj {config.feed_forward_proj!r}")
+        return config if checkpoint is None else config.settled(checkpoint)
+
+    def settled(self, checkpoint: Checkpoint) -> T5Config:
+        """The config with `tie_word_embeddings` true if, and only if, the head is the embedding.
+
+        transformers 5 saves the flag as true for every T5, and torch files keep the head also where it is tied. So
+        where the flag says tied and there is a head, the weights decide: it is an own head if it differs.
+        """
+        if not self.tie_word_embeddings or HEAD not in checkpoint:
+            return self
+        table = embedding_table(checkpoint.keys())
+        same = table in checkpoint and checkpoint.info(table).shape == checkpoint.info(HEAD).shape
+        tied = same and mx.array_equal(checkpoint[table], checkpoint[HEAD]).item()
+        return replace(self, tie_word_embeddings=bool(tied))
+
+    @property
+    def is_gated(self) -> bool:
+        return self.feed_forward_proj.startswith("gated-")
+
+    @property
+    def activation_name(self) -> str:
+        name = self.feed_forward_proj.removeprefix("gated-")
+        return "gelu_new" if self.feed_forward_proj == "gated-gelu" else name
+
+    @property
+    def head_is_scaled(self) -> bool:
+        """Whether decoder outputs are multiplied by d_model^-0.5 before the head: with tied tables only."""
+        return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
+    def inner_width(self) -> int:
+        return self.num_heads * self.d_kv
+
+    @property
+    def bias_per_layer(self) -> bool:
+        """umT5 has a position bias in every layer; all others share the first layer's."""
+        return self.model_type == "umt5"
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        return self.n_positions
+
+
+def embedding_table(names: Set[str]) -> str:
+    """The name under which this checkpoint keeps the embedding."""
+    return next((name for name in TABLES if name in names), TABLES[0])
+
+
+def parameter_sources(config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:
+    """See `EncoderDecoder.parameter_sources`."""
+    sources: dict[str, tuple[str, ...]] = {"embedding.weight": (embedding_table(names),)}
+    if not config.tie_word_embeddings:
+        sources["head.weight"] = (HEAD,)
+    for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
+        sources |= {
+            f"{stack}.{path}": tuple(f"{stack}.{name}" for name in joined)
+            for path, joined in stack_sources(config, depth, has_cross_attention=stack == "decoder")
+        }
+    return sources
+
+
+def stack_sources(config: T5Config, depth: int, *, has_cross_attention: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Parameter path within a stack -> Hugging Face names within that stack."""
+    yield "norm.weight", ("final_layer_norm.weight",)
+    tables = depth if config.bias_per_layer else 1
+    bias = "layer.0.SelfAttention.relative_attention_bias.weight"
+    yield "position_biases.weight", tuple(f"block.{i}.{bias}" for i in range(tables))
+    for i in range(depth):
+        here, hf = f"layers.{i}", f"block.{i}.layer"
+        attention = f"{hf}.0.SelfAttention"
+        yield f"{here}.self_norm.weight", (f"{hf}.0.layer_norm.weight",)
+        yield f"{here}.self_attention.qkv.weight", tuple(f"{attention}.{part}.weight" for part in "qkv")
+        yield f"{here}.self_attention.o.weight", (f"{attention}.o.weight",)
+        if has_cross_attention:
+            attention = f"{hf}.1.EncDecAttention"
+            yield f"{here}.cross_norm.weight", (f"{hf}.1.layer_norm.weight",)
+            yield f"{here}.cross_attention.q.weight", (f"{attention}.q.weight",)
+            yield f"{here}.cross_attention.kv.weight", tuple(f"{attention}.{part}.weight" for part in "kv")
+            yield f"{here}.cross_attention.o.weight", (f"{attention}.o.weight",)
+        feed_forward = f"{hf}.{2 if has_cross_attention else 1}"
+        parts = ("wi_0", "wi_1") if config.is_gated else ("wi",)
+        yield f"{here}.ff_norm.weight", (f"{feed_forward}.layer_norm.weight",)
+        yield f"{here}.ff.wi.weight", tuple(f"{feed_forward}.DenseReluDense.{part}.weight" for part in parts)
+        yield f"{here}.ff.wo.weight", (f"{feed_forward}.DenseReluDense.wo.weight",)

@@ -1,0 +1,45 @@
+"""How many operations of the device a computation takes: nodes of the lazy graph that launch something."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+# Other names for data that is there already.
+VIEWS = {"AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze"}
+VIEWS |= {"StopGradient", "Transpose", "Unflatten"}
+
+
+def operations(*arrays: Any) -> Counter[str]:
+    """By name, what is still to be done to evaluate these arrays, or trees of them; a compiled kernel counts once."""
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *[array for _, array in tree_flatten(list(arrays)) if isinstance(array, mx.array)])
+    names = re.findall(r'label ="(\w+)", shape=rectangle', graph.getvalue())
+    return Counter(name for name in names if name not in VIEWS)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Everything that `mx.eval` and `mx.async_eval` evaluate within, as `operations` names it.
+
+    What evaluates by another way (`tolist`, `item`, numpy) is not seen.
+    """
+    seen: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("eval", "async_eval"):
+            evaluate = getattr(mx, name)
+
+            def counting(*arrays: Any, evaluate: Any = evaluate) -> None:
+                seen.update(operations(*arrays))
+                evaluate(*arrays)
+
+            patch.setattr(mx, name, counting)
+        yield seen
