@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -145,10 +145,11 @@ class Session:
 
     def options_with(self, given: Mapping[str, Any]) -> GenerationOptions:
         """This session's options with those of a call. Raises `InputError` for what does not fit."""
-        drafter = given.get("drafter", self.options.drafter)
+        drafter, own = given.get("drafter", self.options.drafter), dict(given)
         if drafter is None:
             drafter = "none" if self._draft is None else "model"
-        return self.options.changed({**given, "drafter": drafter})
+            own.pop("drafter", None)  # not the caller's choice, so nobody is told that it has no effect
+        return replace(self.options, drafter=drafter).changed(own)
 
     def length_of(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """How many tokens are drafted, with `slots` rows. One that adapts is kept, and learns from all requests."""
