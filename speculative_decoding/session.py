@@ -269,7 +269,7 @@ def load(
 
     Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
     """
-    if group_size is not None and quantize is None:
+    if group_size is not None and quantize is None and draft != SELF_DRAFT:
         raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
     options = GenerationOptions(drafter=drafter, num_draft=num_draft)
     load_target = partial(load_model, path_or_name, dtype=dtype, group_size=group_size or 64, gguf_file=gguf_file)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
-from speculative_decoding.draft_length.schedules import DraftLength, FixedLength, HeuristicLength
+from speculative_decoding.draft_length import Choice, Drafted, DraftLength, FixedLength, HeuristicLength
 from speculative_decoding.errors import InputError
 
 
@@ -39,7 +40,7 @@ class HuggingFace:
                 self.generator = max(1, self.generator - 1)
 
 
-OURS = {
+OURS: dict[str, Callable[[int], DraftLength]] = {
     "constant": lambda start: FixedLength(start),
     "heuristic": lambda start: HeuristicLength(start, most=10_000),
     "heuristic_transient": lambda start: HeuristicLength(start, transient=True, most=10_000),
@@ -57,34 +58,41 @@ def test_a_schedule_asks_for_what_hugging_face_would(schedule: str, start: int) 
         theirs.begin()
         likely = dice.choice([0.2, 0.8, 0.97])
         for room in range(dice.randint(1, 40), 0, -1):
-            count = ours.next(room)
+            ((_, count),) = ours.choose([Choice(room)])
             assert count == theirs.max_new_tokens(room)
             accepted = next((i for i in range(count) if dice.random() > likely), count)
-            ours.observe(count, accepted, 1.0)
+            ours.observe([Drafted(count, count, accepted)], 1.0)
             theirs.update_candidate_strategy(count, accepted)
             asked.add(count)
         theirs.end()
     assert len(asked) > 5 or schedule == "constant"
 
 
+def count_of(length: DraftLength, room: int = 99) -> int:
+    ((_, count),) = length.choose([Choice(room)])
+    return count
+
+
 def test_a_round_that_found_nothing_to_draft_changes_nothing() -> None:
     length = HeuristicLength(4)
     for _ in range(10):
-        length.observe(0, 0, 1.0)
-    assert length.next(99) == 4
+        length.observe([Drafted(4, 0, 0)], 1.0)
+    assert count_of(length) == 4
 
 
 def test_no_draft_is_longer_than_most() -> None:
     length = HeuristicLength(4, most=7)
     for _ in range(10):
-        length.observe(length.next(99), length.next(99), 1.0)
-    assert length.next(99) == length.most == 7
+        count = count_of(length)
+        length.observe([Drafted(count, count, count)], 1.0)
+    assert count_of(length) == length.most == 7
 
 
 @pytest.mark.parametrize("length", [FixedLength(3), HeuristicLength(3)])
 def test_none_asks_for_more_than_there_is_room_for(length: DraftLength) -> None:
     length.begin()
-    assert [length.next(most) for most in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
+    rows = [Choice(room, ("copy", "model")) for room in (0, 1, 2, 3, 4)]
+    assert length.choose(rows) == [("copy", count) for count in (0, 1, 2, 3, 3)]
     assert "3" in length.describe() and "\n" not in length.describe()
 
 

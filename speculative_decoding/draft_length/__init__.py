@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from ..models.base import EncoderDecoder
+from .adaptive import AdaptiveLength
 from .base import Choice, Drafted, DraftLength
+from .costs import predicted
 from .schedules import FixedLength, HeuristicLength
 
-__all__ = ["Choice", "DraftLength", "Drafted", "FixedLength", "HeuristicLength", "adaptive_length", "choose_length"]
+__all__ = [
+    "AdaptiveLength",
+    "Choice",
+    "DraftLength",
+    "Drafted",
+    "FixedLength",
+    "HeuristicLength",
+    "adaptive_length",
+    "choose_length",
+]
 
 
 def choose_length(num_draft: int | str | DraftLength, adaptive: Callable[[], DraftLength] | None = None) -> DraftLength:
@@ -23,5 +34,6 @@ def choose_length(num_draft: int | str | DraftLength, adaptive: Callable[[], Dra
     return HeuristicLength(transient=num_draft == "heuristic_transient")
 
 
-def adaptive_length(target: Any, draft_model: Any, rows: int) -> DraftLength:
-    return FixedLength(5)  # TODO
+def adaptive_length(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1) -> DraftLength:
+    """That of "auto". Its costs are predicted from the models' shapes, for any number of rows; nothing is measured."""
+    return AdaptiveLength(predicted(target, draft_model))

@@ -1,197 +1,211 @@
-"""The draft length that promises most tokens per second, from measured costs and the acceptance seen so far.
+"""The draft lengths that promise most tokens per second, for one row or many, by costs and the acceptance seen so far.
 
 Host arithmetic, some microseconds a round; never waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
 
+from ..drafters.base import MODEL
 from ..errors import InputError
-from .costs import Costs
-from .experience import Acceptance, Reading, RoundClock
-from .schedules import DraftLength
+from ..models.compiled import WIDTHS
+from .base import Choice, Drafted, DraftLength
+from .costs import Costs, RoundTimes
 
-WORTHWHILE = 1.02  # the least gain over regular decoding for which it drafts
-HOPES = (0.8, 0.95, 1.0)  # the acceptance that a probe hopes for: the least that would pay
-FIRST_WAIT, LONGEST_WAIT = 16, 1024  # rounds between probes; twice as many after each that failed
-PROBE_SHARE = 0.004  # of the time since the last probe; one that costs no more is due in any case
-LOOK_EVERY = 8  # rounds, while parked
-PROVEN = 4.0  # rounds' worth of time gained, after which earlier failures are forgotten
+PRIOR, PRIOR_WEIGHT = 0.6, 5.0  # acceptance before anything was seen; the weight is in drafts
+MEMORY = 0.98  # of what was seen, per round that drafted
+WORTHWHILE = 1.02  # the gain over regular decoding from which on it drafts; while it does, no loss is enough
+PROBE_SHARE, FIRST_PROBES = 0.005, 3.0  # of the time, and rounds' worth of it at first, for probes
+LEAST_WAIT = 16  # rounds between probes of a kind, and between looks whether one is due while parked
+FIRST_GAP, LAST_GAP = 3, 64  # rounds between those that draft nothing only to be timed
+TYPICAL_TOKENS, REQUEST_MEMORY = 24.0, 0.95  # of a request, written with the draft model's help
+
+
+class Acceptance:
+    """What one kind of draft is worth: how often there is one, and how likely each position is to be accepted, given
+    that those before it were. A position that was seen little is expected to be like the one before it.
+
+    expected: for each length, how many of its tokens will be accepted. last: the round of the last draft.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._hits, self._seen = [0.0] * longest, [0.0] * longest
+        self._asked = self._found = PRIOR_WEIGHT
+        self.last, self.is_known = -LEAST_WAIT, False
+        self._estimate()
+
+    def observe(self, rows: Sequence[Drafted]) -> None:
+        """Of rows that were asked for such a draft."""
+        drafts = [row for row in rows if row.drafted]
+        self._asked, self._found = MEMORY * self._asked + len(rows), MEMORY * self._found + len(drafts)
+        if drafts:
+            self.is_known = True
+            self._hits, self._seen = ([MEMORY * value for value in each] for each in (self._hits, self._seen))
+        for row in drafts:
+            for i in range(min(row.drafted, row.accepted + 1, len(self._seen))):  # nothing after a rejection was tested
+                self._hits[i] += i < row.accepted
+                self._seen[i] += 1.0
+        self._estimate()
+
+    def _estimate(self) -> None:
+        self.found = survives = self._found / self._asked
+        likely, gains = PRIOR, [0.0]
+        for hits, seen in zip(self._hits, self._seen, strict=True):
+            likely = (hits + PRIOR_WEIGHT * likely) / (seen + PRIOR_WEIGHT)
+            survives *= likely
+            gains.append(survives)
+        self.expected = list(accumulate(gains))
 
 
 class AdaptiveLength(DraftLength):
-    """Keeps a `Controller` for each kind of draft.
+    """Lengths for all rows together, for the target's pass is as wide for all as the longest draft.
 
-    costs: of drafts whose kind is not in `kinds`; a kind that is only looked up costs `costs.with_free_draft()`.
+    A round whose longest draft has w tokens and whose draft model takes m steps costs t(w + 1) + s + m c + h, however
+    few rows draft, and yields for each row 1 + a_1 + a_1 a_2 + ... tokens up to its draft (Leviathan et al. 2023,
+    section 3.3, with an acceptance per position and a pass whose cost depends on its width). So copies, which cost
+    nothing, are up to w tokens long, drafts of the model up to m <= w, and the best pair is chosen. Where the model
+    drafts, every token bears its share of what reading a request costs it.
+
+    Where the best pair gains nothing over regular decoding it parks: it drafts nothing. A kind that is not drafted is
+    probed now and then with a single token, for `PROBE_SHARE` of the time.
     """
 
-    def __init__(self, costs: Costs, *, most: int = 16, kinds: Mapping[str, Costs] | None = None) -> None:
+    def __init__(self, costs: Costs, *, most: int = 16) -> None:
         if most < 1:
             raise InputError(f"the longest draft must be >= 1, not {most}; num_draft 0 turns drafting off")
         self.most = most
-        self._costs, self._kinds = costs, dict(kinds or {})
-        self._controllers: dict[str, Controller] = {}
-
-    @property
-    def parked(self) -> bool:
-        """Whether nothing is drafted at present, of any kind seen so far."""
-        return bool(self._controllers) and all(each.parked for each in self._controllers.values())
-
-    @property
-    def parked_rounds(self) -> int:
-        """For how many rounds it has been parked, over all requests; 0 if it is not."""
-        return min(each.parked_rounds for each in self._controllers.values()) if self.parked else 0
-
-    def begin(self) -> None:
-        for each in self._controllers.values():
-            each.begin()
-
-    def next(self, most: int, kind: str = "") -> int:
-        return self._controller(kind).next(min(most, self.most))
-
-    def choose(self, rows: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[str, int]]:
-        """The kind that promises most."""
-        return [(kind, self.next(most, kind)) for most, kinds in rows for kind in [self._best_kind(most, kinds)]]
-
-    def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
-        self._controller(kind).observe(drafted, accepted, seconds)
-
-    def describe(self) -> str:
-        return "; ".join(f"{kind or 'draft'}: {each.describe()}" for kind, each in self._controllers.items()) or "new"
-
-    def _best_kind(self, most: int, kinds: Sequence[str]) -> str:
-        if len(kinds) == 1:
-            return kinds[0]
-        return max(kinds, key=lambda kind: self._controller(kind).promise(min(most, self.most))[1])
-
-    def _controller(self, kind: str) -> Controller:
-        if kind not in self._controllers:
-            self._controllers[kind] = Controller(self._kinds.get(kind, self._costs), self.most)
-        return self._controllers[kind]
-
-
-class Controller:
-    """Chooses a length, parks and probes.
-
-    For g drafted tokens a round yields 1 + a_1 + a_1 a_2 + ... + a_1...a_g tokens in t(g + 1) + s + g c + h seconds
-    (Leviathan et al. 2023, section 3.3, with an acceptance per position and a pass whose cost depends on its width).
-    One more token is worth its time up to the g with the best quotient; comparing them all looks past the steps of t.
-
-    What a draft costs once in a request is set against all that the request will gain, until it is paid.
-
-    Where even the best gains less than `WORTHWHILE`, it parks: nothing is drafted but a probe now and then, of the
-    cheapest length that could pay, ever more rarely, and never so often that a useless draft costs much. Where not
-    even a perfect draft would pay, there are no probes.
-    """
-
-    def __init__(self, costs: Costs, longest: int) -> None:
-        self._acceptance = Acceptance(longest)
-        self._clock = RoundClock([costs.round_seconds(count) for count in range(longest + 1)])
-        self._reading = Reading(costs.reading)
-        self._longest = longest
-        self._basis: tuple[Any, ...] = ()  # of the last `promise`
-        self._promise = 0, 1.0  # without the reading
-        self._gain = 1.0  # expected of the best length, over regular decoding
-        self._best = 0
-        self._rounds = 0  # in which something could be drafted
+        self._full = [width - 1 for width in WIDTHS if 1 < width <= most] + [most]  # lengths that fill a pass
+        self._times = RoundTimes(costs)
+        self._kinds = defaultdict[str, Acceptance](lambda: Acceptance(most))
+        self._round = 0
+        self._gain, self._lengths = 1.0, dict[str, int]()  # of the last choice
+        self._tokens, self._readings = TYPICAL_TOKENS, 1.0  # written with the draft model's help, and requests it read
+        self._unread = 0  # requests that it has not read
         self._parked_since: int | None = None
-        self._waited, self._wait = 0, FIRST_WAIT  # rounds since the last probe, and how many there are to be
-        self._look_at = 0  # the round at which, parked, it decides anew
-        self._gained = 0.0  # rounds' worth of time since drafting began again
+        self._look_at = 0  # the round in which, parked, it looks whether a probe is due
+        self._saved = FIRST_PROBES  # rounds' worth of time, for probes
+        self._probe: str | None = None  # the kind that is probed in this round
+        self._plain_at, self._gap = 0, FIRST_GAP  # the last round without a draft, and how many until the next
 
     @property
     def parked(self) -> bool:
         return self._parked_since is not None
 
-    @property
-    def parked_rounds(self) -> int:
-        return 0 if self._parked_since is None else self._rounds - self._parked_since
-
     def begin(self) -> None:
-        self._acceptance.begin()
-        self._reading.begin()
-        self._clock.begin()
-        self._look_at = 0
+        self._unread += 1
 
-    def promise(self, most: int) -> tuple[int, float]:
-        """The best length up to `most`, and its gain over regular decoding."""
-        if most < 1:
-            return 0, 1.0
-        basis = self._acceptance.estimates, self._clock.seconds, most
-        if basis != self._basis:
-            self._basis, self._promise = basis, best_length(*basis)
-        best, gain = self._promise
-        if owed := self._reading.owed:
-            gain = 1.0 / (1.0 / gain + owed / (self._reading.tokens_to_come * self._clock.seconds[0]))
-        return best, gain
+    def skips_round(self) -> bool:
+        """Parked, and now and then while it drafts: costs are compared with those of rounds without a draft."""
+        self._round += 1
+        self._saved += PROBE_SHARE
+        self._probe = None
+        if self.parked:
+            return self._round < self._look_at
+        self._saved = min(self._saved, FIRST_PROBES)
+        if self._round - self._plain_at < self._gap:
+            return False
+        if self._times.plain_rounds:
+            self._gap = min(2 * self._gap, LAST_GAP)
+        return True
 
-    def next(self, most: int) -> int:
-        if most < 1:
-            return 0
-        self._rounds += 1
-        self._waited += 1
-        if self._rounds < self._look_at:
-            return 0
-        seconds = self._clock.seconds
-        self._best, self._gain = self.promise(most)
-        if self._gain >= WORTHWHILE:
+    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
+        kinds = [self._better_kind(row.kinds, len(rows)) for row in rows]
+        if not any(row.room for row in rows):
+            return [(kind, 0) for kind in kinds]
+        self._lengths, self._gain = self._best(rows, kinds)
+        if self._gain >= (WORTHWHILE if self.parked else 1.0):
             self._parked_since = None
-            return 0 if self._clock.wants_plain(self._best, self._gain) else self._best
-        if self._parked_since is None:
-            self._parked_since, self._waited, self._gained = self._rounds - 1, 1, 0.0
-        probe = cheapest_probe(seconds, most) if self._waited >= FIRST_WAIT else 0
-        costs = (seconds[probe] + self._reading.owed) / seconds[0] - 1.0
-        if probe and self._waited >= min(self._wait, costs / PROBE_SHARE):
-            return probe
-        self._look_at = self._rounds + LOOK_EVERY
-        return 0
+        else:
+            self._lengths = {}
+            if not self.parked and all(self._promise(kind, len(rows)) < 1.0 for kind in self._kinds):
+                self._parked_since = self._round - 1
+        self._look_at = self._round + LEAST_WAIT
+        self._probe = self._due(rows)
+        if self._probe is not None:
+            self._lengths[self._probe] = 1
+            kinds = [self._probe if self._probe in row.kinds else kind for kind, row in zip(kinds, rows, strict=True)]
+        return [(kind, min(row.room, self._lengths.get(kind, 0))) for kind, row in zip(kinds, rows, strict=True)]
 
-    def observe(self, drafted: int, accepted: int, seconds: float) -> None:
-        excess = self._clock.excess(drafted, seconds) if drafted and seconds else None
-        self._reading.observe(drafted, accepted + 1, excess)
-        self._clock.observe(drafted, seconds)
-        if drafted == 0:  # free, and says nothing about acceptance; a probe that found nothing is still due
-            return
-        self._acceptance.observe(drafted, accepted)
-        expected = self._clock.seconds
-        saved = accepted + 1 - expected[min(drafted, self._longest)] / expected[0]
-        if not self.parked:
-            self._gained += saved
-            if self._gained > PROVEN:
-                self._wait = FIRST_WAIT
-        elif saved <= 0:  # a probe that paid is followed by another
-            self._waited, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
+    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
+        width = min(self.most, max(row.drafted for row in rows))
+        steps = min(self.most, max(row.drafted * (row.kind == MODEL) for row in rows))
+        readings = min(self._unread, len(rows)) * (steps > 0)  # others came and went while nothing was drafted
+        if not width:
+            self._plain_at = self._round
+        if seconds > 0:
+            self._times.observe(len(rows), width, steps, readings, seconds)
+        for kind in dict.fromkeys(row.kind for row in rows if row.asked):
+            acceptance = self._kinds[kind]
+            acceptance.observe([row for row in rows if row.asked and row.kind == kind])
+            acceptance.last = self._round if width else acceptance.last
+        if steps:
+            self._unread = 0
+            if self._probe is None:
+                memory = REQUEST_MEMORY if readings else 1.0
+                self._readings = memory * self._readings + readings
+                self._tokens = memory * self._tokens + sum(row.accepted + 1 for row in rows if row.kind == MODEL)
+        if self._probe is not None and width:
+            price = self._price(width, steps, len(rows), sum(row.accepted + 1 for row in rows))
+            if price < 0:  # a probe that paid is followed by another
+                self._kinds[self._probe].last, self._look_at = -LEAST_WAIT, self._round + 1
+            else:
+                self._saved -= price + self._times.round_time(len(rows), 0, 0, readings) - 1.0
 
     def describe(self) -> str:
-        if self.parked:
-            return f"parked for {self.parked_rounds} rounds, for drafting promises {self._gain:.2f}x the speed"
-        return f"{self._best} tokens a round promise {self._gain:.2f}x the speed of regular decoding"
+        if self._parked_since is not None:
+            rounds = self._round - self._parked_since
+            return f"parked for {rounds} rounds, for drafting promises {self._gain:.2f}x the speed"
+        kinds = ", ".join(f"{kind or 'draft'} {length}" for kind, length in self._lengths.items())
+        return f"{kinds or 'no'} tokens a round promise {self._gain:.2f}x the speed of regular decoding"
 
+    def _better_kind(self, kinds: Sequence[str], rows: int) -> str:
+        """The first as long as one of them was never drafted."""
+        known = [self._kinds[kind].is_known for kind in kinds]
+        return max(kinds, key=lambda kind: self._promise(kind, rows)) if len(kinds) > 1 and all(known) else kinds[0]
 
-def best_length(acceptance: Sequence[float], seconds: Sequence[float], most: int) -> tuple[int, float]:
-    """(g, its gain over regular decoding) for the g in 1..most with the most expected tokens per second.
+    def _promise(self, kind: str, rows: int) -> float:
+        """The gain over regular decoding if all rows had this kind."""
+        return self._best([Choice(self.most)] * rows, [kind] * rows)[1]
 
-    acceptance: of each position, given that all before it were accepted. seconds: of a round by its drafted tokens.
-    """
-    best, best_rate = 1, 0.0
-    tokens = survives = 1.0
-    for count in range(1, most + 1):
-        survives *= acceptance[count - 1]
-        tokens += survives
-        if (rate := tokens / seconds[count]) > best_rate:
-            best, best_rate = count, rate
-    return best, best_rate * seconds[0]
+    def _best(self, rows: Sequence[Choice], kinds: Sequence[str]) -> tuple[dict[str, int], float]:
+        """The length of each kind with which the rows have most tokens per second; the gain over regular decoding."""
+        count, copied, modelled, none_found = len(rows), [0.0] * (self.most + 1), [0.0] * (self.most + 1), 1.0
+        rooms = Counter(zip(kinds, (min(row.room, self.most) for row in rows), strict=True))
+        for (kind, room), times in rooms.items():
+            worth, gains = self._kinds[kind], modelled if kind == MODEL else copied
+            none_found *= (1.0 - worth.found) ** times
+            for i in range(self.most + 1):
+                gains[i] += times * worth.expected[min(i, room)]
+        if MODEL not in kinds:
+            pairs = [(width, 0) for width in self._full]
+        elif set(kinds) == {MODEL}:
+            pairs = [(steps, steps) for steps in range(1, self.most + 1)]
+        else:
+            pairs = [(width, steps) for width in self._full for steps in range(width + 1)]
+        reading = (self._times.round_time(count, 0, 0, 1) - 1.0) * self._readings / self._tokens
+        best, best_rate = (0, 0), 0.0
+        for width, steps in pairs:
+            tokens = count + copied[width] + modelled[steps]
+            seconds = (1.0 - none_found) * self._times.round_time(count, width, steps) + none_found
+            rate = tokens / (seconds + (tokens * reading if steps else 0.0))
+            if rate > best_rate:
+                best, best_rate = (width, steps), rate
+        return {kind: best[kind == MODEL] for kind in kinds}, best_rate / count
 
+    def _due(self, rows: Sequence[Choice]) -> str | None:
+        """The kind that has not been drafted for longest, once what a probe of it may cost has been saved."""
+        idle = [kind for row in rows if row.room for kind in row.kinds if not self._lengths.get(kind)]
+        if not idle:
+            return None
+        kind = min(idle, key=lambda kind: self._kinds[kind].last)
+        others = {} if all(kind in row.kinds for row in rows) else self._lengths
+        width, steps = max([1, *others.values()]), max(others.get(MODEL, 0), kind == MODEL)
+        price = self._price(width, steps, len(rows), len(rows), min(self._unread, len(rows)) * (steps > 0))
+        return kind if self._round - self._kinds[kind].last >= LEAST_WAIT and self._saved >= price else None
 
-def cheapest_probe(seconds: Sequence[float], most: int) -> int:
-    """The shortest draft that would pay if it were good; 0 if none would even if it were perfect."""
-    for hope in HOPES:
-        tokens = survives = 1.0
-        for count in range(1, most + 1):
-            survives *= hope
-            tokens += survives
-            if tokens * seconds[0] >= WORTHWHILE * seconds[count]:
-                return count
-    return 0
+    def _price(self, width: int, steps: int, rows: int, tokens: int, readings: int = 0) -> float:
+        """Rounds' worth of time that is lost by a round that brings so many tokens."""
+        return self._times.round_time(rows, width, steps, readings) - tokens / rows / max(self._gain, 1.0)

@@ -22,126 +22,85 @@ MAX_SEED = 2**32 - 1
 MOST_DRAFTED = 64
 
 
+SHARED = "shared"  # by all rows of a batch
+
+
 class About(NamedTuple):
     """What is known of an option. per_row: whether rows of a batch may differ in it."""
 
     value: Value
     help: str
-    per_row: bool = True
+    per_row: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How a prompt is decoded.
+    """How a prompt is decoded. Raises `InputError` that names the option."""
 
-    temperature: 0 takes the most likely token; above 0 samples from softmax(logits / temperature).
-    top_k: only the k most likely tokens; 0 is off.
-    top_p: only the smallest set of most likely tokens whose probability reaches top_p; 1 is off.
-    min_p: only tokens at least min_p times as likely as the most likely one; 0 is off.
-    repetition_penalty: divides the positive and multiplies the negative logits of every token that the decoder has
-        read, its start token included; 1 is off. The only one of these that also acts at temperature 0.
-    seed: the same seed, prompt and options give the same text.
-    max_tokens: the most tokens to generate.
-    stop: the text ends in front of the first of these strings. No response ever holds text that belongs to one.
-    eos_token_ids: ids that end the output besides the model's own.
-    prefix: text, or ids, that the output is made to begin with. Neither text nor tokens of the result contain it, it
-        does not count for max_tokens, and stop strings are looked for behind it.
-    drafter: where drafts come from: "model"; "ngram" (the text itself: input, output, a store); "auto" (a long match is
-        copied, otherwise the draft model proposes); "none"; or an object with `begin` and `propose`. By default the
-        draft model if there is one, and none if not.
-    num_draft: tokens drafted per round: a number; "auto", as many as their cost and acceptance make worth it;
-        "heuristic" or "heuristic_transient", as transformers has them; or a `DraftLength`.
-    acceptance: at a temperature above 0, "rejection" (Leviathan et al. 2023), "block" (keeps a little more), or
-        "coupled" (a seed gives the same text with any draft or none). All three keep the target's distribution.
-    delta: 0 changes nothing; up to 1 accepts more than the target would write (lossy; its price is in the statistics).
-    skip_sample_adjustment: draw corrections from the target, not from what the draft left of it (lossy).
-    confidence_threshold: a draft model stops behind a token to which it gave less; 0 is off. Waits for every token.
-    max_ngram_size, min_ngram_size: the longest stretch of text that is looked up, and the shortest that is believed.
-    strict: compute every pass of the target in one shape, so that also in 16 bits the same options with and without a
-        draft give the same tokens. Slower.
-    allow_long_prompt: accept a prompt longer than the model was trained on.
-    logprobs: give every token its log-probability under the target, at temperature 1 and before all options.
-    timed: wait for the draft in every round, to tell its time from the target's; a little slower.
-
-    Raises `InputError` that names the option.
-    """
-
-    temperature: Annotated[float, About(Number(0), "0 takes the most likely token, above 0 samples")] = 0.0
-    top_k: Annotated[int, About(Whole(0), "only the K most likely tokens; 0 is off")] = 0
+    temperature: Annotated[float, Number(0), "0 takes the most likely token, above 0 samples"] = 0.0
+    top_k: Annotated[int, Whole(0), "only the K most likely tokens; 0 is off"] = 0
     top_p: Annotated[
-        float, About(Number(0, 1, above=True), "only the fewest tokens that reach this probability; 1 is off")
+        float, Number(0, 1, above=True), "only the fewest tokens that together are this likely; 1 is off"
     ] = 1.0
-    min_p: Annotated[
-        float, About(Number(0, 1), "only tokens this likely compared to the most likely one; 0 is off")
-    ] = 0.0
+    min_p: Annotated[float, Number(0, 1), "only tokens this likely compared to the most likely one; 0 is off"] = 0.0
     repetition_penalty: Annotated[
-        float, About(Number(0, above=True), "above 1 makes tokens that were written less likely; 1 is off")
+        float,
+        Number(0, above=True),
+        "above 1 makes tokens that the decoder has read less likely, at temperature 0 too; 1 is off",
     ] = 1.0
-    seed: Annotated[int, About(Whole(0, MAX_SEED), "the same seed and options give the same text")] = 0
-    max_tokens: Annotated[int, About(Whole(1), "the most tokens to generate")] = 100
-    stop: Annotated[Sequence[str], About(Several(Text()), "end in front of this text; may be repeated")] = ()
-    eos_token_ids: Annotated[Sequence[int], About(Several(Whole(0)), "end at this token too; may be repeated")] = ()
+    seed: Annotated[int, Whole(0, MAX_SEED), "the same seed and options give the same text"] = 0
+    max_tokens: Annotated[int, Whole(1), "the most tokens to generate"] = 100
+    stop: Annotated[
+        Sequence[str], Several(Text()), "end in front of this text, none of which is ever given out; may be repeated"
+    ] = ()
+    eos_token_ids: Annotated[Sequence[int], Several(Whole(0)), "end at this token too; may be repeated"] = ()
     prefix: Annotated[
         str | Sequence[int],
-        About(
-            Either((Text(may_be_empty=True), Several(Whole(0)))), "make the output begin with this; it is not printed"
-        ),
+        Either((Text(may_be_empty=True), Several(Whole(0)))),
+        "make the output begin with this (from Python also ids); it is no part of text, tokens and max_tokens",
     ] = ""
     drafter: Annotated[
         str | Any | None,
-        About(
-            Either((Text(DRAFTERS),), "an object with begin and propose"),
-            "where drafts come from: a draft model; the text itself (ngram); auto, a copy where it is likely right, "
-            "else the draft model; or nowhere (none)",
-            per_row=False,
-        ),
+        Either((Text(DRAFTERS),), "an object with begin and propose"),
+        "where drafts come from: model; ngram, the text itself (prompt, output, a store); auto, a copy where it is "
+        "likely right, else the model; or none. By default the draft model if there is one, and none if not",
+        SHARED,
     ] = None
     num_draft: Annotated[
         int | str | Any,
-        About(
-            Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
-            f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth "
-            "it; or as in transformers: heuristic, heuristic_transient",
-        ),
+        Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
+        f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it; "
+        "or as in transformers: heuristic, heuristic_transient",
     ] = 5
     acceptance: Annotated[
         str,
-        About(
-            Text(ACCEPTANCE),
-            "above temperature 0, all three exact: the original rule; one that keeps a little more; one whose output "
-            "for a seed does not depend on the draft",
-        ),
+        Text(ACCEPTANCE),
+        "above temperature 0, all three exact: rejection, the original rule; block, which keeps a little more; "
+        "coupled, whose output for a seed does not depend on the draft",
     ] = "rejection"
-    delta: Annotated[
-        float, About(Number(0, 1), "accept more than the target would write; above 0 the output is lossy")
-    ] = 0.0
+    delta: Annotated[float, Number(0, 1), "accept more than the target would write; above 0 the output is lossy"] = 0.0
     skip_sample_adjustment: Annotated[
-        bool, About(Switch(), "draw corrections from the target alone (lossy)", per_row=False)
+        bool, Switch(), "draw corrections from the target, not from what the draft left of it (lossy)", SHARED
     ] = False
     confidence_threshold: Annotated[
         float,
-        About(
-            Number(0, 1),
-            "stop a draft behind a token to which the draft model gave less; waits for each token; 0 is off",
-            per_row=False,
-        ),
+        Number(0, 1),
+        "stop a draft behind a token to which the draft model gave less; waits for each token; 0 is off",
+        SHARED,
     ] = 0.0
-    max_ngram_size: Annotated[int, About(Whole(1), "the longest stretch of text to look up", per_row=False)] = 16
-    min_ngram_size: Annotated[int, About(Whole(1), "the shortest match that is believed", per_row=False)] = 1
+    max_ngram_size: Annotated[int, Whole(1), "the longest stretch of text to look up", SHARED] = 16
+    min_ngram_size: Annotated[int, Whole(1), "the shortest match that is believed", SHARED] = 1
     strict: Annotated[
         bool,
-        About(
-            Switch(),
-            "compute every pass of the target in one shape: also in 16 bits the same tokens with and without a draft; "
-            "slower",
-            per_row=False,
-        ),
+        Switch(),
+        "compute all passes of the target in one shape: also in 16 bits the same tokens with and without draft; slower",
+        SHARED,
     ] = False
-    allow_long_prompt: Annotated[
-        bool, About(Switch(), "accept a prompt longer than the model was trained on", per_row=False)
+    allow_long_prompt: Annotated[bool, Switch(), "accept a prompt longer than the model was trained on", SHARED] = False
+    logprobs: Annotated[
+        bool, Switch(), "every token's log-probability under the target, at temperature 1 and before all options"
     ] = False
-    logprobs: Annotated[bool, About(Switch(), "the log-probability of every token")] = False
-    timed: Annotated[bool, About(Switch(), "tell draft and verify time apart; a little slower", per_row=False)] = False
+    timed: Annotated[bool, Switch(), "tell draft and verify time apart; a little slower", SHARED] = False
 
     def __post_init__(self) -> None:
         for name, about in abouts().items():
@@ -217,7 +176,8 @@ class GenerationOptions:
 def abouts() -> Mapping[str, About]:
     """What is known of each option, by its name, in order."""
     hints = get_type_hints(GenerationOptions, include_extras=True)
-    return {each.name: get_args(hints[each.name])[1] for each in fields(GenerationOptions)}
+    parts = {each.name: get_args(hints[each.name])[1:] for each in fields(GenerationOptions)}
+    return {name: About(value, help, SHARED not in shared) for name, (value, help, *shared) in parts.items()}
 
 
 @cache
@@ -261,3 +221,8 @@ OTHER_NAMES = {  # other libraries' names, and our own flags'
     "stop_strings": "stop",
     "assistant_confidence_threshold": "confidence_threshold",
 }
+
+
+GenerationOptions.__doc__ = "\n".join(
+    [f"{GenerationOptions.__doc__}\n", *(f"    {name}: {about.help}." for name, about in abouts().items())]
+)
