@@ -369,3 +369,29 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
         alone.options_with({"num_draft": 3})
     with pytest.raises(InputError, match="drafter has no effect with num_draft 0"):
         SESSION.options_with({"drafter": "model", "num_draft": 0})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "named"),
+    [
+        *(({"slots": slots}, "slots must be >= 1 and whole, not") for slots in (0, -1, 2.5, "2", True)),
+        ({"max_memory_gb": -1}, "max_memory_gb must be a number above 0, not -1"),
+        ({"max_memory_gb": "x"}, "max_memory_gb must be a number above 0, not 'x'"),
+        ({"num_draft": object()}, "num_draft must be a whole number, the name of a schedule or a DraftLength, not"),
+        ({"drafter": object()}, "drafter must be"),
+    ],
+    ids=str,
+)
+def test_keywords_of_batches_are_checked(keywords: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError) as error:
+        for result in SESSION.batch(["abc"], **keywords):
+            raise InputError(result.error or "accepted")
+    assert str(error.value).startswith(named)
+
+
+def test_a_prompt_that_is_none_gets_an_error_and_the_others_their_text() -> None:
+    prompts: list[Any] = [{"prompt": "abc", "nope": 1}, {}, {"prompt": 5}, 7, "", {"prompt": "abc", "seed": 1}]
+    found = {each.index: each for each in SESSION.batch(prompts, max_tokens=3)}
+    assert found[0].error == "there is no option 'nope'"
+    assert {found[i].error for i in range(1, 5)} == {"prompt is empty; give it some text"}
+    assert found[5].error is None and found[5].result is not None and len(found[5].result.tokens) == 3
