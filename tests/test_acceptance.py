@@ -259,13 +259,13 @@ MOST, WIDE = 4, 9  # drafted tokens, and ids
 
 
 def judged_together(
-    options: Sequence[GenerationOptions], draft: Draft, logits: mx.array, free: Sequence[int] = ()
+    options: Sequence[GenerationOptions], draft: Draft, logits: mx.array, free: Sequence[int] = (), end: int = -1
 ) -> dict[int, Outcome]:
-    """What rows with these options make of their drafts. free: slots that nobody has."""
+    """What rows with these options make of their drafts. free: slots that nobody has. end: a token that ends a row."""
     rows: list[DecodedRow | None] = [
         None
         if slot in free
-        else DecodedRow(own, [1], past_of(own), slot, length=choose_length(MOST), ends=lambda token: False)
+        else DecodedRow(own, [1], past_of(own), slot, length=choose_length(MOST), ends={end}.__contains__)
         for slot, own in enumerate(options)
     ]
     batch = Batch(None, None, None, rows)  # type: ignore[arg-type]  # a verdict needs no model
@@ -417,6 +417,18 @@ def test_lenience_costs_the_share_of_tokens_that_are_not_the_arg_max() -> None:
     verdict = Greedy(0.5).verdict(Draft(mx.array([[1, 2, 1]], mx.uint32)), logits, [row_of()])
     assert verdict.accepted.tolist() == [2] and verdict.next_token.tolist() == [0]
     assert verdict.price is not None and verdict.price.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_only_tokens_that_came_to_be_are_paid_for() -> None:
+    """The third would have been kept at a price, but the second was not kept; and an output may end before them."""
+    logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
+    lenient = GenerationOptions(delta=0.5)
+    (outcome,) = judged_together([lenient], Draft(mx.array([[1, 0, 2]], mx.uint32)), logits).values()
+    assert (outcome.tokens, outcome.accepted, outcome.judged, outcome.price) == ([1, 2], 1, 1, 1.0)
+    for end, tokens, price in ((1, [1], 1.0), (0, [1, 2, 2, 2], 2.0), (2, [1, 2], 1.0)):
+        draft = Draft(mx.array([[1, 2, 2]], mx.uint32))
+        (outcome,) = judged_together([lenient], draft, logits, end=end).values()
+        assert (outcome.tokens, outcome.judged, outcome.price) == (tokens, 3, price)
 
 
 def test_delta_one_keeps_every_drafted_token() -> None:
