@@ -90,11 +90,13 @@ def play(
         kinds = [
             drafter if drafter != "auto" else COPY if request.copy[done] != "-" else MODEL for request, done in active
         ]
-        chosen = [("", 0)] * len(active)
-        if not skips:
-            chosen = length.choose([Choice(100 - done, (kind,)) for kind, (_, done) in zip(kinds, active, strict=True)])
+        counts = [0] * len(active)
+        if skips:
+            kinds = [""] * len(active)
+        else:
+            counts = length.choose([Choice(100 - done, kind) for kind, (_, done) in zip(kinds, active, strict=True)])
         parts, readings = [], 0
-        for (request, done), (kind, asked) in zip(active, chosen, strict=True):
+        for (request, done), kind, asked in zip(active, kinds, counts, strict=True):
             assert 0 <= asked <= 100 - done
             drafted = 0 if kind == COPY and request.copy[done] == "-" else asked
             parts.append(Drafted(asked, drafted, request.right(kind, done, drafted), kind))

@@ -50,10 +50,10 @@ def choose_lengths(rows: Sequence[DecodedRow], drafter: BatchDrafter) -> list[Wa
     for length, own in by_length(rows):
         if length.skips_round():
             continue
-        choices = [Choice(row.room - 1, drafter.kinds(row)) for row in own]
-        for row, (kind, count) in zip(own, length.choose(choices), strict=True):
+        choices = [Choice(row.room - 1, drafter.kind(row)) for row in own]
+        for row, choice, count in zip(own, choices, length.choose(choices), strict=True):
             if count:
-                wanted.append(Wanted(row, count, kind))
+                wanted.append(Wanted(row, count, choice.kind))
     return wanted
 
 

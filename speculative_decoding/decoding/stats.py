@@ -12,7 +12,7 @@ class Round:
 
     tokens: the new ids; the first `accepted` of them were drafted.
     proposed: the drafted ids, the accepted ones first.
-    kind: which kind of draft it was, where a drafter has several (`BatchDrafter.kinds`).
+    kind: which kind of draft it was, where a drafter has several (`BatchDrafter.kind`).
     seconds: the whole round. draft_seconds: proposing, and verify_seconds: the target's pass, where the request is
         `timed` (that takes a second wait for the device), else None; what is left is the host's.
     finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more

@@ -34,7 +34,7 @@ class Acceptance:
     def __init__(self, longest: int) -> None:
         self._hits, self._seen = [0.0] * longest, [0.0] * longest
         self._asked = self._found = PRIOR_WEIGHT
-        self.last, self.is_known = -LEAST_WAIT, False
+        self.last = -LEAST_WAIT
         self._estimate()
 
     def observe(self, rows: Sequence[Drafted]) -> None:
@@ -42,7 +42,6 @@ class Acceptance:
         drafts = [row for row in rows if row.drafted]
         self._asked, self._found = MEMORY * self._asked + len(rows), MEMORY * self._found + len(drafts)
         if drafts:
-            self.is_known = True
             self._hits, self._seen = ([MEMORY * value for value in each] for each in (self._hits, self._seen))
         for row in drafts:
             for i in range(min(row.drafted, row.accepted + 1, len(self._seen))):  # nothing after a rejection was tested
@@ -111,11 +110,10 @@ class AdaptiveLength(DraftLength):
             self._gap = min(2 * self._gap, LAST_GAP)
         return True
 
-    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
-        kinds = [self._better_kind(row.kinds, len(rows)) for row in rows]
+    def choose(self, rows: Sequence[Choice]) -> list[int]:
         if not any(row.room for row in rows):
-            return [(kind, 0) for kind in kinds]
-        self._lengths, self._gain = self._best(rows, kinds)
+            return [0] * len(rows)
+        self._lengths, self._gain = self._best(rows)
         if self._gain >= (WORTHWHILE if self.parked else 1.0):
             self._parked_since = None
         else:
@@ -126,8 +124,7 @@ class AdaptiveLength(DraftLength):
         self._probe = self._due(rows)
         if self._probe is not None:
             self._lengths[self._probe] = 1
-            kinds = [self._probe if self._probe in row.kinds else kind for kind, row in zip(kinds, rows, strict=True)]
-        return [(kind, min(row.room, self._lengths.get(kind, 0))) for kind, row in zip(kinds, rows, strict=True)]
+        return [min(row.room, self._lengths.get(row.kind, 0)) for row in rows]
 
     def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
         width = min(self.most, max(row.drafted for row in rows))
@@ -161,27 +158,22 @@ class AdaptiveLength(DraftLength):
         kinds = ", ".join(f"{kind or 'draft'} {length}" for kind, length in self._lengths.items())
         return f"{kinds or 'no'} tokens a round promise {self._gain:.2f}x the speed of regular decoding"
 
-    def _better_kind(self, kinds: Sequence[str], rows: int) -> str:
-        """The first as long as one of them was never drafted."""
-        known = [self._kinds[kind].is_known for kind in kinds]
-        return max(kinds, key=lambda kind: self._promise(kind, rows)) if len(kinds) > 1 and all(known) else kinds[0]
-
     def _promise(self, kind: str, rows: int) -> float:
         """The gain over regular decoding if all rows had this kind."""
-        return self._best([Choice(self.most)] * rows, [kind] * rows)[1]
+        return self._best([Choice(self.most, kind)] * rows)[1]
 
-    def _best(self, rows: Sequence[Choice], kinds: Sequence[str]) -> tuple[dict[str, int], float]:
+    def _best(self, rows: Sequence[Choice]) -> tuple[dict[str, int], float]:
         """The length of each kind with which the rows have most tokens per second; the gain over regular decoding."""
         count, copied, modelled, none_found = len(rows), [0.0] * (self.most + 1), [0.0] * (self.most + 1), 1.0
-        rooms = Counter(zip(kinds, (min(row.room, self.most) for row in rows), strict=True))
-        for (kind, room), times in rooms.items():
+        kinds = {row.kind for row in rows}
+        for (kind, room), times in Counter((row.kind, min(row.room, self.most)) for row in rows).items():
             worth, gains = self._kinds[kind], modelled if kind == MODEL else copied
             none_found *= (1.0 - worth.found) ** times
             for i in range(self.most + 1):
                 gains[i] += times * worth.expected[min(i, room)]
         if MODEL not in kinds:
             pairs = [(width, 0) for width in self._full]
-        elif set(kinds) == {MODEL}:
+        elif kinds == {MODEL}:
             pairs = [(steps, steps) for steps in range(1, self.most + 1)]
         else:
             pairs = [(width, steps) for width in self._full for steps in range(width + 1)]
@@ -197,11 +189,11 @@ class AdaptiveLength(DraftLength):
 
     def _due(self, rows: Sequence[Choice]) -> str | None:
         """The kind that has not been drafted for longest, once what a probe of it may cost has been saved."""
-        idle = [kind for row in rows if row.room for kind in row.kinds if not self._lengths.get(kind)]
+        idle = [row.kind for row in rows if row.room and not self._lengths.get(row.kind)]
         if not idle:
             return None
         kind = min(idle, key=lambda kind: self._kinds[kind].last)
-        others = {} if all(kind in row.kinds for row in rows) else self._lengths
+        others = {} if all(kind == row.kind for row in rows) else self._lengths
         width, steps = max([1, *others.values()]), max(others.get(MODEL, 0), kind == MODEL)
         price = self._price(width, steps, len(rows), len(rows), min(self._unread, len(rows)) * (steps > 0))
         return kind if self._round - self._kinds[kind].last >= LEAST_WAIT and self._saved >= price else None

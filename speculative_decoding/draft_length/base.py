@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Choice:
-    """A row that may have a draft. room: most tokens it could use. kinds: of the drafts it could have, at least one;
-    the first where nobody knows better.
-    """
+    """A row that may have a draft. room: most tokens it could use. kind: of the draft (`BatchDrafter.kind`)."""
 
     room: int
-    kinds: Sequence[str] = ("",)
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,8 @@ class DraftLength(ABC):
         return False
 
     @abstractmethod
-    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
-        """For each row the kind of its draft, and how many tokens, 0 to its room."""
+    def choose(self, rows: Sequence[Choice]) -> list[int]:
+        """How many tokens are to be drafted for each row, 0 to its room."""
 
     def observe(self, rows: Sequence[Drafted], seconds: float) -> None:  # noqa: B027
         """What came of a round. seconds: of the whole round; 0 if they say nothing, as where a shape was compiled."""

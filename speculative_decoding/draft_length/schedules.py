@@ -16,8 +16,8 @@ class FixedLength(DraftLength):
             raise InputError(f"num_draft must be >= 0, not {most}")
         self.most = most
 
-    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
-        return [(row.kinds[0], min(self.most, row.room)) for row in rows]
+    def choose(self, rows: Sequence[Choice]) -> list[int]:
+        return [min(self.most, row.room) for row in rows]
 
     def describe(self) -> str:
         return f"drafts {self.most} tokens a round"
@@ -43,8 +43,8 @@ class HeuristicLength(DraftLength):
         if self._transient:
             self._count = self._start
 
-    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
-        return [(row.kinds[0], min(self._count, row.room)) for row in rows]
+    def choose(self, rows: Sequence[Choice]) -> list[int]:
+        return [min(self._count, row.room) for row in rows]
 
     def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
         for row in rows:

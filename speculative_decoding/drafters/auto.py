@@ -29,8 +29,8 @@ class AutoDrafter(BatchDrafter):
         self._copies[row.slot].begin(row.source)
         self._model.begin(row)
 
-    def kinds(self, row: Row) -> Sequence[str]:
-        return (COPY,) if self._copies[row.slot].match(row.tokens).chance >= self._sure else (MODEL,)
+    def kind(self, row: Row) -> str:
+        return COPY if self._copies[row.slot].match(row.tokens).chance >= self._sure else MODEL
 
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
         ids: list[Sequence[int]] = [()] * slots

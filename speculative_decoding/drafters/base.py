@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..sampling import GenerationOptions, History
 
-MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kinds`
+MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
 
 Likeliest = Callable[[int], list[list[int]]]  # k -> the target's k likeliest ids at the places of a round's new tokens
 
@@ -131,11 +131,11 @@ class BatchDrafter(ABC):
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
         """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all."""
 
-    def kinds(self, row: Row) -> Sequence[str]:
-        """Which kinds of draft could follow the row's tokens, at least one; the first where nobody knows better. Kinds
-        differ in what they cost and in how often they are right, so their lengths are decided apart.
+    def kind(self, row: Row) -> str:
+        """Which kind of draft would follow the row's tokens. Kinds differ in what they cost and in how often they are
+        right, so their lengths are decided apart.
         """
-        return ("",)
+        return ""
 
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:  # noqa: B027  # most have nothing to do
         """After a round: the rows' tokens are committed."""

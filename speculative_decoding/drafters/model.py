@@ -35,8 +35,8 @@ class BatchModelDrafter(BatchDrafter):
         self._sources[row.slot] = self._unread[row.slot] = row.source
         self._head = None
 
-    def kinds(self, row: Row) -> Sequence[str]:
-        return (MODEL,)
+    def kind(self, row: Row) -> str:
+        return MODEL
 
     def select(self, slots: Sequence[int]) -> None:
         self._read_drafted()

@@ -43,8 +43,8 @@ class SeparateDrafters(BatchDrafter):
         looked_up = [slot for slot, found in enumerate(ids) if found]
         return merged([(looked_up, certain), *drafts], slots, self._vocab_size)
 
-    def kinds(self, row: Row) -> Sequence[str]:
-        return (self.of(row).kind,)
+    def kind(self, row: Row) -> str:
+        return self.of(row).kind
 
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:
         for row in rows:
