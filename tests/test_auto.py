@@ -50,7 +50,7 @@ def auto(model: Drafter, sure: float = 0.7) -> AutoDrafter:
 
 def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
     row = row_of(tokens)
-    (kind,) = drafter.kinds(row)
+    kind = drafter.kind(row)
     draft = drafter.propose([Wanted(row, count, kind)], 1)
     return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
 
@@ -83,14 +83,14 @@ def test_copies_that_proved_wrong_are_trusted_less() -> None:
     for _ in range(40):
         drafter.begin(row_of([0]))
         kinds.append(proposed(drafter, KNOWN)[0])
-        drafter.kinds(row_of([*KNOWN, 20]))  # so much for the copy
+        drafter.kind(row_of([*KNOWN, 20]))  # so much for the copy
     assert kinds[0] == COPY and kinds[-1] == MODEL
 
 
 def mixed(drafter: AutoDrafter) -> Draft:
     """Three tokens wanted in slot 0, where the model proposes; nothing in 1; two in slot 2, a copy."""
     rows = [row_of(UNKNOWN), row_of(KNOWN, 2)]
-    return drafter.propose([Wanted(row, 3 - row.slot // 2, drafter.kinds(row)[0]) for row in rows], 3)
+    return drafter.propose([Wanted(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
 
 
 def test_a_mixed_batch_gets_its_drafts_in_its_slots() -> None:
@@ -100,7 +100,7 @@ def test_a_mixed_batch_gets_its_drafts_in_its_slots() -> None:
     rows: list[list[int]] = draft.tokens.tolist()  # type: ignore[assignment]
     assert [ids[: draft.length(slot)] for slot, ids in enumerate(rows)] == [[2, 2, 2], [], [11, 13]]
     drafter.select([2, 0])  # the rows move
-    assert drafter.kinds(row_of(KNOWN)) == (COPY,) and drafter.kinds(row_of(UNKNOWN, 1)) == (MODEL,)
+    assert drafter.kind(row_of(KNOWN)) == COPY and drafter.kind(row_of(UNKNOWN, 1)) == MODEL
 
 
 def test_a_copy_beside_sampled_tokens_counts_as_certain() -> None:
@@ -121,7 +121,7 @@ def test_a_session_may_have_only_one_of_the_two() -> None:
     target, options = tiny_model(), GenerationOptions(drafter="auto")
     copies = choose_drafter(options, target)
     copies.begin(row_of([0]))
-    assert copies.kinds(row_of([0, 20, 21])) == (COPY,)
+    assert copies.kind(row_of([0, 20, 21])) == COPY
     assert isinstance(choose_drafter(options, target, DraftModel(noisy_copy(target))), AutoDrafter)
 
 
