@@ -24,6 +24,8 @@ from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
+from .sampling.options import accepted
+from .sampling.values import Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +127,8 @@ class Session:
         given = dict(given)
         slots, max_memory_gb = given.pop("slots", None), given.pop("max_memory_gb", None)
         slots = self.slots if slots is None else slots
-        if slots < 1:
-            raise InputError(f"slots must be >= 1, not {slots}")
+        if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
+            raise InputError(f"slots must be >= 1 and whole, not {slots!r}")
         options = self.options_with(given)
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InputError(
@@ -134,6 +136,7 @@ class Session:
             )
         if max_memory_gb is not None:
             draft = None if self._draft is None else self._draft.model
+            max_memory_gb = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
             slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens)
         return self._batch(prompts, options, self._engine(options, slots), slots)
 
@@ -216,10 +219,11 @@ class Session:
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> Request:
-        own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-        text = own.pop("prompt", "")
+        if not isinstance(prompt, Mapping):
+            return engine.submit(prompt, options, self.length_of(options, slots))
+        own = {name: value for name, value in prompt.items() if name != "prompt"}
         row = options.for_row(own)
-        return engine.submit(text, row, self.length_of(row, slots))
+        return engine.submit(prompt.get("prompt", ""), row, self.length_of(row, slots))
 
 
 def stream_of(
