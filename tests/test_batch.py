@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from speculative_decoding.models.memory import slots_within
 
 from speculative_decoding import GenerationResult, InputError, Session, batch_generate, generate
+from speculative_decoding.decoding.memory import slots_within
 from speculative_decoding.draft_length import Choice, Drafted, DraftLength, FixedLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, Row, Wanted
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
