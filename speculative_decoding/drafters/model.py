@@ -183,7 +183,8 @@ class Chain:
                 point = mx.arange(self._vocab_size) == new[..., None]
                 self._probs.append(mx.where(certain, point.astype(mx.float32), probs))
         if self._threshold:
-            self._stop_unsure(new, mx.softmax(logits.astype(mx.float32), axis=-1) if probs is None else probs)
+            plain = mx.softmax(logits.astype(mx.float32), axis=-1)
+            self._stop_unsure(new, plain if probs is None else mx.where(greedy, plain, probs))
         return new
 
     def _noise(self, count: int) -> mx.array:
