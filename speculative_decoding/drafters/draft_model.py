@@ -27,7 +27,11 @@ class DraftModel:
         return ids, self.model.head_of(mx.array(ids))
 
     def partial_head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> PartialHead:
-        """The head over `vocabulary` and the ids of each row's source. vocab_size: the target's."""
+        """The head over `vocabulary` and the ids of each row's source; over all ids without one. vocab_size: the
+        target's.
+        """
+        if self.vocabulary is None:
+            return PartialHead([self.model.logits], None, vocab_size)
         frequent, head = self._frequent
         own = [set(self._known(source)).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
@@ -44,14 +48,15 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class PartialHead:
-    """A head over some ids only: (B, L, d_model) -> logits (B, L, N) of `ids` (N,).
+    """A head over some ids, or all: (B, L, d_model) -> logits (B, L, N) of `ids` (N,), or of the draft's vocabulary.
 
+    vocab_size: V of the target, which may be padded further than the draft's, or less far.
     allowed: (B, 1, N), where rows have ids of their own: the others get -inf, so that a row's drafts do not depend on
     the rows beside it.
     """
 
     heads: Sequence[Head]
-    ids: mx.array
+    ids: mx.array | None
     vocab_size: int
     allowed: mx.array | None = None
 
@@ -62,12 +67,18 @@ class PartialHead:
 
     def spread(self, logits: mx.array) -> mx.array:
         """(B, L, N) -> (B, L, V), -inf for all other ids."""
+        if self.ids is None:
+            missing = self.vocab_size - logits.shape[-1]
+            known = logits[..., : self.vocab_size]
+            return mx.pad(known, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else known
         whole = mx.full((*logits.shape[:-1], self.vocab_size), -mx.inf, logits.dtype)
         whole[..., self.ids] = logits
         return whole
 
     def likeliest(self, logits: mx.array) -> mx.array:
         """(B, L, N) -> (B, L), among `ids`."""
+        if self.ids is None:
+            return mx.argmax(logits[..., : self.vocab_size], axis=-1)
         return self.ids[mx.argmax(logits, axis=-1)]
 
 
