@@ -2,94 +2,86 @@
 
 from __future__ import annotations
 
-import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from speculative_decoding.decoding.stats import GenerationStats
 
 from .tasks import Task
-from .ways import Output
 
 SLICE = 0.5  # seconds: shorter than the machine stays as fast or slow as it is
 SETTLE = 0.1  # seconds between contenders: threads of the last one's library spin for a while after their work
 
 
-class Contender(Protocol):
-    @property
-    def label(self) -> str: ...
+@dataclass(frozen=True)
+class Output:
+    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, the time
+    for all since the prompt before. stats: ours has them. length: how the draft length describes itself afterwards.
+    """
 
-    @property
-    def temperature(self) -> float: ...
+    tokens: list[int]
+    seconds: float
+    stats: GenerationStats | None = None
+    length: str = ""
 
-    @property
-    def num_draft(self) -> int: ...
 
-    @property
-    def draft_steps(self) -> int | None:
-        """Passes of the draft model in a round, as far as they are fixed; None if they are not, or not known."""
+@dataclass(frozen=True)
+class Contender(ABC):
+    """Who decodes. label: in tables. setting: our flags, or a peer's mode in words. draft_bytes: of weights, that are
+    read to draft a token; None if that is not known.
+    """
 
-    def decode(self, task: Task) -> Iterator[Output]: ...
+    label: str
+    setting: str
+    temperature: float
+    draft_bytes: int | None
+
+    @abstractmethod
+    def decode(self, task: Task) -> Iterator[Output]:
+        """The outputs in the order of the task's sources."""
 
 
 @dataclass(frozen=True)
 class Run:
     """One prompt decoded once by one contender."""
 
-    task: str
-    label: str
-    temperature: float
-    num_draft: int
-    draft_steps: int | None
+    task: Task
+    contender: Contender
     repeat: int
     prompt: int
     output: Output
-    load: float  # the machine's load average, over a minute
 
     def as_dict(self) -> dict[str, Any]:
         """For a line of JSON; the ids are not in it."""
-        stats: GenerationStats | None = self.output.stats
-        values = {"kind": "run", "task": self.task, "way": self.label, "temperature": self.temperature}
-        values |= {"num_draft": self.num_draft, "repeat": self.repeat, "prompt": self.prompt, "load": self.load}
-        values |= {"tokens": len(self.output.tokens), "seconds": self.output.seconds}
-        return values | ({} if stats is None else {"stats": stats.as_dict()})
+        who, output = self.contender, self.output
+        values = {"kind": "run", "task": self.task.title, "way": who.label, "temperature": who.temperature}
+        values |= {"repeat": self.repeat, "prompt": self.prompt, "tokens": len(output.tokens)}
+        return values | {"seconds": output.seconds, "stats": output.stats and output.stats.as_dict()}
 
 
 def take_turns(
-    contenders: Mapping[str, Sequence[Contender]],
-    tasks: Sequence[Task],
+    contenders: Sequence[tuple[Task, Sequence[Contender]]],
     repeats: int,
-    *,
     warm_ups: int,
     settle: float,
-    progress: Callable[[int], None] = lambda repeat: None,
+    say: Callable[[str], None] = lambda progress: None,
 ) -> Iterator[Run]:
-    """Yield the runs of all repeats. contenders: for each task by name.
+    """Yield the runs of all repeats. contenders: of each task. settle: `SETTLE`, but in tests.
 
     Contenders take turns within a task, for `SLICE` seconds each, and each repeat starts with the next one, so that
     none always follows the same other. The first `warm_ups` repeats are decoded and dropped.
     """
     for repeat in range(-warm_ups, repeats):
-        progress(repeat)
-        for task in tasks:
-            row = contenders[task.name]
+        say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
+        for task, row in contenders:
             order = [row[(turn + repeat) % len(row)] for turn in range(len(row))]
             for contender, prompt, output in in_slices(order, task, settle):
                 if repeat >= 0:
-                    yield Run(
-                        task=task.name,
-                        label=contender.label,
-                        temperature=contender.temperature,
-                        num_draft=contender.num_draft,
-                        draft_steps=contender.draft_steps,
-                        repeat=repeat,
-                        prompt=prompt,
-                        output=output,
-                        load=os.getloadavg()[0],
-                    )
+                    yield Run(task, contender, repeat, prompt, output)
 
 
 def in_slices(contenders: Iterable[Contender], task: Task, settle: float) -> Iterator[tuple[Contender, int, Output]]:

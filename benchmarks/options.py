@@ -1,6 +1,6 @@
-"""Every option of the benchmark: what is measured, against whom, and where results go.
+"""Every option of the benchmark: what is measured, against whom, where results go, and what does not go together.
 
-Declares flags; knows the names of ways, peers and shapes, not how they are measured.
+Knows the names of drafters, peers and shapes, not how they are measured.
 """
 
 from __future__ import annotations
@@ -8,110 +8,64 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from speculative_decoding.cli.options import add_models
-from speculative_decoding.cli.parser import Parser, real, several_of, whole
+from speculative_decoding.cli.models import ModelNames
+from speculative_decoding.cli.parser import Parser, add_flags, real, several_of, whole, word
+from speculative_decoding.errors import InputError
+from speculative_decoding.sampling.options import DRAFTERS, abouts
 
-from .peers import PEERS
-from .random_weights import SHAPES
-from .ways import WAYS
+from .models import SHAPES
+from .peers import ASSISTED, PEERS
+from .report import require_matplotlib
 
 
 def benchmark_parser() -> Parser:
-    parser = Parser(
-        prog="python -m benchmarks.main",
-        description="Measure how fast prompts are decoded: a table and, last on standard output, a line of JSON.",
-    )
-    parser.add_argument("prompts", nargs="*", type=Path, help="files with a prompt a line (default: the bundled ones)")
-    parser.add_argument(
-        "--limit",
-        type=whole(1),
-        metavar="N",
-        help="prompts of each file (default: 25), or random sources (default: 2)",
-        default=argparse.SUPPRESS,
-    )
-    add_models(parser)
-    group = parser.add_argument_group("what is measured")
-    group.add_argument(
-        "--ways",
-        type=several_of(WAYS),
-        metavar="NAMES",
-        help=f"ways of decoding, separated by commas, besides plain: {', '.join(WAYS)} "
-        "(default: all that the models allow)",
-        default=argparse.SUPPRESS,
-    )
-    group.add_argument(
-        "--num-draft",
-        type=whole(1, 64),
-        nargs="+",
-        default=[1, 3, 5, 7],
-        metavar="N",
-        help="tokens drafted per round; each is tried",
-    )
-    group.add_argument(
-        "--temperature", type=real(0), nargs="+", default=[0.0], metavar="T", help="each is tried, at 0 with peers"
-    )
-    group.add_argument(
-        "--slots",
-        type=whole(1),
-        nargs="+",
-        metavar="N",
-        help="decode so many prompts together, each number is tried; of the ways the one that adapts by default",
-        default=argparse.SUPPRESS,
-    )
-    group.add_argument(
-        "--max-tokens", "-m", type=whole(1), default=100, metavar="N", help="the most tokens to generate"
-    )
-    group.add_argument("--repeats", type=whole(1), default=5, metavar="N", help="of everything, in turns")
-    group.add_argument("--warm-ups", type=whole(0), default=1, metavar="N", help="repeats before those that count")
-    group = parser.add_argument_group("peers")
-    group.add_argument(
-        "--peers",
-        type=several_of(PEERS),
-        default=[],
-        metavar="NAMES",
-        help=f"other programs on the same weights, separated by commas: {', '.join(PEERS)}",
-    )
-    group.add_argument(
-        "--peer-python",
-        metavar="PATH",
-        help="the Python that has them (default: this one)",
-        default=argparse.SUPPRESS,
-    )
-    group = parser.add_argument_group("random weights")
-    group.add_argument(
-        "--random",
-        type=several_of(SHAPES),
-        metavar="NAMES",
-        help=f"models of these shapes with random weights instead, plain decoding of 40-token sources to --max-tokens "
-        f"tokens, separated by commas: {', '.join(SHAPES)}",
-        default=argparse.SUPPRESS,
-    )
-    group.add_argument(
-        "--growth", action="store_true", help="how the cost grows with source, output and shape (all, or --random)"
-    )
-    group.add_argument(
-        "--source-lengths",
-        type=whole(1),
-        nargs="+",
-        metavar="N",
-        help="with --growth (default: 16 to 2048)",
-        default=argparse.SUPPRESS,
-    )
-    group.add_argument(
-        "--output-lengths",
-        type=whole(1),
-        nargs="+",
-        metavar="N",
-        help="with --growth (default: 16 to 1024)",
-        default=argparse.SUPPRESS,
-    )
-    group = parser.add_argument_group("results")
-    group.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="write runs.jsonl (every run, as it ends), table.md and summary.json there",
-        default=argparse.SUPPRESS,
-    )
-    group.add_argument("--plot", action="store_true", help="and plot.png; needs matplotlib")
+    """An option that is not given, and has no default, is no attribute of what is parsed."""
+    description = "Measure how fast prompts are decoded: tables, a line of JSON, and last the fastest flags."
+    parser = Parser(prog="python -m benchmarks", description=description, argument_default=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("prompts", nargs="*", type=Path, default=[], help="files with a prompt a line (default: the bundled ones)")
+    add("--limit", type=whole(1), metavar="N", help="prompts of each file (default: 25), or random sources (2)")
+    add("--max-tokens", "-m", type=whole(1), default=100, metavar="N", help="the most tokens to generate")
+    drafters = "where drafts come from; each is tried, and plain decoding in any case (default: all that fit)"
+    add("--drafter", choices=DRAFTERS, nargs="+", help=drafters)
+    lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
+    add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
+    add("--temperature", type=real(0), nargs="+", default=[0.0], metavar="T", help="each is tried, at 0 with peers")
+    add("--slots", type=whole(1), nargs="+", metavar="N", help="decode so many prompts together; each is tried")
+    add("--repeats", type=whole(1), default=5, metavar="N", help="of everything, in turns")
+    add("--warm-ups", type=whole(0), default=1, metavar="N", help="repeats before those that count")
+    names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
+    add("--peers", type=several_of(PEERS), default=[], metavar="NAMES", help=names)
+    add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
+    shapes = "plain decoding of 40-token sources to --max-tokens tokens by models of these shapes with random weights, "
+    shapes += f"separated by commas: {', '.join(SHAPES)}"
+    add("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
+    growth = "how the cost grows with source, output and shape (all shapes, or --random)"
+    add("--growth", action="store_true", default=False, help=growth)
+    add("--output", type=Path, metavar="DIR", help="write runs.jsonl (each run as it ends), table.md and summary.json")
+    add("--plot", action="store_true", default=False, help="and plot.png; needs matplotlib")
+    add_flags(parser, "models", ModelNames)
     return parser
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Refuse what does not go together, before anything takes time. Raises `InputError`."""
+    given, files = vars(chosen), ", ".join(map(str, chosen.prompts))
+    assisted = f"--peers {ASSISTED}: does not go with"
+    has_assisted = ASSISTED in chosen.peers
+    wrong = {
+        "--plot: needs --output DIR, where it is to be written": chosen.plot and "output" not in given,
+        "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
+        "--peer-python: is of no use without --peers": "peer_python" in given and not chosen.peers,
+        f"{assisted} --slots: it decodes no batches": "slots" in given and has_assisted,
+    }
+    if own := "--growth" if chosen.growth else "--random" if "random" in given else "":
+        wrong[f"{assisted} {own}: no draft is like random weights"] = has_assisted
+        wrong[f"prompts {files}: do not go with {own}, which makes its own sources"] = bool(files)
+        for option in ("model", "draft_model", "drafter", "num_draft", *("slots", "limit") * chosen.growth):
+            wrong[f"--{option.replace('_', '-')}: does not go with {own}, which chooses its own"] = option in given
+    for message, is_so in wrong.items():
+        if is_so:
+            raise InputError(message)
+    if chosen.plot:
+        require_matplotlib()

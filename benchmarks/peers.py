@@ -1,109 +1,69 @@
-"""Other people's decoders on the same weights and prompts, each in a process of its own that runs `worker.py`."""
+"""Other people's decoders on the same weights and prompts: each in each mode in a process of its own (worker.py), so
+that no mode's idle threads stand beside another's.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speculative_decoding.errors import InputError
 
+from .interleave import Contender, Output
+from .models import Models, exported
 from .tasks import Task
-from .ways import Output
 
 WORKER = Path(__file__).with_name("worker.py")
 THREADS = sorted({1, 2, os.cpu_count() or 1})
-ASSISTANT_TOKENS = (1, 3, 5, 8)
-
+ASSISTED = "hf-assisted"  # needs a draft, decodes no batches
+TRIAL = 4  # prompts
 Mode = Mapping[str, Any]
-# Peer -> row of the table -> the modes that compete for it; each task's fastest is measured. The row's name says in
-# which arithmetic.
+MODES: list[Mode] = [{"threads": n} for n in THREADS]
+CONSTANT: list[Mode] = [{**mode, "num_assistant_tokens": k} for mode in MODES for k in (1, 3, 5, 8)]
+# Peer -> label in tables, which says in which arithmetic -> the modes that compete for it.
 PEERS: dict[str, dict[str, list[Mode]]] = {
-    "hf": {"hf float32": [{"threads": n} for n in THREADS]},
-    "hf-assisted": {
-        "hf-assisted float32, default": [{"threads": n} for n in THREADS],
-        "hf-assisted float32, constant": [
-            {"threads": n, "num_assistant_tokens": k} for n in THREADS for k in ASSISTANT_TOKENS
-        ],
-    },
-    "ct2": {f"ct2 {kind}": [{"compute_type": kind, "threads": n} for n in THREADS] for kind in ("float32", "int8")},
+    "hf": {"hf float32": MODES},
+    ASSISTED: {f"{ASSISTED} float32, default": MODES, f"{ASSISTED} float32, constant": CONSTANT},
+    "ct2": {f"ct2 {kind}": [{"compute_type": kind, **mode} for mode in MODES] for kind in ("float32", "int8")},
 }
-NEEDS_DRAFT = ("hf-assisted",)
-PROCESS_PER_MODE = ("ct2",)  # see its class in worker.py
-
-
-class Peer:
-    """A peer with its processes: one, or one for each mode where modes disturb each other. Started when first used.
-
-    target, draft: exported folders; scratch: a folder for what it makes of them. Raises `InputError` in one line if it
-    cannot do what it is asked.
-    """
-
-    def __init__(self, name: str, command: Sequence[str], target: Path, draft: Path | None, scratch: Path) -> None:
-        self.name = name
-        self._start: Callable[[], Worker] = partial(Worker, name, command, target, draft, scratch)
-        self._workers: dict[str, Worker] = {}
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Of its libraries, once it has been used."""
-        return {name: version for worker in self._workers.values() for name, version in worker.versions.items()}
-
-    def decode(self, mode: Mode, task: Task) -> list[Output]:
-        key = json.dumps(mode) if self.name in PROCESS_PER_MODE else ""
-        if key not in self._workers:
-            self._workers[key] = self._start()
-        return self._workers[key].decode(mode, task)
-
-    def close(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
 
 
 class Worker:
-    """A process of a peer."""
+    """A peer's process. job: what worker.py is told first. Raises `InputError` in one line if it cannot do its work."""
 
-    def __init__(self, peer: str, command: Sequence[str], target: Path, draft: Path | None, scratch: Path) -> None:
-        self.peer = peer
+    def __init__(self, command: Sequence[str], job: Mapping[str, Any]) -> None:
+        self._peer, pipe = job["peer"], subprocess.PIPE
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         try:
-            self._process = subprocess.Popen(
-                [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, encoding="utf-8"
-            )
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, encoding="utf-8")
         except OSError as error:
             raise InputError(f"--peer-python {command[0]}: cannot be run ({error.strerror})") from error
         try:
-            opening = {"peer": peer, "target": str(target), "draft": None if draft is None else str(draft)}
-            self.versions: dict[str, str] = self._ask(opening | {"scratch": str(scratch)})["versions"]
+            self.versions: dict[str, str] = self._answer(job)["versions"]
         except BaseException:
             self.close()
             raise
 
-    def decode(self, mode: Mode, task: Task) -> list[Output]:
-        request = {"mode": mode, "sources": task.sources, "max_tokens": task.max_tokens, "ends": task.ends}
-        request["slots"] = task.slots or 1
-        answer = self._ask(request)
-        pairs = zip(answer["tokens"], answer["seconds"], strict=True)
-        outputs = [Output(tokens, seconds) for tokens, seconds in pairs]
-        assert len(outputs) == len(task.sources)
-        return outputs
+    def decode(self, task: Task) -> list[Output]:
+        request = {"sources": task.sources, "max_tokens": task.max_tokens, "slots": task.slots or 1}
+        answer = self._answer(request)
+        assert len(answer["tokens"]) == len(task.sources)
+        return [Output(*pair) for pair in zip(answer["tokens"], answer["seconds"], strict=True)]
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+        line = ""
+        with suppress(BrokenPipeError):
+            print(json.dumps(request), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
         try:
             answer = json.loads(line)
         except ValueError:
@@ -111,71 +71,66 @@ class Worker:
             last = next((text for text in reversed(self._said.read().splitlines()) if text.strip()), "no message")
             answer = {"error": f"its process ended: {last}" if not line else f"no answer but {line!r}"}
         if "error" in answer:
-            raise InputError(
-                f"--peers {self.peer}: {answer['error']}; install it in the Python that --peer-python names, "
-                "or leave this peer out"
-            )
+            way_out = "install it in the Python that --peer-python names, or leave this peer out"
+            raise InputError(f"--peers {self._peer}: {answer['error']}; {way_out}")
         return dict(answer)
 
     def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()  # it holds nothing that must be saved
+        with suppress(BrokenPipeError):
+            self._process.communicate()
         self._said.close()
 
 
 @dataclass(frozen=True)
-class PeerMode:
-    """A row of the table: a peer in one mode."""
+class Peer(Contender):
+    """A peer in one mode."""
 
-    peer: Peer
-    label: str
-    mode: Mode
-    temperature: float = 0.0
-    num_draft: int = 0
-    draft_steps: int | None = None
-
-    @property
-    def setting(self) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.mode.items())
+    worker: Worker
 
     def decode(self, task: Task) -> Iterator[Output]:
-        yield from self.peer.decode(self.mode, task)
+        yield from self.worker.decode(task)
 
 
-def worker_command(python: str | None) -> list[str]:
-    return [python or sys.executable, str(WORKER)]
+def fastest_peers(
+    name: str,
+    python: str | None,
+    models: Models,
+    tasks: Sequence[Task],
+    record: Callable[[dict[str, Any]], None],
+    scratch: Path,
+    stack: ExitStack,
+) -> list[list[Peer]]:
+    """For each task, and each row of the peer in tables, the mode that is fastest on the task's first prompts: the
+    better of two runs. `record` gets all trials. scratch: a folder for weights; the processes end with `stack`.
+    """
+    job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
+    job["target"] = str(exported(models.target, scratch / "target"))
+    if name == ASSISTED and models.draft is not None:
+        job["draft"] = str(exported(models.draft, scratch / "draft"))
 
+    def start(mode: Mode) -> Worker:
+        return Worker([python or sys.executable, str(WORKER)], {**job, "mode": mode})
 
-@dataclass(frozen=True)
-class Trial:
-    """How fast a mode was when the modes of a row competed: ms per token over a few prompts, the better of two."""
-
-    task: str
-    label: str
-    setting: str
-    ms_per_token: float
-
-
-def tune(
-    peer: Peer, rows: Mapping[str, list[Mode]], task: Task, prompts: int = 4
-) -> tuple[list[PeerMode], list[Trial]]:
-    """For each row the fastest of its modes on the task's first prompts, and everything that was tried."""
-    few = replace(task, sources=task.sources[: max(prompts, 2 * (task.slots or 1))])
-    chosen, trials = [], []
-    for label, modes in rows.items():
-        timed = []
+    found: list[list[Peer]] = [[] for _ in tasks]
+    for label, modes in PEERS[name].items():
+        times = []
         for mode in modes:
-            peer.decode(mode, few)  # warm-up
-            passes = [peer.decode(mode, few) for _ in range(2)]
-            ms = min(1e3 * sum(o.seconds for o in outputs) / sum(len(o.tokens) for o in outputs) for outputs in passes)
-            timed.append((ms, PeerMode(peer, label, mode)))
-            trials.append(Trial(task.name, label, timed[-1][1].setting, ms))
-        chosen.append(min(timed, key=lambda pair: pair[0])[1])
-    return chosen, trials
+            with closing(start(mode)) as worker:
+                times.append([trial_ms(worker, task) for task in tasks])
+            for task, ms in zip(tasks, times[-1], strict=True):
+                record({"kind": "trial", "task": task.title, "label": label, **mode, "ms_per_token": ms})
+        workers: dict[int, Worker] = {}
+        for peers, of_task in zip(found, zip(*times, strict=True), strict=True):
+            best = of_task.index(min(of_task))
+            if best not in workers:
+                workers[best] = stack.enter_context(closing(start(modes[best])))
+            setting = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in modes[best].items())
+            peers.append(Peer(label, setting, 0.0, None, workers[best]))
+    return found
+
+
+def trial_ms(worker: Worker, task: Task) -> float:
+    few = replace(task, sources=task.sources[: max(TRIAL, 2 * (task.slots or 1))])
+    _, *runs = (worker.decode(few) for _ in range(3))  # the first to warm up
+    return min(1e3 * sum(each.seconds for each in run) / sum(len(each.tokens) for each in run) for run in runs)

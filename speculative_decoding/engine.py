@@ -17,6 +17,7 @@ from .decoding.request import prepare
 from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .drafters import BatchDrafter
+from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
@@ -80,7 +81,9 @@ class Engine:
     def __init__(
         self, model: EncoderDecoder, tokenizer: Tokenizer, drafter: BatchDrafter, *, slots: int, strict: bool = False
     ) -> None:
-        """strict: all requests are `strict`, with the same max_tokens and length. drafter: serves this engine alone."""
+        """strict: all requests are `strict`, with the same max_tokens and length, and there are `slots` rows from the
+        beginning. drafter: serves this engine alone.
+        """
         self._model, self._tokenizer, self._drafter = model, tokenizer, drafter
         self._slots, self._strict = slots, strict
         self._queue: deque[Request] = deque()
@@ -92,7 +95,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._waiting or any(self._requests))
+        return not self._waiting and not any(self._requests)
 
     @property
     def wants_more(self) -> bool:
@@ -108,6 +111,8 @@ class Engine:
 
         Raises `InputError` for a prompt or options that cannot be decoded.
         """
+        if options.strict != self._strict:
+            raise InputError(f"strict is {self._strict} for all requests of this engine, not {options.strict}")
         row, ending = prepare(self._model, self._tokenizer, prompt, options, length)
         stats = GenerationStats(prompt_tokens=len(row.source))
         request = Request(row, ending, stats)
@@ -118,7 +123,9 @@ class Engine:
         """Drop a request; its slot is free before the next round. Nothing happens to one that has ended."""
         if request.finish_reason is not None:
             return
-        request.finish_reason = request.row.finish_reason = "cancelled"
+        request.finish_reason = "cancelled"
+        if request in self._requests:
+            self._free(request.row.slot)
         for queue in (self._queue, self._sorted):
             if request in queue:
                 queue.remove(request)
@@ -136,21 +143,23 @@ class Engine:
             request = self._requests[slot]
             assert request is not None
             events.append(Event(request, event, request.add(event)))
+            if request.finish_reason:
+                self._free(slot)
         return events
 
+    def _free(self, slot: int) -> None:
+        assert self._batch is not None
+        self._requests[slot] = self._batch.rows[slot] = None
+
     def _fill(self) -> None:
-        free = [slot for slot, request in enumerate(self._requests) if request is None or request.finish_reason]
-        for slot in free:
-            self._requests[slot] = None
-        busy = len(self._requests) - len(free)
-        self._resize(busy, min(self._slots, busy + self._waiting))
+        busy = len(self._requests) - self._requests.count(None)
+        wanted = self._slots if self._strict else min(self._slots, busy + self._waiting)
+        self._resize(wanted)
         for slot, request in enumerate(self._requests):
             if request is None and self._waiting:
                 if not self._encoded:
                     self._encode()
                 self._assign(slot, *self._encoded.popleft())
-        if self._batch is not None:
-            self._batch.rows[:] = [None if each is None else each.row for each in self._requests]
 
     def _encode(self) -> None:
         """The next requests, as many together as there are slots."""
@@ -175,11 +184,12 @@ class Engine:
             self._batch = batch = Batch(self._model, self._drafter, cache, [None] * len(self._requests))
             if self._strict:
                 batch.width = strict_width(cache, row.options, row.length.most, row.given)
+        batch.rows[slot] = row
         read_prefix(self._model, cache, row)
         row.length.begin()
         self._drafter.begin(row)
 
-    def _resize(self, busy: int, wanted: int) -> None:
+    def _resize(self, wanted: int) -> None:
         """As many rows as are needed, give or take a factor of two: a pass computes all of them."""
         rows = len(self._requests)
         if self._batch is None:
@@ -187,7 +197,7 @@ class Engine:
             return
         if wanted > rows:
             size = min(self._slots, max(wanted, 2 * rows))
-        elif 0 < wanted <= rows // 2 and self._batch.width is None:
+        elif 0 < wanted <= rows // 2:
             size = wanted
         else:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -24,6 +24,8 @@ from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
+from .sampling.options import accepted
+from .sampling.values import Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._lengths: dict[tuple[str, int], DraftLength] = {}
+        self._ngrams: dict[tuple[int, int], NgramDrafter] = {}  # by the sizes that they look up
         if self._draft is not None:
             require_same_tokens(self.model, self._draft.model)
         self._drafter(self.options)  # raises where models and options do not fit
@@ -122,9 +125,10 @@ class Session:
         Raises `InputError` for the keywords; a prompt that cannot be decoded gets an error of its own.
         """
         given = dict(given)
-        slots, max_memory_gb = given.pop("slots", None) or self.slots, given.pop("max_memory_gb", None)
-        if slots < 1:
-            raise InputError(f"slots must be >= 1, not {slots}")
+        slots, max_memory_gb = given.pop("slots", None), given.pop("max_memory_gb", None)
+        slots = self.slots if slots is None else slots
+        if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
+            raise InputError(f"slots must be >= 1 and whole, not {slots!r}")
         options = self.options_with(given)
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InputError(
@@ -132,6 +136,7 @@ class Session:
             )
         if max_memory_gb is not None:
             draft = None if self._draft is None else self._draft.model
+            max_memory_gb = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
             slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens)
         return self._batch(prompts, options, self._engine(options, slots), slots)
 
@@ -148,7 +153,8 @@ class Session:
         drafter = given.get("drafter", self.options.drafter)
         if drafter is None:
             drafter = "none" if self._draft is None else "model"
-        return self.options.changed({**given, "drafter": drafter})
+            given = {name: value for name, value in given.items() if name != "drafter"}  # nobody chose it
+        return replace(self.options, drafter=drafter).changed(given)
 
     def length_of(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """How many tokens are drafted, with `slots` rows. One that adapts is kept, and learns from all requests."""
@@ -171,12 +177,16 @@ class Session:
         return given if given is None or isinstance(given, DraftModel) else DraftModel(given)
 
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
-        sizes = options.max_ngram_size, options.min_ngram_size
-        if self.ngram is None and options.drafter in ("ngram", "auto"):
-            if sizes != (self.options.max_ngram_size, self.options.min_ngram_size):
-                return choose_drafter(options, self.model, self._draft)  # looks up otherwise than the session's
-            self.ngram = new_ngram(self.model, *sizes)
-        return choose_drafter(options, self.model, self._draft, self.ngram)
+        ngram, ours = self.ngram, self.options
+        if options.drafter in ("ngram", "auto"):
+            sizes = options.max_ngram_size, options.min_ngram_size
+            if ngram is None:
+                ngram = self._ngrams[sizes] = self._ngrams.get(sizes) or new_ngram(self.model, *sizes)
+            elif sizes != (ours.max_ngram_size, ours.min_ngram_size):
+                raise InputError(
+                    "max_ngram_size and min_ngram_size have no effect with an ngram; leave one of them out"
+                )
+        return choose_drafter(options, self.model, self._draft, ngram)
 
     def _engine(self, options: GenerationOptions, slots: int) -> Engine:
         mx.reset_peak_memory()
@@ -209,11 +219,11 @@ class Session:
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> Request:
-        if isinstance(prompt, str):
+        if not isinstance(prompt, Mapping):
             return engine.submit(prompt, options, self.length_of(options, slots))
         own = {name: value for name, value in prompt.items() if name != "prompt"}
         row = options.for_row(own)
-        return engine.submit(prompt["prompt"], row, self.length_of(row, slots))
+        return engine.submit(prompt.get("prompt", ""), row, self.length_of(row, slots))
 
 
 def stream_of(

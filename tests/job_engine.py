@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from speculative_decoding.batch import BatchResult
+from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.generate import GenerationResult
 from speculative_decoding.jobs import Job, Journal, RowParser, Totals, output, read_lines
 from speculative_decoding.jobs.job import Engine
 
@@ -70,8 +69,6 @@ def result_of(prompt: str) -> GenerationResult:
         accepted_tokens=count - 2,
         encode_seconds=0.5,
         decode_seconds=1.5,
-        split_seconds=1.0,
-        split_draft_seconds=0.25,
         time_to_first_token=0.5 + count / 10,
     )
     return GenerationResult(prompt[::-1], list(range(count)), "stop", stats)
@@ -125,41 +122,6 @@ def fork(victim: Callable[[], object]) -> int:
 
         traceback.print_exc()
     os._exit(1)
-
-
-def has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def killed_at_random(folder: Path, kills: int = 20) -> dict[str, Any]:
-    """One job, killed so many times and resumed each time. Says how often that was in the middle of something."""
-    output.COMMIT_SECONDS = 0.03
-    content, path, whole = sample_input(700), folder / "results.jsonl", folder / "whole.jsonl"
-    run_job(whole, content)
-    dice = random.Random()
-    killed = ahead = 0
-    while killed < kills:
-        before = size_of(path)
-        pid = fork(lambda: run_job(path, content, engine(at_random(), seconds=0.002), resume=True))
-        while killed % 2 and size_of(path) <= before and not has_ended(pid):
-            time.sleep(0.001)  # every second time, not before it is writing
-        time.sleep(dice.uniform(0, 0.12))
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        killed += os.WIFSIGNALED(status)
-        assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
-        checkpoint = output.checkpoint_path(path)
-        if path.exists() and checkpoint.exists():
-            ahead += size_of(path) > json.loads(checkpoint.read_text())["size"]
-        if not os.WIFSIGNALED(status):  # finished: begin another
-            assert path.read_bytes() == whole.read_bytes()
-            path.unlink()
-    run_job(path, content, resume=True)
-    return {"identical": path.read_bytes() == whole.read_bytes(), "ahead": ahead}
 
 
 class HalfWrites:

@@ -9,23 +9,26 @@ import pytest
 
 from speculative_decoding import InputError
 from speculative_decoding.drafters import (
-    Asked,
     AutoDrafter,
     Draft,
     Drafter,
+    DraftModel,
     NgramDrafter,
+    Row,
     SeparateDrafters,
+    Wanted,
     choose_drafter,
 )
-from speculative_decoding.drafters.base import COPY, GUESS, MODEL
-from speculative_decoding.sampling import SamplingParams
-from tests.tiny import noisy_copy, run, tiny_model, tokens_of
+from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.sampling import GenerationOptions
+from tests.tiny import VOCAB, noisy_copy, run, tiny_model, tokens_of
 
 SOURCE = [5, 9, 3, 7, 11, 13, 4, 8, 1]
+KNOWN, UNKNOWN = [0, 5, 9, 3, 7], [0, 20, 21, 22, 23]  # stands in the source, and does not
 
 
-class Speaker(Drafter):
-    """A draft model as far as anyone can see: always says 2."""
+class Twos(Drafter):
+    """A draft model as far as anyone can see: always proposes 2."""
 
     def begin(self, input_tokens: Sequence[int]) -> None:
         self.asked = 0
@@ -35,65 +38,91 @@ class Speaker(Drafter):
         return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
 
 
-def auto(speaker: Drafter, sure: float) -> AutoDrafter:
-    drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(lambda sampling, coupled: speaker), sure)
-    drafter.begin(0, SOURCE, None, SamplingParams(), coupled=False)
+def row_of(tokens: list[int], slot: int = 0) -> Row:
+    return Row(GenerationOptions(), SOURCE, tokens, slot)
+
+
+def auto(model: Drafter, sure: float = 0.7) -> AutoDrafter:
+    drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(lambda: model), VOCAB, sure)
+    drafter.begin(row_of([0]))
     return drafter
 
 
 def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
-    kind = drafter.kinds(0, tokens)[0]
-    (draft,) = drafter.propose([Asked(0, tokens, count, kind)])
+    row = row_of(tokens)
+    kind = drafter.kind(row)
+    draft = drafter.propose([Wanted(row, count, kind)], 1)
     return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
 
 
 def test_a_sure_copy_is_taken_and_the_model_is_not_asked() -> None:
-    speaker = Speaker()
-    drafter = auto(speaker, 0.7)
-    assert proposed(drafter, [0, 5, 9, 3, 7]) == (COPY, [11, 13, 4])
-    assert speaker.asked == 0
+    model = Twos()
+    drafter = auto(model)
+    assert proposed(drafter, KNOWN) == (COPY, [11, 13, 4])
+    assert model.asked == 0
 
 
-def test_where_nothing_matches_the_model_speaks() -> None:
-    speaker = Speaker()
-    drafter = auto(speaker, 0.7)
-    assert proposed(drafter, [0, 20, 21, 22, 23]) == (MODEL, [2, 2, 2])
-    assert speaker.asked == 1
+def test_where_nothing_matches_the_model_proposes() -> None:
+    model = Twos()
+    drafter = auto(model)
+    assert proposed(drafter, UNKNOWN) == (MODEL, [2, 2, 2])
+    assert model.asked == 1
+
+
+def test_a_copy_that_is_not_sure_enough_is_left_to_the_model() -> None:
+    chance = NgramDrafter()
+    chance.begin(SOURCE)
+    sure = chance.match(KNOWN).chance
+    assert proposed(auto(Twos(), sure), KNOWN)[0] == COPY
+    assert proposed(auto(Twos(), sure + 0.01), KNOWN) == (MODEL, [2, 2, 2])
 
 
 def test_copies_that_proved_wrong_are_trusted_less() -> None:
     """The same kind of match, again and again followed by something else, ends up with the model."""
-    drafter, kinds = auto(Speaker(), 0.7), []
+    drafter, kinds = auto(Twos()), []
     for _ in range(40):
-        drafter.begin(0, SOURCE, None, SamplingParams(), coupled=False)
-        kinds.append(proposed(drafter, [0, 5, 9, 3, 7])[0])
-        drafter.kinds(0, [0, 5, 9, 3, 7, 20])  # so much for the copy
+        drafter.begin(row_of([0]))
+        kinds.append(proposed(drafter, KNOWN)[0])
+        drafter.kind(row_of([*KNOWN, 20]))  # so much for the copy
     assert kinds[0] == COPY and kinds[-1] == MODEL
 
 
-def test_an_unlikely_copy_may_be_tried_instead_of_the_model() -> None:
-    speaker = Speaker()
-    drafter, tokens = auto(speaker, 0.99), [0, 5, 9, 3, 7]
-    assert drafter.kinds(0, tokens) == (MODEL, GUESS)
-    (draft,) = drafter.propose([Asked(0, tokens, 3, GUESS)])
-    assert draft.tokens.tolist() == [[11, 13, 4]] and speaker.asked == 0
-    assert drafter.kinds(0, [0, 20, 21, 22, 23]) == (MODEL,)  # nothing to copy
+def mixed(drafter: AutoDrafter) -> Draft:
+    """Three tokens wanted in slot 0, where the model proposes; nothing in 1; two in slot 2, a copy."""
+    rows = [row_of(UNKNOWN), row_of(KNOWN, 2)]
+    return drafter.propose([Wanted(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
 
 
-def test_a_mixed_batch_gets_its_drafts_in_order() -> None:
-    drafter = auto(Speaker(), 0.7)
-    drafter.begin(1, SOURCE, None, SamplingParams(), coupled=False)
-    rows = [(0, [0, 20, 21, 22]), (1, [0, 5, 9, 3, 7])]
-    drafts = drafter.propose([Asked(slot, tokens, 2, drafter.kinds(slot, tokens)[0]) for slot, tokens in rows])
-    assert [draft.tokens.tolist() for draft in drafts] == [[[2, 2]], [[11, 13]]]
+def test_a_mixed_batch_gets_its_drafts_in_its_slots() -> None:
+    drafter = auto(Twos())
+    drafter.begin(row_of([0], 2))
+    draft = mixed(drafter)
+    rows: list[list[int]] = draft.tokens.tolist()  # type: ignore[assignment]
+    assert [ids[: draft.length(slot)] for slot, ids in enumerate(rows)] == [[2, 2, 2], [], [11, 13]]
+    drafter.select([2, 0])  # the rows move
+    assert drafter.kind(row_of(KNOWN)) == COPY and drafter.kind(row_of(UNKNOWN, 1)) == MODEL
+
+
+def test_a_copy_beside_sampled_tokens_counts_as_certain() -> None:
+    class Sampled(Twos):
+        def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+            return Draft(super().propose(tokens, num_draft_tokens).tokens, mx.full((1, num_draft_tokens, VOCAB), 0.25))
+
+    drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(Sampled, VOCAB), VOCAB, 0.7)
+    for slot in (0, 2):
+        drafter.begin(row_of([0], slot))
+    draft = mixed(drafter)
+    assert draft.probs is not None and draft.probs.shape == (3, 3, VOCAB)
+    assert (draft.probs[0] == 0.25).all()
+    assert mx.argmax(draft.probs[2], axis=-1).tolist()[:2] == [11, 13] and draft.probs[2].sum().item() <= 3
 
 
 def test_a_session_may_have_only_one_of_the_two() -> None:
-    target = tiny_model()
-    copies = choose_drafter("auto", target)
-    copies.begin(0, SOURCE, None, SamplingParams(), coupled=False)
-    assert copies.kinds(0, [0, 20, 21]) == (COPY,)
-    assert isinstance(choose_drafter("auto", target, noisy_copy(target)), AutoDrafter)
+    target, options = tiny_model(), GenerationOptions(drafter="auto")
+    copies = choose_drafter(options, target)
+    copies.begin(row_of([0]))
+    assert copies.kind(row_of([0, 20, 21])) == COPY
+    assert isinstance(choose_drafter(options, target, DraftModel(noisy_copy(target))), AutoDrafter)
 
 
 def test_any_object_with_begin_and_propose_drafts() -> None:
@@ -104,8 +133,8 @@ def test_any_object_with_begin_and_propose_drafts() -> None:
             return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
 
     target = tiny_model()
-    brought = choose_drafter(Plain(), target)  # type: ignore[arg-type]
+    brought = choose_drafter(GenerationOptions(drafter=Plain()), target)
     rounds = run(target, SOURCE, brought, max_tokens=12)
     assert tokens_of(rounds) == tokens_of(run(target, SOURCE, max_tokens=12)) and rounds[0].drafted == 4
     with pytest.raises(InputError, match="begin and propose"):
-        choose_drafter(object(), target)  # type: ignore[arg-type]
+        choose_drafter(GenerationOptions(drafter=object()), target)

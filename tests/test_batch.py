@@ -1,30 +1,26 @@
-"""Laws of batches: a row is what its prompt alone would give, whoever sits beside it."""
+"""Laws of batches: a row is what its prompt alone would give, whatever is decoded beside it."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import product
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from speculative_decoding.models.memory import slots_within
 
-from speculative_decoding import InputError, SamplingParams, Session, batch_generate, generate
-from speculative_decoding.batch import WINDOW
-from speculative_decoding.draft_length.costs import Costs
-from speculative_decoding.draft_length.joint import JointLength
-from speculative_decoding.draft_length.schedules import Drafted, FixedLength
-from speculative_decoding.drafters import DraftModel, NgramDrafter
-from speculative_decoding.drafters.base import MODEL
-from speculative_decoding.drafters.model import BatchModelDrafter
+from speculative_decoding import GenerationResult, InputError, Session, batch_generate, generate
+from speculative_decoding.draft_length import Choice, Drafted, DraftLength, FixedLength
+from speculative_decoding.drafters import DraftModel, NgramDrafter, Row, Wanted
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
-from speculative_decoding.generate import GenerationResult
+from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.compiled import Compiled
-from speculative_decoding.models.memory import slots_within
-from tests.test_generate import Letters
-from tests.tiny import noisy_copy, tiny_model
+from speculative_decoding.sampling import GenerationOptions
+from tests.tiny import model_drafter, noisy_copy, tiny_model
+from tests.together import Letters
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
@@ -34,7 +30,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {},
     "model": {"draft_model": DRAFT},
     "model, trimmed": {"draft_model": TRIMMED},
-    "model, unsure": {"draft_model": DraftModel(DRAFT, confidence_threshold=0.5)},
+    "model, unsure": {"draft_model": DRAFT, "confidence_threshold": 0.5},
     "ngram": {"drafter": "ngram", "ngram": NgramDrafter(min_chance=0.0)},
     "auto": {"draft_model": DRAFT, "drafter": "auto", "ngram": NgramDrafter(min_chance=0.0)},
 }
@@ -61,8 +57,9 @@ def alone(**options: Any) -> list[GenerationResult]:
     return [generate(TARGET, Letters(), prompt, **options) for prompt in PROMPTS]
 
 
-def check_identity(slots: int, drafter: str = "model", **options: Any) -> None:
-    assert all(map(same, batch(PROMPTS, slots=slots, **DRAFTERS[drafter], **options), alone(**options)))
+def check_identity(slots: int, drafter: str = "model", num_draft: Any = 5, **options: Any) -> None:
+    results = batch(PROMPTS, slots=slots, num_draft=num_draft, **DRAFTERS[drafter], **options)
+    assert all(map(same, results, alone(**options)))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8, 32])
@@ -73,9 +70,9 @@ def test_a_row_is_what_its_prompt_alone_gives(drafter: str, slots: int) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_rows_depend_on_their_seeds_alone(drafter: str) -> None:
-    for slots, seed in product((2, 8), range(3)):
-        sampling = SamplingParams(temperature=1.0, seed=seed, repetition_penalty=1.1 if seed else 1.0)
-        check_identity(slots, drafter, sampling=sampling, acceptance="coupled", max_tokens=12)
+    for slots, seed in ((2, 0), (8, 1), (3, 2)):
+        options = {"temperature": 1.0, "seed": seed, "repetition_penalty": 1.1 if seed else 1.0}
+        check_identity(slots, drafter, acceptance="coupled", max_tokens=12, **options)
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
@@ -86,13 +83,10 @@ def test_samples_do_not_depend_on_the_neighbours(drafter: str, acceptance: str) 
     Not so with drafters that learn from row to row: what they draft, and with it the sample of a seed, depends on what
     came before (its law does not; and coupled samples do not).
     """
-    for seed in range(2):
-        options = {"sampling": SamplingParams(temperature=1.0, seed=seed), "acceptance": acceptance, "max_tokens": 12}
-        expected = [
-            generate(TARGET, Letters(), prompt, **DRAFTERS[drafter], **options)  # type: ignore[arg-type]
-            for prompt in PROMPTS
-        ]
-        assert all(map(same, batch(PROMPTS, slots=4, **DRAFTERS[drafter], **options), expected))
+    options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "max_tokens": 12} | DRAFTERS[drafter]
+    rows = [{"prompt": prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS)]
+    expected = [generate(TARGET, Letters(), prompt, seed=seed, **options) for seed, prompt in enumerate(PROMPTS)]
+    assert all(map(same, batch(rows, slots=4, **options), expected))
 
 
 OWN: list[dict[str, Any]] = [
@@ -115,21 +109,19 @@ def test_rows_may_have_options_of_their_own(slots: int) -> None:
     rows = [{"prompt": prompt} | own for prompt, own in zip(PROMPTS, [*OWN, *OWN], strict=False)]
     results = batch(rows, slots=slots, draft_model=DRAFT, max_tokens=12)
     for row, result in zip(rows, results, strict=True):
-        own = {name: value for name, value in row.items() if name != "prompt"}
-        sampling = {
-            name: own.pop(name) for name in ("temperature", "top_k", "seed", "repetition_penalty") if name in own
-        }
-        options = {"max_tokens": 12, "sampling": SamplingParams(**sampling), "draft_model": DRAFT} | own
-        assert same(result, generate(TARGET, Letters(), row["prompt"], **options)), row
+        options: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT} | row
+        prompt = options.pop("prompt")
+        assert same(result, generate(TARGET, Letters(), prompt, **options)), row
 
 
 def test_the_end_comes_at_every_position_of_a_batch() -> None:
-    options: dict[str, Any] = {"acceptance": "coupled", "max_tokens": 25}
-    hot = [SamplingParams(temperature=3.0, seed=seed) for seed in range(60)]
-    rows = [{"prompt": PROMPTS[each.seed % len(PROMPTS)], "temperature": 3.0, "seed": each.seed} for each in hot]
-    results = batch(rows, slots=5, draft_model=DRAFT, **options)
-    for row, sampling, result in zip(rows, hot, results, strict=True):
-        assert same(result, generate(TARGET, Letters(), str(row["prompt"]), sampling=sampling, **options))
+    shared: dict[str, Any] = {"acceptance": "coupled", "max_tokens": 25, "draft_model": DRAFT}
+    hot = [{"temperature": 3.0, "seed": seed} for seed in range(40)]
+    prompts = [PROMPTS[seed % len(PROMPTS)] for seed in range(40)]
+    rows = [{"prompt": prompt} | own for prompt, own in zip(prompts, hot, strict=True)]
+    results = batch(rows, slots=5, temperature=1.0, **shared)
+    for prompt, own, result in zip(prompts, hot, results, strict=True):
+        assert same(result, generate(TARGET, Letters(), prompt, **shared, **own))
     assert len({len(result.tokens) for result in results if result.finish_reason == "stop"}) > 10
 
 
@@ -195,7 +187,7 @@ def test_input_is_read_only_a_window_ahead() -> None:
     assert read == 0
     for done in range(1, 41):
         next(results)
-        assert read <= done + 2 * 2 + WINDOW * 2
+        assert read <= done + 2 + QUEUE_PER_SLOT * 2
     results.close()  # type: ignore[attr-defined]
 
 
@@ -212,21 +204,20 @@ def test_peak_memory_grows_with_the_slots_and_not_with_the_prompts() -> None:
 
 
 class Watched(FixedLength):
-    """Keeps what it is asked and told."""
+    """Keeps of how many rows it is asked and told."""
 
     def __init__(self) -> None:
         super().__init__(3)
         self.asked: list[int] = []
         self.told: list[int] = []
-        self.traced = Compiled.traced
 
-    def next_of_rows(self, rows: Sequence[tuple[int, str]]) -> list[int]:
+    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
         self.asked.append(len(rows))
-        return super().next_of_rows(rows)
+        self.traced = Compiled.traced
+        return super().choose(rows)
 
-    def observe_rows(self, rows: Sequence[Drafted], seconds: float) -> None:
-        traced, self.traced = self.traced, Compiled.traced
-        assert seconds > 0 if traced == Compiled.traced else seconds == 0
+    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
+        assert seconds > 0 if self.traced == Compiled.traced else seconds == 0
         assert all(0 <= row.accepted <= row.drafted <= row.asked <= 3 for row in rows)
         self.told.append(len(rows))
 
@@ -239,27 +230,51 @@ def test_a_length_decides_for_all_of_its_rows_at_once() -> None:
     assert shared.told == shared.asked and own.told == own.asked
 
 
-def test_lengths_that_are_decided_together_change_nothing() -> None:
-    """Whatever is drafted, also where costs make it draft, park and probe in turns."""
-    for slope, drafter in product((0.0, 0.2, 1.0), ("model", "ngram", "auto")):
-        costs = Costs(tuple(1e-4 * (1 + slope * i) for i in range(17)), 1e-6)
-        length = JointLength(costs.with_free_draft(), kinds={MODEL: costs})
-        assert all(
-            map(
-                same,
-                batch(PROMPTS, slots=4, num_draft=length, max_tokens=20, **DRAFTERS[drafter]),
-                alone(max_tokens=20),
-            )
-        )
+class Erratic(DraftLength):
+    """Rounds without a draft, and any length and kind at all."""
+
+    most = 9
+
+    def __init__(self) -> None:
+        self.dice = random.Random(3)
+        self.skipped = 0
+
+    def skips_round(self) -> bool:
+        skips = self.dice.random() < 0.3
+        self.skipped += skips
+        return skips
+
+    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
+        return [(self.dice.choice(row.kinds), self.dice.randint(0, min(self.most, row.room))) for row in rows]
+
+    def describe(self) -> str:
+        return "at random"
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
+def test_whatever_a_length_decides_changes_nothing(drafter: str) -> None:
+    length = Erratic()
+    for num_draft in (length, "auto", "heuristic", "heuristic_transient"):
+        check_identity(4, drafter, num_draft=num_draft, max_tokens=20)
+    assert length.skipped > 5
 
 
 def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
-    rows: list[Any] = ["abc", "  ", {"prompt": "b", "top_p": 3.0}, {"prompt": "b", "max_tokens": 0}, "cab"]
+    bad: dict[int, tuple[Any, str]] = {
+        1: ("  ", "prompt is empty"),
+        2: ({"prompt": "b", "top_p": 3.0}, "top_p"),
+        3: ({"prompt": "b", "max_tokens": 0}, "max_tokens"),
+        4: ({"prompt": "b", "strict": True}, "strict holds for all rows"),
+        5: ({"prompt": "b", "tempreature": 1.0}, "did you mean temperature"),
+        6: ({"max_tokens": 3}, "prompt is empty"),
+        7: (None, "prompt is empty"),
+    }
+    rows: list[Any] = ["abc", *(row for row, _ in bad.values()), "cab"]
     found = {each.index: each for each in batch_generate(TARGET, Letters(), rows, slots=2)}
-    assert [index for index in found if found[index].error] and len(found) == 5
-    for index, named in ((1, "prompt is empty"), (2, "top_p"), (3, "max_tokens")):
+    assert sorted(found) == list(range(9))
+    for index, (_, named) in bad.items():
         assert found[index].result is None and named in (found[index].error or "")
-    for index in (0, 4):
+    for index in (0, 8):
         result = found[index].result
         assert result is not None and result.text == generate(TARGET, Letters(), rows[index]).text
 
@@ -270,7 +285,7 @@ def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
         ({"slots": 0}, "slots must be >= 1"),
         ({"drafter": NgramDrafter()}, "given by name"),
         ({"drafter": "model"}, "needs a draft model"),
-        ({"delta": 2.0}, "delta"),
+        ({"draft_model": DRAFT, "delta": 2.0}, "delta"),
         ({"num_draft": "often"}, "num_draft"),
         ({"max_memory_gb": 0.000001}, "is too little"),
     ],
@@ -317,14 +332,14 @@ def test_strict_rows_have_one_shape() -> None:
 
 def test_rows_that_draft_nothing_stay_where_they_are() -> None:
     """One row of a batch drafts, the other does not: the draft model's cache must not move on under it."""
-    drafter = BatchModelDrafter(DRAFT, TARGET, 2)
-    for slot, source in enumerate(([5, 9, 1], [7, 3, 8, 1])):
-        (reading,) = drafter.read([source])
-        drafter.begin(slot, source, reading, SamplingParams(), coupled=False)
-    from speculative_decoding.drafters import Asked
-
-    alone = drafter.propose([Asked(1, [0, 4], 3)])[0].tokens.tolist()
+    drafter = model_drafter(TARGET, DRAFT)
+    still, moving = (
+        Row(GenerationOptions(), source, tokens, slot)
+        for slot, (source, tokens) in enumerate((([5, 9, 1], [0]), ([7, 3, 8, 1], [0, 4])))
+    )
+    for row in (still, moving):
+        drafter.begin(row)
+    alone = drafter.propose([Wanted(moving, 3)], 2).tokens[1].tolist()
     for _ in range(3):
-        drafter.propose([Asked(0, [0], 4)])
-    assert drafter.propose([Asked(1, [0, 4], 3)])[0].tokens.tolist() == alone
-    mx.eval([])
+        mx.eval(drafter.propose([Wanted(still, 4)], 2).tokens)
+    assert drafter.propose([Wanted(moving, 3)], 2).tokens[1].tolist() == alone

@@ -28,11 +28,7 @@ SHORTER = (
     (INSTALLING, ""),
     (r"python -m pytest(.*)", r"python -m pytest --collect-only -q -p no:cacheprovider\1 >/dev/null"),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
-    (
-        r"python -m speculative_decoding\.benchmark\b",
-        "python -m benchmarks.main two.txt --repeats 1 --num-draft 3 -m 8",
-    ),
-    (r"python -m speculative_decoding\.tune\b", "python -m benchmarks.tune -m 8"),
+    (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )
 
 
@@ -66,7 +62,16 @@ PYTHON = {page: [block for block in blocks(page) if block.language == "python"] 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks like the repository's, so that nothing is written into that."""
     made = tmp_path_factory.mktemp("docs")
-    for name in ("main.py", "convert.py", "data", "tests", "speculative_decoding", "pyproject.toml", "README.md"):
+    for name in (
+        "main.py",
+        "convert.py",
+        "data",
+        "tests",
+        "speculative_decoding",
+        "benchmarks",
+        "pyproject.toml",
+        "README.md",
+    ):
         (made / name).symlink_to(ROOT / name)
     (made / "models").mkdir()
     for model in ("t5-web-docs", "t5-web-docs-draft"):

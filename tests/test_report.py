@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from speculative_decoding import report as report_command
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.report import TraceRun, markdown, read_trace
+from speculative_decoding.cli import report as report_command
+from speculative_decoding.cli.report import markdown
+from speculative_decoding.cli.trace_run import TraceRun, read_trace
 
 PROMPT = "translate English to German: The method returns the value of the property."
 

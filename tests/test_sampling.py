@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding import InputError, SamplingParams
-from speculative_decoding.sampling import Use, key
+from speculative_decoding.sampling import GenerationOptions, History, logprobs, perturbed, scores
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "processors.json").read_text())["cases"]
 PROBS = [0.1, 0.2, 0.3, 0.4]
 
 
+def sampled(**settings: Any) -> GenerationOptions:
+    return GenerationOptions(**({"temperature": 1.0} | settings))
+
+
 def probs_of(logits: list[float], history: list[int], **settings: Any) -> list[float]:
-    sampling = SamplingParams(**({"temperature": 1.0} | settings))
-    return sampling.probs(mx.array([[logits]]), mx.array([history])).tolist()[0][0]  # type: ignore[no-any-return, call-overload, index]
+    found: list[list[list[float]]] = mx.exp(
+        logprobs(mx.array([[logits]]), [sampled(**settings)], History([history]))
+    ).tolist()  # type: ignore[assignment]
+    return found[0][0]
 
 
 @pytest.mark.parametrize(
@@ -44,22 +50,25 @@ def test_four_elements_by_hand(settings: dict[str, Any], kept: list[float]) -> N
     assert np.allclose(probs_of(np.log(PROBS).tolist(), [0], **settings), expected, atol=1e-6)
 
 
+PENALISED = GenerationOptions(repetition_penalty=2.0)
+
+
 def test_the_penalty_divides_positive_and_multiplies_negative_logits_once() -> None:
-    logits = [2.0, -1.0, 0.0, 1.0]
-    penalised = SamplingParams(repetition_penalty=2.0).scores(mx.array([[logits]]), mx.array([[0, 1, 1, 0]]))
-    assert penalised.tolist() == [[[1.0, -2.0, 0.0, 1.0]]]
+    logits = mx.array([[[2.0, -1.0, 0.0, 1.0]]])
+    assert scores(logits, [PENALISED], History([[0, 1, 1, 0]])).tolist() == [[[1.0, -2.0, 0.0, 1.0]]]
 
 
 def test_each_position_sees_the_tokens_before_it_and_no_more() -> None:
-    """Three positions behind the ids 0, 3, 1, 2: the last sees all, the first only 0 and 3."""
-    logits = mx.ones((1, 3, 5))
-    penalised = SamplingParams(repetition_penalty=2.0).scores(logits, mx.array([[0, 3, 1, 2]]))
-    assert penalised.tolist() == [[[0.5, 1, 1, 0.5, 1], [0.5, 0.5, 1, 0.5, 1], [0.5, 0.5, 0.5, 0.5, 1]]]
+    """Three positions behind the ids 0, 3 and a draft of 1, 2: the last sees all, the first only 0 and 3."""
+    found = scores(mx.ones((1, 3, 5)), [PENALISED], History([[0, 3]], mx.array([[1, 2]])))
+    assert found.tolist() == [[[0.5, 1, 1, 0.5, 1], [0.5, 0.5, 1, 0.5, 1], [0.5, 0.5, 0.5, 0.5, 1]]]
 
 
 def test_rows_do_not_see_each_others_tokens() -> None:
-    penalised = SamplingParams(repetition_penalty=2.0).scores(mx.ones((2, 1, 3)), mx.array([[0, 0], [2, 1]]))
-    assert penalised.tolist() == [[[0.5, 1, 1]], [[1, 0.5, 0.5]]]
+    """Whatever their numbers; and one of them has no penalty."""
+    rows = [PENALISED, PENALISED, GenerationOptions()]
+    found = scores(mx.ones((3, 1, 3)), rows, History([[0], [2, 1, 1], [0, 1, 2]]))
+    assert found.tolist() == [[[0.5, 1, 1]], [[1, 0.5, 0.5]], [[1, 1, 1]]]
 
 
 @pytest.mark.parametrize("case", GOLDENS, ids=lambda case: f"{case['settings']}-{len(case['logits'])}")
@@ -69,52 +78,49 @@ def test_probabilities_are_those_of_hugging_face(case: dict[str, Any]) -> None:
     assert np.allclose(ours, case["probs"], atol=1e-6)
 
 
-def test_positions_are_transformed_one_by_one() -> None:
-    """Many positions at once give what each gives alone."""
-    sampling = SamplingParams(temperature=0.8, top_k=6, top_p=0.9, min_p=0.05, repetition_penalty=1.3)
-    logits = 2 * mx.random.normal((1, 4, 12), key=mx.random.key(0))
-    ids = mx.array([[0, 5, 7, 2, 5, 9]])
-    together = sampling.probs(logits, ids)
-    for i in range(4):
-        assert mx.allclose(together[:, i : i + 1], sampling.probs(logits[:, i : i + 1], ids[:, : 3 + i]), atol=1e-7)
+MIXED = [
+    sampled(temperature=0.8, top_k=6, top_p=0.9, min_p=0.05, repetition_penalty=1.3, seed=5),
+    sampled(),
+    sampled(top_k=2, seed=2),
+    sampled(top_k=99, top_p=0.5, seed=9),
+    sampled(temperature=1.4, min_p=0.3, repetition_penalty=0.7, seed=1),
+    GenerationOptions(repetition_penalty=1.2),  # takes the likeliest token; its distribution is that at temperature 1
+]
+LOGITS = 2 * mx.random.normal((len(MIXED), 4, 12), key=mx.random.key(0))
+PAST = [[0, 5, 7], [0], [0, 3, 3, 3, 8], [0, 1], [0, 2, 4, 6, 8, 10], [0, 7, 7]]
+DRAFTED = mx.array(np.random.default_rng(0).integers(0, 12, (len(MIXED), 3)))
+
+
+@pytest.mark.parametrize("compute", [scores, logprobs, perturbed])
+def test_rows_and_positions_are_transformed_one_by_one(compute: Any) -> None:
+    """Rows with other options and pasts, at many positions, give bit for bit what each gives alone."""
+    together = compute(LOGITS, MIXED, History(PAST, DRAFTED))
+    for row, options in enumerate(MIXED):
+        logits, tokens, drafted = LOGITS[row : row + 1], PAST[row], DRAFTED[row : row + 1]
+        assert mx.array_equal(together[row : row + 1], compute(logits, [options], History([tokens], drafted)))
+        for i in range(4):
+            past = [*tokens, *drafted[0, :i].tolist()]  # type: ignore[misc]
+            alone = compute(logits[:, i : i + 1], [options], History([past]))
+            assert mx.array_equal(together[row : row + 1, i : i + 1], alone)
+    assert mx.isfinite(together).any(axis=-1).all()
 
 
 def test_coupled_noise_depends_on_seed_and_position_alone() -> None:
-    logits = mx.random.normal((1, 4, 12), key=mx.random.key(0))
-    sampling = SamplingParams(temperature=1.0, seed=5)
-    together = sampling.perturbed(logits, None, 7)
-    for i in range(4):
-        assert mx.array_equal(together[:, i : i + 1], sampling.perturbed(logits[:, i : i + 1], None, 7 + i))
-    noise = [together - sampling.logprobs(logits, None), sampling.perturbed(logits, None, 8) - together]
-    assert all(mx.abs(x).max() > 0.1 for x in noise)
-    other = SamplingParams(temperature=1.0, seed=6)
-    assert not mx.array_equal(other.perturbed(logits, None, 7), together)
+    def noise(past: Sequence[int], **settings: Any) -> mx.array:
+        options, history = [sampled(**settings)], History([past])
+        return perturbed(LOGITS[:1, :1], options, history) - logprobs(LOGITS[:1, :1], options, history)
+
+    def equal(one: mx.array, other: mx.array) -> bool:
+        return bool(mx.allclose(one, other, atol=1e-5))
+
+    assert equal(noise([0, 1, 2], seed=5), noise([0, 9, 9], seed=5, temperature=0.5, repetition_penalty=1.1))
+    assert not equal(noise([0, 1, 2], seed=5), noise([0, 1, 2, 3], seed=5))
+    assert not equal(noise([0, 1, 2], seed=5), noise([0, 1, 2], seed=6))
 
 
 def test_the_arg_max_of_perturbed_logprobs_is_a_sample() -> None:
-    logits, draws = mx.log(mx.array(PROBS)), 20_000
-    repeated = mx.broadcast_to(logits, (1, draws, 4))
-    found = np.bincount(np.array(mx.argmax(SamplingParams(1.0).perturbed(repeated, None, 1), axis=-1))[0]) / draws
+    draws = 20_000
+    repeated = mx.broadcast_to(mx.log(mx.array(PROBS)), (1, draws, 4))
+    ids = mx.argmax(perturbed(repeated, [sampled()], History([[0]], mx.zeros((1, draws - 1), mx.uint32))), axis=-1)
+    found = np.bincount(np.array(ids)[0], minlength=4) / draws
     assert np.all(np.abs(found - PROBS) < 5 * np.sqrt(np.array(PROBS) / draws))
-
-
-def test_keys_differ_by_seed_position_and_use() -> None:
-    keys = {tuple(key(seed, position, use).tolist()) for seed in range(3) for position in range(40) for use in Use}  # type: ignore[arg-type]
-    assert len(keys) == 3 * 40 * len(Use)
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("temperature", [-1.0, float("nan"), float("inf")]),
-        ("top_k", [-1, 2.5, True]),
-        ("top_p", [0.0, -0.1, 1.1, float("nan")]),
-        ("min_p", [-0.1, 1.1, float("nan")]),
-        ("repetition_penalty", [0.0, -1.0, float("nan"), float("inf")]),
-        ("seed", [-1, 2**32, 0.5]),
-    ],
-)
-def test_bad_values_are_named(name: str, values: list[Any]) -> None:
-    for value in values:
-        with pytest.raises(InputError, match=f"^{name} must be .* not {value}"):
-            SamplingParams(**{name: value})

@@ -6,10 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from speculative_decoding import InputError, Session, generate, load
-from speculative_decoding.draft_length.adaptive import AdaptiveLength
-from speculative_decoding.draft_length.costs import Costs
-from speculative_decoding.draft_length.schedules import FixedLength, HeuristicLength
+from speculative_decoding import GenerationOptions, InputError, Session, generate, load
+from speculative_decoding.draft_length import FixedLength, HeuristicLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
@@ -47,6 +45,7 @@ def test_a_session_decodes_with_its_models(session: Session, regular: list[int])
 def test_a_call_may_choose_otherwise(session: Session, regular: list[int]) -> None:
     assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
     assert session.generate(PROMPT, num_draft=0).stats.drafted_tokens == 0
+    assert session.generate(PROMPT, num_draft=0, drafter=None).stats.drafted_tokens == 0
     assert session.generate(PROMPT, drafter="ngram", num_draft=9).tokens == regular
     assert session.generate(PROMPT, drafter=NoDrafter()).tokens == regular
     assert session.generate(PROMPT, max_tokens=4).tokens == regular[:4]
@@ -78,31 +77,46 @@ def test_a_quantised_target_is_not_its_own_draft() -> None:
 
 def test_a_length_that_learns_is_one_for_the_session(session: Session) -> None:
     length = HeuristicLength(start=3)
-    ours = Session(session.model, session.tokenizer, session.draft_model, num_draft=length)
+    ours = Session(session.model, session.tokenizer, session.draft_model, GenerationOptions(num_draft=length))
     before = length.describe()
     ours.generate(PROMPT)
-    assert ours.length is length and length.describe() != before
+    assert ours.length_of(ours.options) is length and length.describe() != before
 
 
-def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_decoding.decoding.request.costs_of", lambda *_: Costs((1.0, 1.1), 0.1))
+def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None:
+    def lengths(num_draft: object) -> list[object]:
+        options = GenerationOptions(num_draft=num_draft)
+        return [session.length_of(options), session.length_of(options), session.length_of(options, slots=4)]
 
-    def length(num_draft: object) -> object:
-        return Session(session.model, session.tokenizer, session.draft_model, num_draft=num_draft).length  # type: ignore[arg-type]
-
-    assert isinstance(length(3), FixedLength) and isinstance(length("heuristic"), HeuristicLength)
-    assert isinstance(length("auto"), AdaptiveLength)
-    with pytest.raises(InputError, match="num_draft must be a number or one of auto, .*, not 'many'"):
-        length("many")
+    assert all(isinstance(length, FixedLength) for length in lengths(3))
+    for name in ("heuristic", "auto"):  # learn from request to request, apart for each number of rows
+        one, again, other = lengths(name)
+        assert one is again and one is not other
+    assert isinstance(lengths("heuristic")[0], HeuristicLength)
+    with pytest.raises(InputError, match="num_draft must be .*, not 'many'"):
+        lengths("many")
 
 
 def test_a_store_of_the_session_learns_from_request_to_request(session: Session, regular: list[int]) -> None:
     model, tokenizer = session
     ngram = NgramDrafter(pieces=tokenizer.vocabulary.pieces, store=TextStore())
-    ours = Session(model, tokenizer, drafter="ngram", ngram=ngram)
+    ours = Session(model, tokenizer, options=GenerationOptions(drafter="ngram"), ngram=ngram)
     first, second = ours.generate(PROMPT), ours.generate(PROMPT)
     assert first.tokens == second.tokens == regular
     assert second.stats.target_calls < first.stats.target_calls
+
+
+def test_sizes_of_a_call_are_its_own_whatever_was_looked_up_before(session: Session) -> None:
+    def calls(ours: Session, **sizes: int) -> int:
+        return ours.generate(PROMPT, drafter="ngram", **sizes).stats.drafted_tokens
+
+    model, tokenizer = session
+    fresh, used = Session(model, tokenizer), Session(model, tokenizer)
+    expected = calls(fresh, min_ngram_size=5)
+    assert calls(used) > expected
+    assert calls(used, min_ngram_size=5) == expected
+    with pytest.raises(InputError, match="no effect with an ngram"):
+        calls(Session(model, tokenizer, ngram=NgramDrafter()), min_ngram_size=5)
 
 
 @pytest.mark.parametrize(
@@ -110,12 +124,12 @@ def test_a_store_of_the_session_learns_from_request_to_request(session: Session,
     [
         ("model", "drafter 'model' needs a draft model"),
         ("copy", "drafter must be one of model, ngram, auto, none"),
-        (7, "have begin and propose, not 7"),
+        (7, "an object with begin and propose, not 7"),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_at_once(session: Session, drafter: object, named: str) -> None:
     with pytest.raises(InputError, match=named):
-        Session(session.model, session.tokenizer, drafter=drafter)  # type: ignore[arg-type]
+        Session(session.model, session.tokenizer, options=GenerationOptions(drafter=drafter))
 
 
 def test_a_draft_with_other_ids_is_refused_at_once(session: Session) -> None:
@@ -129,7 +143,7 @@ def test_a_trimmed_draft_vocabulary_changes_nothing_but_the_drafts(session: Sess
     draft = session.draft_model
     assert not isinstance(draft, DraftModel) and draft is not None
     vocabulary = DraftVocabulary.from_lines(200, [PROMPT, "It was a good business."], tokenizer, [1])
-    trimmed = Session(model, tokenizer, DraftModel(draft, vocabulary), num_draft=5)
+    trimmed = Session(model, tokenizer, DraftModel(draft, vocabulary))
     result = trimmed.generate(PROMPT)
     assert result.tokens == regular and result.stats.accepted_tokens > 0
     assert mx.array(vocabulary.ids).size < model.config.vocab_size

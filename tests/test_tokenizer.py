@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.drafters import ModelDrafter
+from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import (
     StreamingDetokenizer,
@@ -15,7 +15,6 @@ from speculative_decoding.loading.tokenizer import (
     Vocabulary,
     load_tokenizer,
 )
-from speculative_decoding.sampling import SamplingParams
 from tests.tiny import tiny_model
 
 DATA = BUNDLED.parent / "data"
@@ -99,12 +98,12 @@ def test_vocabularies_are_compared_piece_by_piece() -> None:
 def test_a_draft_with_other_tokens_is_refused_with_the_first_that_differs() -> None:
     target, draft = tiny_model(), tiny_model()
     target.pieces, draft.pieces = Bytes().vocabulary.pieces, Bytes().vocabulary.pieces
-    ModelDrafter(draft, target, SamplingParams())
+    require_same_tokens(target, draft)
     draft.pieces = Vocabulary({"x": 5}).pieces
     with pytest.raises(InputError, match="token 5 is 'x'"):
-        ModelDrafter(draft, target, SamplingParams())
+        require_same_tokens(target, draft)
     with pytest.raises(InputError, match="decoder_start_token_id is 3"):
-        ModelDrafter(tiny_model(decoder_start_token_id=3), target, SamplingParams())
+        require_same_tokens(target, tiny_model(decoder_start_token_id=3))
 
 
 def test_a_folder_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from speculative_decoding import SamplingParams, stream_generate
-from speculative_decoding.cli.views import DraftView, accepted_bars, has_colour, visible
+from speculative_decoding import stream_generate
+from speculative_decoding.cli.screen import has_colour, visible
+from speculative_decoding.cli.views import DraftView, accepted_bars
 from speculative_decoding.cli.watching import watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
@@ -23,7 +24,6 @@ from tests.tiny import DRAFTERS, SOURCES, Scripted, noisy_copy, run, tiny_model,
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
-GREEDY = SamplingParams()
 GREEN, RED, BLUE = "color(2)", "strike color(1)", "color(12)"  # as ANSI has them
 
 
@@ -89,7 +89,7 @@ def test_the_text_is_what_was_not_struck_out(drafter: str) -> None:
         letters = Letters().decode(source)
         regular = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
         for colour in (True, False):
-            made = DRAFTERS[drafter](TARGET, DRAFT, GREEDY, regular, False)
+            made = DRAFTERS[drafter](TARGET, DRAFT, regular)
             shown, text, events = show(
                 TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft=4
             )
@@ -134,7 +134,8 @@ def test_a_line_per_round_adds_up_to_the_text(colour: bool) -> None:
     lines = Text.from_ansi(shown).plain.splitlines()
     assert len(lines) == len(events)
     for number, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
-        assert line.startswith(f"round {number}: {event.accepted} of {event.drafted} accepted, model, ")
+        kind = ", model" if event.drafted else ""
+        assert line.startswith(f"round {number}: {event.accepted} of {event.drafted} accepted{kind}, ")
     if not colour:
         bare = [re.sub(r"\[-.*?-\]|\{\+|\+\}", "", line.split("ms", 1)[1].split(": ", 1)[1]) for line in lines]
         assert "".join(bare) == text

@@ -2,7 +2,7 @@
 and tokenizer, with random weights.
 
     python -m tests.useless_draft DIR
-    python -m benchmarks.tune --draft-model DIR --drafter model --num-draft auto --prompts FILE --dry-run
+    python -m benchmarks FILE --draft-model DIR --drafter model --num-draft auto
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import json
 import shutil
 from pathlib import Path
 
-from benchmarks.export import export
-from benchmarks.random_weights import random_model
+from benchmarks.models import exported, random_model
 
 
 def make(folder: Path, like: Path) -> None:
     """Write the folder, which must not exist."""
-    export(random_model(json.loads((like / "config.json").read_text())), folder)
+    exported(random_model(json.loads((like / "config.json").read_text())), folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(like / name, folder / name)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from ..errors import InputError
+from ..sampling.values import Value
+from .parser import word
 from .state import State
 
 Run = Callable[[State, str], str]
-Value = Callable[[State], str]
+Now = Callable[[State], str]
 
 
 class Wrong(InputError):
@@ -21,7 +23,7 @@ class Wrong(InputError):
 
 @dataclass(frozen=True)
 class Command:
-    """usage: its name and what follows. run: (state, the text behind the name) -> what to say. value: how it is set.
+    """usage: its name and what follows. run: (state, the text behind the name) -> what to say. now: how it is set.
 
     words: what its argument may begin with, for completion.
     """
@@ -29,28 +31,23 @@ class Command:
     usage: str
     meaning: str
     run: Run
-    value: Value = lambda state: ""
-    words: Sequence[str] = field(default=())
+    now: Now = lambda state: ""
+    words: Sequence[str] = ()
 
     @property
     def name(self) -> str:
         return self.usage.split()[0]
 
 
-def parsed(parse: Callable[[str], Any], text: str, what: str) -> Any:
+def by_name(*commands: Command) -> dict[str, Command]:
+    return {command.name: command for command in commands}
+
+
+def parsed(value: Value, text: str, what: str) -> Any:
     try:
-        return parse(text)
+        return word(value)(text)
     except argparse.ArgumentTypeError as error:
         raise Wrong(f"{what} {error}") from error
-
-
-def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)}, not {text!r}")
-        return text
-
-    return parse
 
 
 def words(text: str, *counts: int) -> list[str]:
@@ -60,10 +57,6 @@ def words(text: str, *counts: int) -> list[str]:
         takes = "no argument" if counts == (0,) else "one argument" if counts == (1,) else "other arguments"
         raise Wrong(f"takes {takes}, not {len(found)}")
     return found
-
-
-def on_off(is_on: bool) -> str:
-    return "on" if is_on else "off"
 
 
 def find(commands: Mapping[str, Command], line: str) -> tuple[Command, str]:

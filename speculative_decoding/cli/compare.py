@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.table import Table
 
+from ..decoding.divergence import first_divergence
 from ..decoding.stats import GenerationStats
 from ..session import Session
-from ..verify import first_divergence
 from .views import share
 from .watching import Run
 from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, Audience, available, run_ways, start
 
 NARROW = 60  # columns: below it a table shows what matters most
-WARM_UP = {"max_tokens": 4, "num_draft": 2}
+WARM_UP_TOKENS = 4
 IDENTICAL = "identical"
 SHORT = {SPECULATIVE: "spec.", NGRAM: "ngram", TARGET: "target", DRAFTER: "draft"}
 
@@ -27,7 +26,6 @@ class Comparison:
     """--compare, over one prompt after another."""
 
     session: Session
-    request: Mapping[str, Any]
     audience: Audience
     ways: list[str] = field(init=False)
     totals: dict[str, GenerationStats] = field(default_factory=dict)
@@ -40,10 +38,10 @@ class Comparison:
     def add(self, prompt: str) -> Run:
         """Decode in each way and show the table; the speculative run."""
         if not self.prompts:
-            warm_up(self.session, prompt, self.request)
+            warm_up(self.session, prompt)
         self.prompts += 1
-        runs = run_ways(self.ways, self.session, prompt, self.request, self.audience)
-        texts = {way: same_text(way, self.session, prompt, self.request, runs) for way in runs}
+        runs = run_ways(self.ways, self.session, prompt, self.audience)
+        texts = {way: same_text(way, self.session, prompt, runs) for way in runs}
         for way, run in runs.items():
             self.totals.setdefault(way, GenerationStats()).add(run.stats)
             self.identical[way] = self.identical.get(way, 0) + (texts[way] == IDENTICAL)
@@ -63,15 +61,15 @@ class Comparison:
         self.audience.console.print(table(self.audience.console, rows))
 
 
-def warm_up(session: Session, prompt: str, request: Mapping[str, Any]) -> None:
+def warm_up(session: Session, prompt: str) -> None:
     """The first passes of a process are slower than the others; none of the ways is to pay for it. No store learns."""
-    list(start(TARGET, session, prompt, {**request, **WARM_UP}))
-    if session.draft_model is not None:
-        list(start(DRAFTER, session, prompt, {**request, **WARM_UP}))
-        list(start(SPECULATIVE, session, prompt, {**request, **WARM_UP, "drafter": "model"}))
+    short = replace(session, options=replace(session.options, drafter=None, max_tokens=WARM_UP_TOKENS))
+    for way in (TARGET, DRAFTER, SPECULATIVE):
+        if way in available(short):
+            list(start(way, short, prompt))
 
 
-def same_text(way: str, session: Session, prompt: str, request: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
+def same_text(way: str, session: Session, prompt: str, runs: Mapping[str, Run]) -> str:
     """How the output of a way relates to the target's own; empty where that is not known."""
     run, regular = runs[way], runs.get(TARGET)
     if regular is None or way == TARGET or None in (run.finish_reason, regular.finish_reason):
@@ -80,9 +78,9 @@ def same_text(way: str, session: Session, prompt: str, request: Mapping[str, Any
         return IDENTICAL
     if way == DRAFTER:
         return "differs"
-    if not request["sampling"].is_greedy and request["acceptance"] != "coupled":
+    if not session.options.is_comparable:
         return "another sample"
-    difference = first_divergence(session.model, session.tokenizer, prompt, regular.tokens, run.tokens, request)
+    difference = first_divergence(session.model, session.tokenizer, prompt, regular.tokens, run.tokens, session.options)
     assert difference is not None
     return f"differs at token {difference.position}"
 

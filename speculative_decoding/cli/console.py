@@ -2,56 +2,55 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import InputError
-from .command import Command, Wrong, completions, find, words
-from .commands import COMMANDS, by_name
+from .command import Command, Wrong, by_name, find, words
+from .commands import COMMANDS
 from .compare import same_text, table
+from .drafting import Plan
+from .line_input import edit_lines, read_line
+from .main_flags import Views
+from .screen import has_colour, make_console
 from .state import State
-from .trace import Trace
-from .views import accepted_bars, has_colour, lossy, make_console
+from .trace import traces_to
+from .views import accepted_bars, lossy
 from .watching import Run
 from .ways import NGRAM, SPECULATIVE, Audience, run_ways
 
-PROMPT = "> "
 
-
-def interact(chosen: argparse.Namespace, request: Mapping[str, Any], trace: Trace | None) -> int:
-    """The exit status. request: what the options ask of `stream_generate`."""
-    with State(
-        chosen, dict(request), [] if trace is None else [trace], show_draft=getattr(chosen, "show_draft", None)
-    ) as state:
-        state.open(chosen)
+def interact(plan: Plan, views: Views) -> int:
+    """The exit status."""
+    with traces_to(views.trace) as traces, State(plan, traces, show_draft=views.show_draft) as state:
+        state.open(plan)
         return Conversation(state).run()
 
 
-class Interrupt:
-    """Ctrl-C while a text is written: the first asks it to stop behind the next token, the second stops it at once."""
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C while a text is written: the first wants it to stop behind the next token, of which the function tells;
+    the second stops it at once.
+    """
+    is_wanted = False
 
-    def __enter__(self) -> Interrupt:
-        self.is_asked = False
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.is_asked:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal is_wanted
+        if is_wanted:
             raise KeyboardInterrupt
-        self.is_asked = True
+        is_wanted = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield lambda: is_wanted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Quit(Exception):
@@ -77,7 +76,7 @@ class Conversation:
 
     def run(self) -> int:
         edit_lines(self.commands)
-        self._say(f"{self.state.description}\nEvery line is a prompt. /help lists the commands, /quit leaves.")
+        self._say(f"{self.state.plan.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves.")
         while True:
             try:
                 self.answer(read_line())
@@ -118,24 +117,21 @@ class Conversation:
             audience.legend(state.session)
             self._shown = state.show_draft
         try:
-            with Interrupt() as interrupt:
-                runs = run_ways(state.ways, state.session, prompt, state.request, audience, lambda: interrupt.is_asked)
+            with interrupts() as is_stopped:
+                runs = run_ways(state.ways, state.session, prompt, audience, is_stopped)
         except KeyboardInterrupt:
             state.recover()
             self._say("\nstopped at once")
             return
         state.spend(runs)
-        if interrupt.is_asked:
+        if is_stopped():
             self._say("stopped")
         self._sum_up(prompt, runs)
 
     def _sum_up(self, prompt: str, runs: Mapping[str, Run]) -> None:
         state = self.state
         if len(runs) > 1:
-            rows = {
-                way: (run.stats, same_text(way, state.session, prompt, state.request, runs))
-                for way, run in runs.items()
-            }
+            rows = {way: (run.stats, same_text(way, state.session, prompt, runs)) for way, run in runs.items()}
             self.console.print(table(self.console, rows))
         else:
             ((way, run),) = runs.items()
@@ -145,18 +141,17 @@ class Conversation:
             self.console.print(line, style="dim" if has_colour(self.console) else "")
         for run in runs.values():
             if not run.stats.lossless:
-                is_greedy = state.request["sampling"].is_greedy
-                self._say(lossy(run.stats, state.request["delta"], is_greedy=is_greedy))
+                self._say(lossy(run.stats, state.options.delta, is_greedy=state.options.is_greedy))
 
     def _help(self, state: State, text: str) -> str:
         if names := words(text, 0, 1):
             name = names[0] if names[0].startswith("/") else f"/{names[0]}"
             command, _ = find(self.commands, name)
-            value = f"\nnow: {command.value(state)}" if command.value(state) else ""
+            value = f"\nnow: {command.now(state)}" if command.now(state) else ""
             return f"usage: {command.usage}\n{command.meaning}{value}"
         listed = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for command in self.commands.values():
-            value = command.value(state)
+            value = command.now(state)
             listed.add_row(Text(command.usage), Text(command.meaning + (f" (now {value})" if value else "")))
         self.console.print(listed)
         return "Any other line is a prompt; one that begins with / is written with two."
@@ -182,37 +177,3 @@ class Conversation:
     def _quit(self, state: State, text: str) -> str:
         words(text, 0)
         raise Quit
-
-
-def read_line() -> str:
-    """One line, edited where there is a terminal. Raises EOFError at the end."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal and not sys.stdout.isatty():  # then `input` would write its prompt into our output
-        print(PROMPT, end="", file=sys.stderr, flush=True)
-    try:
-        line = input(PROMPT if is_terminal and sys.stdout.isatty() else "")
-        line.encode("utf-8")
-    except EOFError:
-        if is_terminal:
-            print(file=sys.stderr)
-        raise
-    except UnicodeError as error:
-        raise InputError("this line is not UTF-8; type it again") from error
-    return line
-
-
-def edit_lines(commands: Mapping[str, Command]) -> None:
-    """History and completion, where Python was built with readline."""
-    try:
-        import readline
-    except ImportError:
-        return
-
-    def complete(word: str, number: int) -> str | None:
-        found = completions(commands, readline.get_line_buffer()[: readline.get_endidx()])
-        return f"{found[number]} " if number < len(found) else None
-
-    readline.set_completer(complete)
-    readline.set_completer_delims(" ")
-    is_libedit = "libedit" in (readline.__doc__ or "")  # macOS
-    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")

@@ -7,11 +7,35 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import InputError
+from ..loading.load import BITS, DTYPES, GROUP_SIZES, KEEP
 from . import common
 from .common import say
-from .tool_options import convert_parser
+from .parser import Parser
+
+
+def convert_parser() -> Parser:
+    parser = Parser(
+        prog="convert.py",
+        argument_default=argparse.SUPPRESS,
+        description="Convert a T5 checkpoint to MLX .npz weights, with bounded memory.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="NAME", help="a local folder, or a model on the Hub")
+    what.add_argument("--verify", type=Path, metavar="DIR", help="check a converted folder against its manifest")
+    add = parser.add_argument
+    add("--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)")
+    add("--dtype", choices=tuple(DTYPES), help="the type to store weights in (default: bfloat16)")
+    add("--quantize", type=int, choices=BITS, help="store matrices in that many bits")
+    shared = "columns that share a scale, with --quantize (default: 64)"
+    add("--group-size", type=int, choices=GROUP_SIZES, help=shared)
+    kept = "layers that stay in --dtype when the others are quantised (default: head)"
+    add("--keep", nargs="*", choices=KEEP, help=kept)
+    add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
+    add("--force", action="store_true", help="replace an existing output folder")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +48,8 @@ def convert(chosen: argparse.Namespace) -> int:
     from ..loading.load import DEFAULT_KEEP
 
     given = vars(chosen)
-    if chosen.verify is not None:
-        if chosen.force or len(given) > len(("model", "verify", "force")):
+    if "verify" in given:
+        if len(given) > 1:
             raise InputError(f"--verify {chosen.verify} only checks that folder; leave the other options out")
         say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files are what the manifest says")
         return 0
@@ -36,14 +60,8 @@ def convert(chosen: argparse.Namespace) -> int:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     started = time.perf_counter()
-    columns = (
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    bar = Progress(*columns, console=Console(stderr=True))
+    parts = (BarColumn, DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
+    bar = Progress(*(part() for part in parts), TextColumn("{task.description}"), console=Console(stderr=True))
     task = bar.add_task("", total=None)
 
     def show(name: str, done: int, total: int) -> None:
@@ -59,7 +77,7 @@ def convert(chosen: argparse.Namespace) -> int:
             group_size=given.get("group_size", 64),
             keep=given.get("keep", DEFAULT_KEEP),
             revision=given.get("revision"),
-            force=chosen.force,
+            force=given.get("force", False),
             progress=show,
         )
     finally:

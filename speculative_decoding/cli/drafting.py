@@ -1,168 +1,123 @@
-"""What the options say about drafts, and the models -> a session for the whole run."""
+"""Models, options and drafts of a run, refused where they do not fit, before anything is loaded."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..drafters import DraftModel, NgramDrafter, Store
-from ..drafters.ngram_store import make_store
-from ..drafters.vocabulary import DraftVocabulary
+from ..decoding.request import check_token_ids
+from ..drafters import DraftModel, NgramDrafter
 from ..errors import InputError
+from ..sampling import GenerationOptions
+from ..sampling.options import default
 from ..session import Session
-from .common import Folders, Pair, say
-from .tuned import key, read_tuned
+from .draft_flags import DraftFlags
+from .models import Folders, ModelNames, Pair
+from .options import flag, given_options, in_words_of_flags
+from .parser import chosen_as
 
-SPEAKS, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
-NEEDS = {  # options that would be ignored with other drafters
-    "draft_vocab": SPEAKS,
-    "draft_vocab_text": SPEAKS,
-    "confidence_threshold": SPEAKS,
-    "max_ngram_size": COPIES,
-    "min_ngram_size": COPIES,
-    "ngram_store": COPIES,
-}
-MAX_NGRAM_SIZE, MIN_NGRAM_SIZE, NUM_DRAFT = 16, 1, 5  # where nothing is given
+USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
+NEEDS = {"draft_vocab": USES_MODEL, "draft_vocab_text": USES_MODEL, "ngram_store": COPIES}
+OF_A_DRAFT_MODEL = ("draft_vocab", "draft_vocab_text", "confidence_threshold")
+OF_A_DRAFT = ("num_draft", "delta", "confidence_threshold")
 
 
-def settle(chosen: argparse.Namespace, folders: Folders) -> None:
-    """Put the drafter and the length where nothing is given; refuse what does not fit, before anything is loaded."""
-    has_draft = folders.draft is not None
-    drafter, num_draft = getattr(chosen, "drafter", None), getattr(chosen, "num_draft", None)
-    if getattr(chosen, "regular_decode", False) or num_draft == 0:
-        if drafter not in (None, "none"):
-            raise InputError(f"--drafter {drafter}: --regular-decode and --num-draft 0 use none; leave one of them out")
-        drafter = "none"
-    if drafter is None and num_draft is None:
-        tuned = read_tuned(folders.target, tuned_key(chosen, folders))
-        if tuned is not None and not misfits(chosen, tuned.drafter):
-            drafter, num_draft = tuned.drafter, tuned.num_draft
-            say(f"as tuned for this machine: --drafter {drafter} --num-draft {num_draft}")
-    chosen.drafter = drafter or ("model" if has_draft else "none")
-    chosen.num_draft = NUM_DRAFT if num_draft is None else num_draft
-    if chosen.drafter == "model" and not has_draft:
+@dataclass(frozen=True)
+class Plan:
+    """What is decoded with. options.drafter is None where nobody chose one."""
+
+    folders: Folders
+    options: GenerationOptions
+    flags: DraftFlags
+
+    @property
+    def drafter(self) -> str:
+        """By its name."""
+        return self.options.drafter or usual_drafter(self.folders)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.drafter == "none"
+
+    def describe(self) -> str:
+        """Which models are used, and where drafts come from."""
+        folders, copies = self.folders, "n-grams as a draft"
+        draft = f"draft {folders.draft}" + ("" if folders.bits is None else f" in {folders.bits} bits")
+        sources = {"model": draft, "auto": copies if folders.draft is None else f"{draft} and n-grams", "ngram": copies}
+        return f"target {folders.target}, " + sources.get(self.drafter, "no draft: regular decoding")
+
+    def open(self, *, use_draft: bool | None = None) -> Pair:
+        """The models without their weights. use_draft: by default where the drafter does."""
+        pair = self.folders.open(use_draft=self.drafter in USES_MODEL if use_draft is None else use_draft)
+        check_token_ids(self.options.eos_token_ids, pair.target.config.vocab_size)
+        return pair
+
+    @contextmanager
+    def session(self, pair: Pair, *, copies: bool | None = None) -> Iterator[Session]:
+        """Loads the weights. A store is read before and written behind, also when the run is interrupted.
+
+        copies: whether anything is to be looked up; by default where the drafter does.
+        """
+        ngram = store = None
+        if self.drafter in COPIES if copies is None else copies:
+            most, least = self.options.max_ngram_size, self.options.min_ngram_size
+            pieces = pair.tokenizer.vocabulary.pieces
+            store = self.flags.open_store(pair, most)
+            ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
+        vocabulary = self.flags.vocabulary(pair)
+        pair.load_weights()
+        draft = None if pair.draft is None else DraftModel(pair.draft, vocabulary)
+        try:
+            yield Session(pair.target, pair.tokenizer, draft, options=self.options, ngram=ngram)
+        finally:
+            if self.flags.ngram_store is not None and store is not None:
+                store.save(self.flags.ngram_store)
+
+
+def usual_drafter(folders: Folders) -> str:
+    """Where nobody chose one."""
+    return "none" if folders.draft is None else "model"
+
+
+def plan_of(chosen: argparse.Namespace) -> Plan:
+    """From the flags of any command. Raises `InputError` for what is missing or would have no effect."""
+    folders = chosen_as(ModelNames, chosen).find()
+    flags = chosen_as(DraftFlags, chosen)
+    return make_plan(folders, given_options(chosen), flags, regular="regular_decode" in chosen)
+
+
+def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags, *, regular: bool = False) -> Plan:
+    """given: options by their names. regular: without a draft, whatever there is."""
+    drafter, num_draft = given.get("drafter"), given.get("num_draft")
+    if regular or num_draft == 0:
+        why = "--regular-decode" if regular else "--num-draft 0"
+        if drafter not in (None, "none") or (regular and num_draft is not None):
+            name, value = ("drafter", drafter) if drafter not in (None, "none") else ("num_draft", num_draft)
+            raise InputError(f"{flag(name)} {value} has no effect with {why}; leave one of them out")
+        given = {name: value for name, value in given.items() if name != "num_draft"} | {"drafter": "none"}
+    has_draft, name = folders.draft is not None, given.get("drafter") or usual_drafter(folders)
+    if name == "model" and not has_draft:
         raise InputError(
             "--drafter model: there is no draft model; name one with --draft-model, or take --drafter ngram"
         )
-    for option in misfits(chosen, chosen.drafter):
-        drafters = " or ".join(NEEDS[option])
-        raise InputError(f"{flag(option)} belongs to --drafter {drafters}, not {chosen.drafter}; leave it out")
-    for option in NEEDS:
-        if NEEDS[option] == SPEAKS and hasattr(chosen, option) and not has_draft:
+    named = {each for each, value in given.items() if value != default(each)}
+    named |= {each for each in NEEDS if getattr(flags, each) is not None}
+    for each in OF_A_DRAFT:
+        if each in named and "drafter" not in given and not has_draft:
             raise InputError(
-                f"{flag(option)} shapes a draft model's drafts; name one with --draft-model, or leave it out"
+                f"{flag(each)} has no effect without a draft: name one with --draft-model, or take --drafter ngram"
             )
-    if hasattr(chosen, "draft_vocab") != hasattr(chosen, "draft_vocab_text"):
-        raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
-    if not hasattr(chosen, "ngram_store"):
-        for option in ("ngram_storage", "filler_top_k", "guess_unknown"):
-            if hasattr(chosen, option):
-                raise InputError(f"{flag(option)} describes a store; name one with --ngram-store FILE")
-    if getattr(chosen, "ngram_storage", "texts") == "texts" and (
-        hasattr(chosen, "filler_top_k") or hasattr(chosen, "guess_unknown")
-    ):
-        raise InputError("--filler-top-k and --guess-unknown need --ngram-storage multilevel or onelevel")
-
-
-def each_drafter(chosen: argparse.Namespace, drafters: Sequence[str], folders: Folders) -> list[argparse.Namespace]:
-    """The options once for each drafter, settled: with those that it can use. Each must be of use to one of them."""
-    settled = []
-    for drafter in drafters:
-        one = argparse.Namespace(**vars(chosen) | {"drafter": drafter, "num_draft": 1})
-        for option in misfits(one, drafter):
-            if set(NEEDS[option]) & set(drafters):
-                delattr(one, option)
-        settle(one, folders)
-        settled.append(one)
-    return settled
-
-
-def flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
-
-
-def misfits(chosen: argparse.Namespace, drafter: str) -> list[str]:
-    """The options that were given and say nothing to this drafter."""
-    return [option for option, drafters in NEEDS.items() if hasattr(chosen, option) and drafter not in drafters]
-
-
-def tuned_key(chosen: argparse.Namespace, folders: Folders) -> dict[str, Any]:
-    """What a best setting belongs to. What a store knows is another matter."""
-    options = {name: getattr(chosen, name) for name in NEEDS if name != "ngram_store" and hasattr(chosen, name)}
-    return key(folders.draft, getattr(chosen, "dtype", None), bits=folders.bits, options=options)
-
-
-def describe(chosen: argparse.Namespace, folders: Folders) -> str:
-    """Which models are used, and where drafts come from."""
-    draft = f"draft {folders.draft}" + ("" if folders.bits is None else f" in {folders.bits} bits")
-    copies = "n-grams as a draft"
-    sources = {"model": draft, "auto": copies if folders.draft is None else f"{draft} and n-grams", "ngram": copies}
-    return f"target {folders.target}, " + sources.get(chosen.drafter, "no draft: regular decoding")
-
-
-def needs_draft(chosen: argparse.Namespace) -> bool:
-    return chosen.drafter in SPEAKS
-
-
-@contextmanager
-def session(chosen: argparse.Namespace, pair: Pair) -> Iterator[Session]:
-    """Loads the weights. A store is read before and written behind, also when the run is interrupted."""
-    path: Path | None = getattr(chosen, "ngram_store", None)
-    store = None if path is None else open_store(path, chosen, pair)
-    ngram = ngram_drafter(chosen, pair, store)
-    vocabulary = draft_vocabulary(chosen, pair)
-    pair.load_weights()
-    draft_model = None
-    if pair.draft is not None:
-        draft_model = DraftModel(pair.draft, vocabulary, getattr(chosen, "confidence_threshold", 0.0))
-    try:
-        yield Session(pair.target, pair.tokenizer, draft_model, chosen.drafter, ngram, chosen.num_draft)
-    finally:
-        if path is not None and store is not None:
-            store.save(path)
-
-
-def ngram_drafter(chosen: argparse.Namespace, pair: Pair, store: Store | None = None) -> NgramDrafter | None:
-    """A new one, that has no experience yet; None where nothing is to be looked up."""
-    if chosen.drafter not in COPIES:
-        return None
-    return NgramDrafter(
-        pieces=pair.tokenizer.vocabulary.pieces,
-        store=store,
-        max_ngram_size=getattr(chosen, "max_ngram_size", MAX_NGRAM_SIZE),
-        min_ngram_size=getattr(chosen, "min_ngram_size", MIN_NGRAM_SIZE),
-    )
-
-
-def open_store(path: Path, chosen: argparse.Namespace, pair: Pair) -> Store:
-    """The store in that file, or an empty one for it."""
-    fingerprint = pair.tokenizer.vocabulary.fingerprint
-    if path.exists():
-        for option in ("ngram_storage", "filler_top_k", "guess_unknown"):
-            if hasattr(chosen, option):
-                raise InputError(f"{flag(option)}: {path} exists and was made with its own; leave it out or delete it")
-        return Store.load(path, fingerprint)
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"--ngram-store {path}: cannot be written; name a file in a folder that exists")
-    return make_store(
-        getattr(chosen, "ngram_storage", "texts"),
-        getattr(chosen, "max_ngram_size", MAX_NGRAM_SIZE),
-        fingerprint,
-        getattr(chosen, "filler_top_k", 1),
-        not getattr(chosen, "guess_unknown", False),
-    )
-
-
-def draft_vocabulary(chosen: argparse.Namespace, pair: Pair) -> DraftVocabulary | None:
-    path: Path | None = getattr(chosen, "draft_vocab_text", None)
-    if path is None:
-        return None
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--draft-vocab-text {path}: not readable as UTF-8 text ({error})") from error
-    eos = pair.target.config.eos_token_ids
-    return DraftVocabulary.from_lines(chosen.draft_vocab, lines, pair.tokenizer, eos)
+    for each, drafters in NEEDS.items():
+        if each in named and name not in drafters:
+            raise InputError(f"{flag(each)} belongs to --drafter {' or '.join(drafters)}, not {name}; leave it out")
+    with in_words_of_flags():
+        options = GenerationOptions().changed({**given, "drafter": name})
+    for each in OF_A_DRAFT_MODEL:
+        if each in named and not has_draft:
+            raise InputError(
+                f"{flag(each)} shapes a draft model's drafts; name one with --draft-model, or leave it out"
+            )
+    return Plan(folders, replace(options, drafter=given.get("drafter")), flags)

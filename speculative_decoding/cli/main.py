@@ -1,16 +1,16 @@
-"""main.py: which of its uses the options ask for, and which of them contradict each other. Decodes nothing itself."""
+"""main.py: which of its uses the flags ask for. Decodes nothing itself."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InputError
-from . import common, drafting, jobs
-from .main_options import main_parser
-from .trace import open_trace
+from . import common
+from .drafting import plan_of
+from .main_flags import Files, Views, main_parser, require_consistent
+from .parser import chosen_as
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,43 +18,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return common.run("main.py", lambda: decode(chosen))
 
 
-ALONE = {  # options that do not go with these
-    "interactive": ("prompt", "compare", "verify", "stats_json"),
-    "compare": ("verify", "regular_decode"),
-}
-
-
-def require_consistent(chosen: argparse.Namespace) -> None:
-    """Raise `InputError` for options that contradict each other or would be ignored."""
-    jobs.require_consistent(chosen)
-    given = {name for name, value in vars(chosen).items() if value is not False}
-    for name, others in ALONE.items():
-        for other in others:
-            if {name, other} <= given:
-                raise InputError(f"{jobs.flag(other)} does not go with {jobs.flag(name)}; leave one of them out")
-
-
 def decode(chosen: argparse.Namespace) -> int:
-    require_consistent(chosen)
-    stats_file: Path | None = getattr(chosen, "stats_json", None)
-    trace_file: Path | None = getattr(chosen, "trace", None)
-    for option, file in (("--stats-json", stats_file), ("--trace", trace_file)):
-        if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
-            raise InputError(f"{option} {file}: cannot be written; name a file in a folder that exists")
-    request = common.decoding_options(chosen)
-    request |= {"sampling": replace(request["sampling"], seed=chosen.seed)}
-    if trace_file is not None:
-        request["timed"] = True
-    if chosen.interactive:
-        from .console import interact  # not at the top, as below: --help and errors need not wait for what draws texts
+    """The exit status."""
+    require_consistent(vars(chosen))
+    views = chosen_as(Views, chosen)
+    require_writable("--stats-json", views.stats_json)
+    require_writable("--trace", views.trace)
+    plan = plan_of(chosen)
+    # not imported at the top: --help and errors need not wait for what draws texts
+    if views.interactive:
+        from .console import interact
 
-        with open_trace(trace_file) as trace:
-            return interact(chosen, request, trace)
-    folders = common.choose(chosen)
-    drafting.settle(chosen, folders)
+        return interact(plan, views)
     if "input" in chosen:
-        return jobs.decode_file(chosen, folders, request)
+        from .jobs import decode_file
 
+        return decode_file(plan, chosen_as(Files, chosen), views.stats_json)
     from .prompts import decode_prompts
 
-    return decode_prompts(chosen, folders, request)
+    return decode_prompts(plan, views)
+
+
+def require_writable(name: str, file: Path | None) -> None:
+    if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
+        raise InputError(f"{name} {file}: cannot be written; name a file in a folder that exists")

@@ -1,14 +1,16 @@
-"""An argument parser whose errors are one line, and what a value on the command line may be.
-
-Knows no option, and nothing of the rest of the package.
-"""
+"""An argument parser whose errors are one line, and flags made from the fields of dataclasses. Knows no option."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
+
+from ..sampling.values import Either, Number, Several, Value, Whole
+
+Chosen = TypeVar("Chosen")
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,37 +23,68 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
-def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
-    limits = f"a whole number from {minimum} to {maximum}" if maximum is not None else f"a whole number >= {minimum}"
+class Flag(NamedTuple):
+    """The flag for a field: `Annotated[type, Flag(...)]`. kind: what follows it; None: nothing, it is a switch.
 
-    def parse(text: str) -> int:
+    metavar: what follows it is called. also: other names. const: what it means where nothing follows it.
+    """
+
+    help: str
+    kind: Callable[[str], Any] | Sequence[str] | None = None
+    metavar: str | None = None
+    also: Sequence[str] = ()
+    const: str | None = None
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
+    """A group of flags for a dataclass; one that is not given leaves no value."""
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        about: Flag = get_args(hints[each.name])[1]
+        how: dict[str, Any] = {"action": "store_true"}
+        if callable(about.kind):
+            how = {"type": about.kind, "metavar": about.metavar}
+        elif about.kind is not None:
+            how = {"choices": tuple(about.kind)}
+        if about.const is not None:
+            how |= {"nargs": "?", "const": about.const}
+        group.add_argument(flag_name(each.name), *about.also, default=argparse.SUPPRESS, help=about.help, **how)
+
+
+def chosen_as(kind: type[Chosen], chosen: argparse.Namespace) -> Chosen:
+    """The dataclass, from its flags that were given and its defaults for the others."""
+    given = vars(chosen)
+    return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})  # type: ignore[arg-type]
+
+
+def word(value: Value) -> Callable[[str], Any]:
+    """What a flag's `kind` may be: such a value."""
+    if isinstance(value, Either):
+        value = replace(value, also="")  # objects are for Python only
+    elif isinstance(value, Several):
+        value = value.one  # the flag may be repeated
+
+    def parse(text: str) -> Any:
         try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum or (maximum is not None and value > maximum):
-            raise argparse.ArgumentTypeError(f"must be {limits}, not {text!r}")
-        return value
+            return value.parse(text)
+        except (ValueError, TypeError, OverflowError):
+            raise argparse.ArgumentTypeError(f"must be {value.wanted}, not {text!r}") from None
 
     return parse
 
 
-def real(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """above: the minimum itself is excluded."""
-    limits = f"a number from {minimum:g} to {maximum:g}" if maximum < math.inf else f"a number >= {minimum:g}"
-    if above:
-        limits = f"a number above {minimum:g}" + (f", at most {maximum:g}" if maximum < math.inf else "")
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    return word(Whole(least, most))
 
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not minimum <= value <= maximum or math.isinf(value) or (above and value == minimum):
-            raise argparse.ArgumentTypeError(f"must be {limits}, not {text!r}")
-        return value
 
-    return parse
+def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """above: the least itself is excluded."""
+    return word(Number(least, most, above))
 
 
 def several_of(choices: Collection[str]) -> Callable[[str], list[str]]:
@@ -65,9 +98,3 @@ def several_of(choices: Collection[str]) -> Callable[[str], list[str]]:
         return list(dict.fromkeys(names))
 
     return parse
-
-
-def some_text(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("must not be empty")
-    return text

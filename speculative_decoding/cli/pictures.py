@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import InputError
+from .trace_run import TraceRun
 
 COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
 
 
-class Drawable(Protocol):
-    """What a picture needs to know of a run."""
-
-    @property
-    def name(self) -> str: ...
-
-    def accepted_by_position(self) -> list[float]: ...
-
-    def tokens_per_round(self) -> list[float | None]: ...
-
-    def split(self) -> dict[str, float]: ...
-
-
-def draw(runs: Sequence[Drawable], path: Path) -> None:
+def draw(runs: Sequence[TraceRun], path: Path) -> None:
     """Write a PNG. Raises `InputError` if it cannot be written, or matplotlib is not there."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +31,7 @@ def draw(runs: Sequence[Drawable], path: Path) -> None:
         raise InputError(f"--png {path}: cannot be written ({error.strerror}); name another file") from error
 
 
-def draw_accepted(axes: Any, runs: Sequence[Drawable]) -> None:
+def draw_accepted(axes: Any, runs: Sequence[TraceRun]) -> None:
     for run in runs:
         shares = run.accepted_by_position()
         axes.plot(range(1, len(shares) + 1), [100 * share for share in shares], marker="o", label=run.name)
@@ -52,7 +40,7 @@ def draw_accepted(axes: Any, runs: Sequence[Drawable]) -> None:
     axes.legend()
 
 
-def draw_rounds(axes: Any, runs: Sequence[Drawable]) -> None:
+def draw_rounds(axes: Any, runs: Sequence[TraceRun]) -> None:
     for run in runs:
         means = run.tokens_per_round()
         known = [(i + 0.5, mean) for i, mean in enumerate(means) if mean is not None]

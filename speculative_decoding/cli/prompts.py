@@ -5,81 +5,81 @@ Says what all texts took together; how one is decoded is for ways.py, how it is 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from ..decoding.request import check_token_ids, encode_prompt
+from ..decoding.divergence import first_divergence
+from ..decoding.request import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
+from ..sampling import GenerationOptions
 from ..session import Session
-from ..verify import first_divergence, require_comparable
-from . import common, drafting
-from .common import Folders, Pair, say
+from .common import say
 from .compare import Comparison
-from .trace import open_trace
-from .views import lossy, make_console
+from .drafting import Plan
+from .main_flags import Views
+from .models import Pair
+from .screen import make_console
+from .trace import traces_to
+from .verify import require_comparable
+from .views import lossy
 from .watching import Run
-from .ways import SPECULATIVE, TARGET, Audience, has_drafts, run_ways
+from .ways import NGRAM, Audience, available, run_ways
 
-DEFAULT_PROMPT = "translate English to German: The method returns the value of the property."
+EXAMPLE = "translate English to German: The method returns the value of the property."
 
 
-def decode_prompts(chosen: argparse.Namespace, folders: Folders, request: dict[str, Any]) -> int:
-    """The exit status: 1 if --verify found a difference. request: what the options ask of `stream_generate`."""
-    stats_file: Path | None = getattr(chosen, "stats_json", None)
-    if chosen.verify:
-        require_comparable(request, "--verify")
-    for option in ("verify", "compare"):
-        if getattr(chosen, option) and chosen.drafter == "none":
-            raise InputError(
-                f"--{option} compares with and without a draft: choose a --drafter, or name a --draft-model"
-            )
-    prompts = read_prompts(getattr(chosen, "prompt", None))
+def decode_prompts(plan: Plan, views: Views) -> int:
+    """The exit status: 1 if --verify found a difference."""
+    if views.verify:
+        require_comparable(plan.options, "--verify")
+    for name, is_on in (("--verify", views.verify), ("--compare", views.compare)):
+        if is_on and plan.is_plain:
+            raise InputError(f"{name} compares with and without a draft: choose a --drafter, or name a --draft-model")
+    prompts = read_prompts(views.prompt)
     first = next(prompts)
-    pair = common.open_pair(folders, chosen, use_draft=drafting.needs_draft(chosen))
-    say(drafting.describe(chosen, folders))
-    check_token_ids(chosen.eos_token_id, pair.target.config.vocab_size)
+    pair = plan.open()
+    say(plan.describe())
     if first.strip():
-        encode_prompt(pair.target, pair.tokenizer, first, chosen.allow_long_prompt)
-
+        encode_prompt(pair.target, pair.tokenizer, first, plan.options.allow_long_prompt)
     total, same = GenerationStats(), True
-    with drafting.session(chosen, pair) as session, open_trace(getattr(chosen, "trace", None)) as trace:
-        audience = Audience(make_console(), getattr(chosen, "show_draft", None), [] if trace is None else [trace])
-        comparison = Comparison(session, request, audience) if chosen.compare else None
+    with plan.session(pair) as session, traces_to(views.trace) as traces:
+        audience = Audience(make_console(), views.show_draft, traces)
+        comparison = Comparison(session, audience) if views.compare else None
         audience.legend(session)
         for prompt in chain([first], prompts):
             if not prompt.strip():  # a blank line of input gives a blank line of output
                 print(flush=True)
                 continue
-            run = decode_one(session, prompt, request, audience) if comparison is None else comparison.add(prompt)
+            run = decode_one(session, prompt, audience) if comparison is None else comparison.add(prompt)
             total.add(run.stats)
-            if chosen.verify:
-                same = compare(session, prompt, run.tokens, request) and same
+            if views.verify:
+                same = compare(session, prompt, run.tokens) and same
         if comparison is not None:
             comparison.finish()
-        say(summary(total, chosen))
-        if isinstance(chosen.num_draft, str):
-            say(f"--num-draft {chosen.num_draft}: {session.length.describe()}")
-    if stats_file is not None:
-        stats_file.write_text(json.dumps(settings(pair, chosen) | total.as_dict(), indent=2) + "\n", encoding="utf-8")
+        say(summary(total, plan.options))
+        if isinstance(plan.options.num_draft, str):
+            say(f"--num-draft {plan.options.num_draft}: {session.length_of(session.options).describe()}")
+    if views.stats_json is not None:
+        content = settings(plan, pair) | total.as_dict()
+        views.stats_json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0 if same else 1
 
 
-def decode_one(session: Session, prompt: str, request: dict[str, Any], audience: Audience) -> Run:
+def decode_one(session: Session, prompt: str, audience: Audience) -> Run:
     """Show the text of one prompt, and a line end."""
-    way = SPECULATIVE if has_drafts(session) else TARGET
-    return run_ways([way], session, prompt, request, audience)[way]
+    name = next(name for name in available(session) if name != NGRAM)
+    return run_ways([name], session, prompt, audience)[name]
 
 
-def compare(session: Session, prompt: str, tokens: list[int], request: dict[str, Any]) -> bool:
+def compare(session: Session, prompt: str, tokens: list[int]) -> bool:
     """Decode once more without a draft; say and return whether that gives the same tokens."""
-    regular = session.generate(prompt, drafter="none", **request).tokens
-    difference = first_divergence(session.model, session.tokenizer, prompt, regular, tokens, request)
+    regular = session.generate(prompt, drafter="none").tokens
+    difference = first_divergence(session.model, session.tokenizer, prompt, regular, tokens, session.options)
     say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(session.tokenizer)))
     return difference is None
 
@@ -92,8 +92,8 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         yield prompt
         return
     if sys.stdin is None or sys.stdin.isatty():
-        say(f"no --prompt, so an example: {DEFAULT_PROMPT}")
-        yield DEFAULT_PROMPT
+        say(f"no --prompt, so an example: {EXAMPLE}")
+        yield EXAMPLE
         return
     is_empty = True
     for number, line in enumerate(sys.stdin.buffer, start=1):
@@ -109,33 +109,26 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         raise InputError("standard input is empty; give it a prompt a line, or use --prompt")
 
 
-def summary(stats: GenerationStats, chosen: argparse.Namespace) -> str:
+def summary(stats: GenerationStats, options: GenerationOptions) -> str:
+    times = f"decode {stats.decode_seconds:.3f} s"
+    if stats.draft_seconds is not None and stats.verify_seconds is not None:
+        times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"
     lines = [
         f"{stats.generated_tokens} tokens at {stats.generation_tps:.1f} tokens/s; "
         f"{stats.target_calls} target calls, {stats.tokens_per_target_call:.2f} tokens per call",
         f"accepted {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens ({stats.acceptance_rate:.1%})",
-        f"encode {stats.encode_seconds:.3f} s, draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s; "
-        f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
+        f"encode {stats.encode_seconds:.3f} s, {times}; peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
     ]
     if not stats.lossless:
-        lines.append(lossy(stats, chosen.delta, is_greedy=chosen.temperature == 0))
+        lines.append(lossy(stats, options.delta, is_greedy=options.is_greedy))
     return "\n".join(lines)
 
 
-def settings(pair: Pair, chosen: argparse.Namespace) -> dict[str, Any]:
-    names = (
-        "drafter",
-        "num_draft",
-        "acceptance",
-        "delta",
-        "max_tokens",
-        "stop",
-        "eos_token_id",
-        "strict",
-        "allow_long_prompt",
-    )
-    sampling = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+def settings(plan: Plan, pair: Pair) -> dict[str, Any]:
+    draft = None if pair.opened_draft is None else str(pair.opened_draft.folder)
     return {
         "model": str(pair.opened_target.folder),
-        "draft_model": None if pair.opened_draft is None else str(pair.opened_draft.folder),
-    } | {name: getattr(chosen, name) for name in (*names, *sampling)}
+        "draft_model": draft,
+        **asdict(plan.options),
+        "drafter": plan.drafter,
+    }

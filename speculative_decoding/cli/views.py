@@ -11,15 +11,13 @@ from enum import Enum
 from rich.console import Console
 from rich.text import Text
 
+from ..decoding.results import GenerationResponse
 from ..decoding.stats import GenerationStats, Round
-from ..generate import GenerationResponse
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
+from .screen import has_colour, visible
+from .watching import Watcher
 
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space
-
-# Control characters would be obeyed by a terminal; a line end and a tab are text.
-CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
-CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 
 
 class Kind(Enum):
@@ -30,22 +28,7 @@ class Kind(Enum):
     OWN = ("bright_blue", "{+", "+}")  # a correction behind a rejected token, or a bonus behind an accepted draft
 
 
-def make_console(*, to_errors: bool = True) -> Console:
-    """Text is printed as it is: nothing is highlighted, no markup, no emoji codes; wrapped only at a terminal."""
-    console = Console(stderr=to_errors, highlight=False, markup=False, emoji=False)
-    console.soft_wrap = not console.is_terminal
-    return console
-
-
-def has_colour(console: Console) -> bool:
-    return console.color_system is not None and not console.no_color
-
-
-def visible(text: str) -> str:
-    return text.translate(CONTROLS)
-
-
-class DraftView:
+class DraftView(Watcher):
     """A stream, printed with its draft. Never takes back what it printed.
 
     rounds: a line for each round, with its numbers.

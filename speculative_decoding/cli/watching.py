@@ -5,24 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TextIO
 
+from ..decoding.results import GenerationResponse
 from ..decoding.stats import GenerationStats, Round
-from ..generate import GenerationResponse
 
 OnRound = Callable[[Round], None]
 
 
-class Watcher(Protocol):
-    """Sees a generation as it comes: each round, then the responses of its tokens."""
+class Watcher:
+    """Sees a generation as it comes: each round, then the responses of its tokens. Overrides what it cares for."""
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        pass
 
-    def round(self, event: Round) -> None: ...
+    def round(self, event: Round) -> None:
+        pass
 
-    def add(self, response: GenerationResponse) -> None: ...
+    def add(self, response: GenerationResponse) -> None:
+        pass
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -72,22 +75,12 @@ def watch(
     return Run(text, tokens, reason, stats)
 
 
-class PlainText:
+class PlainText(Watcher):
     """The text as it comes, and a line end behind it."""
 
     def __init__(self, *, to_errors: bool = False) -> None:
         """to_errors: standard error, for text that is not the program's answer."""
-        self._to_errors = to_errors
-
-    @property
-    def _file(self) -> TextIO:
-        return sys.stderr if self._to_errors else sys.stdout
-
-    def begin(self) -> None:
-        pass
-
-    def round(self, event: Round) -> None:
-        pass
+        self._file = sys.stderr if to_errors else sys.stdout
 
     def add(self, response: GenerationResponse) -> None:
         print(response.text, end="", flush=True, file=self._file)

@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from ..decoding.results import GenerationResponse
+from ..decoding.ways import PLAIN, Way
 from ..drafters import DraftModel
-from ..generate import GenerationResponse, stream_generate
-from ..models.base import EncoderDecoder
 from ..session import Session
 from .views import DraftView
 from .watching import OnRound, PlainText, Run, Watcher, one_screen, watch
 
 SPECULATIVE, NGRAM, TARGET, DRAFTER = "speculative", "ngram", "target", "drafter"
-WAYS = (SPECULATIVE, NGRAM, TARGET, DRAFTER)  # the first of those asked for is the program's answer
+ORDER = (SPECULATIVE, NGRAM, TARGET, DRAFTER)  # the first of those that are on is the program's answer
 
 
-def has_drafts(session: Session) -> bool:
-    """Whether the session itself decodes speculatively."""
-    return session.drafter != "none" and (session.drafter is not None or session.draft_model is not None)
+def available(session: Session) -> dict[str, Way]:
+    """Which ways the session's models allow, by name, in `ORDER`."""
+    own = session.options.drafter or ("none" if session.draft_model is None else "model")
+    num_draft = session.options.num_draft
+    drafters = {SPECULATIVE: own, NGRAM: "ngram"} if own != "none" else {NGRAM: "ngram"}
+    ways = {name: Way(name, drafter, num_draft) if num_draft else PLAIN for name, drafter in drafters.items()}
+    ways[TARGET] = PLAIN
+    return ways if session.draft_model is None else {**ways, DRAFTER: PLAIN}
 
 
-def available(session: Session) -> list[str]:
-    """Which of `WAYS` the session's models allow."""
-    ways = [SPECULATIVE] if has_drafts(session) else []
-    ways += [NGRAM, TARGET]
-    return ways if session.draft_model is None else [*ways, DRAFTER]
-
-
-def draft_of(session: Session) -> EncoderDecoder:
-    assert session.draft_model is not None
-    return session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
+def draft_alone(session: Session) -> Session:
+    """A session whose target is the draft model."""
+    draft = session.draft_model
+    assert draft is not None
+    model = draft.model if isinstance(draft, DraftModel) else draft
+    return Session(model, session.tokenizer, options=replace(session.options, drafter="none"))
 
 
 def start(
-    way: str, session: Session, prompt: str, request: Mapping[str, Any], on_round: OnRound | None = None
+    name: str, session: Session, prompt: str, *, on_round: OnRound | None = None, timed: bool = False
 ) -> Iterator[GenerationResponse]:
-    """The stream of that way. request: the options of `stream_generate`."""
-    if way == DRAFTER:
-        return stream_generate(draft_of(session), session.tokenizer, prompt, on_round=on_round, **request)
-    own: dict[str, Any] = {TARGET: {"drafter": "none"}, NGRAM: {"drafter": "ngram"}}.get(way, {})
-    return session.stream(prompt, on_round=on_round, **{**request, **own})
+    """The stream of that way."""
+    way = available(session)[name]
+    decoder = draft_alone(session) if name == DRAFTER else session
+    return decoder.stream(prompt, on_round=on_round, timed=timed, **way.keywords)
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class Audience:
     show_draft: str | None = None
     traces: Sequence[Watcher] = ()
 
-    def of(self, way: str, session: Session, *, is_answer: bool) -> list[Watcher]:
+    def of(self, name: str, session: Session, *, is_answer: bool) -> list[Watcher]:
         watchers: list[Watcher] = []
-        shows_draft = self.show_draft is not None and (is_answer or way in (SPECULATIVE, NGRAM))
+        shows_draft = self.shows_draft(name, is_answer=is_answer)
         if shows_draft:
             watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
         if is_answer and not (shows_draft and one_screen()):
@@ -68,29 +67,33 @@ class Audience:
             watchers.append(PlainText(to_errors=True))
         return [*watchers, *self.traces] if is_answer else watchers
 
+    def shows_draft(self, name: str, *, is_answer: bool) -> bool:
+        return self.show_draft is not None and (is_answer or name in (SPECULATIVE, NGRAM))
+
     def legend(self, session: Session) -> None:
         if self.show_draft is not None:
             DraftView(self.console, session.tokenizer).legend()
 
 
 def run_ways(
-    ways: Sequence[str],
+    names: Sequence[str],
     session: Session,
     prompt: str,
-    request: Mapping[str, Any],
     audience: Audience,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Run]:
     """Decode in each of the ways, the answer last; with their names if there are several."""
     runs: dict[str, Run] = {}
-    for way in reversed(ways):
-        if len(ways) > 1:
-            audience.console.print(f"{way}:", style="bold")
+    for name in reversed(names):
+        is_answer = name == names[0]
+        timed = audience.shows_draft(name, is_answer=is_answer) or (is_answer and bool(audience.traces))
+        if len(names) > 1:
+            audience.console.print(f"{name}:", style="bold")
 
-        def begin(on_round: OnRound, way: str = way) -> Iterator[GenerationResponse]:
-            return start(way, session, prompt, request, on_round)
+        def begin(on_round: OnRound, name: str = name, timed: bool = timed) -> Iterator[GenerationResponse]:
+            return start(name, session, prompt, on_round=on_round, timed=timed)
 
-        runs[way] = watch(begin, audience.of(way, session, is_answer=way == ways[0]), is_stopped)
+        runs[name] = watch(begin, audience.of(name, session, is_answer=is_answer), is_stopped)
         if is_stopped():
             break
-    return {way: runs[way] for way in (TARGET, DRAFTER, NGRAM, SPECULATIVE) if way in runs}
+    return {name: runs[name] for name in (TARGET, DRAFTER, NGRAM, SPECULATIVE) if name in runs}

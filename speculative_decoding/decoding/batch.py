@@ -102,8 +102,8 @@ def strict_width(cache: DecoderCache, options: GenerationOptions, most_drafted: 
 
     Whole tiles only: matrix kernels add up the rows of a tile that is cut short in another order, and then a
     token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode"). given: how many tokens stand
-    at the beginning (`DecodedRow.given`).
+    at the beginning (`DecodedRow.given`); a row may be at its end while another reads so many.
     """
     width = -(-(most_drafted + 1) // STRICT_TILE) * STRICT_TILE
-    cache.reserve(given - 1 + options.max_tokens + width)
+    cache.reserve(given - 1 + options.max_tokens + max(width, given - 1))
     return width

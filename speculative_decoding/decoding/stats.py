@@ -65,8 +65,6 @@ class GenerationStats:
         self.accepted_histogram[event.accepted] = self.accepted_histogram.get(event.accepted, 0) + 1
         self.total_variation += event.total_variation
         self.decode_seconds += event.seconds
-        if self.target_calls == 1:
-            self.time_to_first_token = self.encode_seconds + event.seconds
         if event.draft_seconds is not None and event.verify_seconds is not None:
             self.draft_seconds = (self.draft_seconds or 0.0) + event.draft_seconds
             self.verify_seconds = (self.verify_seconds or 0.0) + event.verify_seconds

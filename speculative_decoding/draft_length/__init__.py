@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..errors import InputError
 from ..models.base import EncoderDecoder
 from .adaptive import AdaptiveLength
 from .base import Choice, Drafted, DraftLength
@@ -26,8 +27,12 @@ def choose_length(num_draft: int | str | DraftLength, adaptive: Callable[[], Dra
     """num_draft: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. adaptive: makes that of "auto"."""
     if isinstance(num_draft, DraftLength):
         return num_draft
-    if not isinstance(num_draft, str):
+    if isinstance(num_draft, int):
         return FixedLength(num_draft)
+    if not isinstance(num_draft, str):
+        raise InputError(
+            f"num_draft must be a whole number, the name of a schedule or a DraftLength, not {num_draft!r}"
+        )
     if num_draft == "auto":
         assert adaptive is not None
         return adaptive()

@@ -4,8 +4,9 @@ The n-th line of the output belongs to the n-th line of the input. That is the w
 goes on behind the lines that are there.
 """
 
-from .job import Job, Totals
+from .job import Job
 from .output import Journal, Stream
 from .rows import Line, RowParser, choose_format, read_lines
+from .totals import Totals
 
 __all__ = ["Job", "Journal", "Line", "RowParser", "Stream", "Totals", "choose_format", "read_lines"]

@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from ..batch import BatchResult
-from ..decoding.stats import GenerationStats
-from ..generate import GenerationResult
+from ..decoding.results import BatchResult, GenerationResult
 from .output import Sink
 from .rows import Line, Row
+from .totals import Totals
 
 WINDOW_LINES_PER_SLOT = 64
 WINDOW_LINES = 256  # at least
@@ -26,86 +24,6 @@ WINDOW_BYTES = 2**26
 SHOWN_ERRORS = 5  # of which the line numbers are kept
 
 Engine = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
-
-
-@dataclass
-class Totals:
-    """What a job has done. Times are wall-clock seconds; those of rows that were decoded together overlap, so
-    `encode_`, `draft_` and `target_seconds` share out the time of the whole job as the rows' own times divide.
-
-    lines, errors: written, with those of earlier runs if it was resumed. All else is of this run alone.
-    error_lines: the first few.
-    input_bytes: how far into the input that reaches.
-    batch_time_to_first_token: until each of the first `slots` rows had one.
-    """
-
-    lines: int = 0
-    errors: int = 0
-    error_lines: list[int] = field(default_factory=list)
-    input_bytes: int = 0
-    rows: int = 0
-    seconds: float = 0.0
-    first_token_seconds: float = 0.0  # summed over rows
-    batch_time_to_first_token: float = 0.0
-    stats: GenerationStats = field(default_factory=GenerationStats)
-
-    def add(self, result: GenerationResult, *, is_first: bool) -> None:
-        """is_first: one of the rows that filled the slots when the engine began."""
-        self.rows += 1
-        self.stats.add(result.stats)
-        self.first_token_seconds += result.stats.time_to_first_token
-        if is_first:
-            self.batch_time_to_first_token = max(self.batch_time_to_first_token, result.stats.time_to_first_token)
-
-    @property
-    def mean_time_to_first_token(self) -> float:
-        return self.first_token_seconds / self.rows if self.rows else 0.0
-
-    @property
-    def end_to_end_tps(self) -> float:
-        """Generated tokens per second of the job."""
-        return self.stats.generated_tokens / self.seconds if self.seconds else 0.0
-
-    @property
-    def decode_tps(self) -> float:
-        """Generated tokens per second of decoding, all slots together."""
-        seconds = self.draft_seconds + self.target_seconds
-        return self.stats.generated_tokens / seconds if seconds else 0.0
-
-    @property
-    def accepted_per_target_call(self) -> float:
-        return self.stats.accepted_tokens / self.stats.target_calls if self.stats.target_calls else 0.0
-
-    @property
-    def encode_seconds(self) -> float:
-        return self.stats.encode_seconds * self._share
-
-    @property
-    def draft_seconds(self) -> float:
-        return self.stats.draft_seconds * self._share
-
-    @property
-    def target_seconds(self) -> float:
-        return self.stats.verify_seconds * self._share
-
-    @property
-    def _share(self) -> float:
-        busy = self.stats.encode_seconds + self.stats.decode_seconds
-        return min(1.0, self.seconds / busy) if busy else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
-        names = ("lines", "errors", "rows", "seconds", "mean_time_to_first_token", "batch_time_to_first_token")
-        tps = ("decode_tps", "end_to_end_tps", "accepted_per_target_call")
-        shared = ("encode_seconds", "draft_seconds", "target_seconds")
-        stats = self.stats.as_dict()
-        kept = (
-            *("prompt_tokens", "generated_tokens", "target_calls", "drafted_tokens", "accepted_tokens"),
-            *("accepted_histogram", "acceptance_rate", "tokens_per_target_call", "peak_memory_bytes", "lossless"),
-            "delta_total_variation",
-        )
-        values = {name: getattr(self, name) for name in (*names, *tps, *shared)}
-        return values | {"iterations": self.stats.target_calls} | {name: stats[name] for name in kept}
 
 
 class Job:

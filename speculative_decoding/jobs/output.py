@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..loading.safe_folder import sync
 from .rows import Line, read_lines
 
-VERSION = 1
+VERSION = 2
 COMMIT_SECONDS = 1.0
 
 

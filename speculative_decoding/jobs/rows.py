@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
-from ..sampling import is_whole
+from ..sampling import GenerationOptions
+from ..sampling.options import MOST_DRAFTED, abouts
+from ..sampling.values import Text, Value, Whole
 
 MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
-MAX_NUM_DRAFT = 64
 FORMATS = ("text", "jsonl")
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
@@ -60,37 +61,11 @@ def choose_format(name: str, first_line: bytes) -> str:
     return by_name or ("jsonl" if first_line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "text")
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_list_of(test: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(test, value))
-
-
-def is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-# What a row may set for itself, and what it must look like. Whether a number is in range is for the engine to say.
-OPTIONS: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "max_tokens": (is_whole, "a whole number"),
-    "stop": (is_list_of(is_text), "a list of strings"),
-    "eos_token_ids": (is_list_of(is_whole), "a list of whole numbers"),
-    "seed": (is_whole, "a whole number"),
-    "temperature": (is_number, "a number"),
-    "top_k": (is_whole, "a whole number"),
-    "top_p": (is_number, "a number"),
-    "min_p": (is_number, "a number"),
-    "repetition_penalty": (is_number, "a number"),
-    "acceptance": (is_text, "a string"),
-    "delta": (is_number, "a number"),
-    "num_draft": (
-        lambda value: is_whole(value) and 0 <= value <= MAX_NUM_DRAFT,  # type: ignore[operator]
-        f"a whole number from 0 to {MAX_NUM_DRAFT}",
-    ),
-}
-FOR_ALL_ROWS = ("slots", "strict", "allow_long_prompt", "drafter", "draft_model", "dtype", "skip_sample_adjustment")
+# What a row may set for itself. Prompts of a file share an output's beginning, and records have no log-probabilities.
+OPTIONS: Mapping[str, Value] = {
+    name: about.value for name, about in abouts().items() if about.per_row and name not in ("prefix", "logprobs")
+} | {"num_draft": Whole(0, MOST_DRAFTED)}  # a length that adapts would make a record depend on the rows before it
+FOR_ALL_ROWS = (*(name for name in abouts() if name not in OPTIONS), "slots", "draft_model", "dtype")
 
 # What a record of output says besides the fields that are carried through.
 RECORD = (
@@ -124,11 +99,10 @@ class Row:
 
 @dataclass(frozen=True)
 class RowParser:
-    """format: of `FORMATS`. seed, temperature: of the rows that do not say."""
+    """format: of `FORMATS`. options: of the rows, where they do not say."""
 
     format: str
-    seed: int = 0
-    temperature: float = 0.0
+    options: GenerationOptions = GenerationOptions()  # noqa: RUF009
 
     def __call__(self, line: Line) -> Row:
         carried: dict[str, Any] = {}
@@ -151,8 +125,8 @@ class RowParser:
                 raise RowError("holds what cannot be written back as JSON: half a character, or a number out of range")
             check_fields(given, carried)
             request = {name: value for name, value in given.items() if name == "prompt" or name in OPTIONS}
-        request.setdefault("seed", row_seed(self.seed, line.number))
-        samples = request.get("temperature", self.temperature) > 0
+        request.setdefault("seed", row_seed(self.options.seed, line.number))
+        samples = request.get("temperature", self.options.temperature) > 0
         return Row(line, request, request["seed"] if samples else None, carried)
 
 
@@ -215,9 +189,12 @@ def check_fields(given: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
             raise RowError(f"unknown option {name!r}; write {meant!r}, or rename the field if it is none")
     if "prompt" not in given:
         raise RowError('has no "prompt"')
-    for name, (test, wanted) in {"prompt": (is_text, "a string"), **OPTIONS}.items():
-        if name in given and not test(given[name]):
-            raise RowError(f"{name} must be {wanted}, not {json.dumps(given[name])[:80]}")
+    for name, value in {"prompt": Text(may_be_empty=True), **OPTIONS}.items():
+        try:
+            if name in given:
+                value.accept(given[name])
+        except (ValueError, TypeError, OverflowError):
+            raise RowError(f"{name} must be {value.wanted}, not {json.dumps(given[name])[:80]}") from None
     if not given["prompt"].strip():
         raise RowError("prompt is empty; give it some text")
     if unwritable({"prompt": given["prompt"], "stop": given.get("stop")}):

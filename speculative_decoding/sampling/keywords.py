@@ -43,12 +43,12 @@ class takes_keywords_of(Generic[P]):  # reads as what it does, where it decorate
 
     def __call__(self, function: Callable[..., R]) -> Callable[..., R]:
         *leading, _ = inspect.signature(function).parameters.values()
-        names = [parameter.name for parameter in leading]
+        front = inspect.Signature(leading)
 
         @wraps(function)
         def call(*arguments: Any, **keywords: Any) -> R:
-            by_name = [keywords.pop(name) for name in names[len(arguments) :] if name in keywords]
-            return function(*arguments, *by_name, keywords)
+            by_name = {name: keywords.pop(name) for name in front.parameters if name in keywords}
+            return function(*front.bind(*arguments, **by_name).args, keywords)
 
         own = keyword_parameters(self._options)
         returned = inspect.signature(function).return_annotation

@@ -161,7 +161,8 @@ class GenerationOptions:
         if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance", "skip_sample_adjustment"):
             return "at temperature 0"
         if self.drafter == "none" and name in ("num_draft", "delta", "confidence_threshold"):
-            return "with drafter none"
+            harmless = name == "num_draft" and (self.strict or self.num_draft == 0)  # the width of strict passes
+            return "" if harmless else "with drafter none"
         if self.num_draft == 0 and name in ("drafter", "delta", "confidence_threshold") and self.drafter != "none":
             return "with num_draft 0"
         if isinstance(self.drafter, str):

@@ -1,0 +1,82 @@
+"""Our ways of decoding as contenders: each with a session of its own, one prompt at a time or several in slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from speculative_decoding.decoding.results import GenerationResult
+from speculative_decoding.decoding.ways import Way
+from speculative_decoding.loading.tokenizer import Vocabulary
+from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.session import Session
+
+from .interleave import Contender, Output
+from .models import Models, bytes_per_pass
+from .tasks import Task
+
+
+class Ids:
+    """A tokenizer that costs nothing, since peers get ids and give ids: the text "3" has the ids of source 3 (any other
+    text only tries the options), and a token's text is one letter.
+    """
+
+    vocabulary = Vocabulary({})
+
+    def __init__(self, sources: Sequence[Sequence[int]]) -> None:
+        self.sources = sources
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.sources[int(text) if text.isdecimal() else 0])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "x" * len(tokens)
+
+
+@dataclass(frozen=True)
+class Ours(Contender):
+    """A way that decodes one task, with what it learns from request to request."""
+
+    session: Session
+
+    def decode(self, task: Task) -> Iterator[Output]:
+        """What others do while this one waits is not counted as its time."""
+        finished, results = self._results(task), dict[int, GenerationResult]()
+        for number in range(len(task.sources)):
+            seconds = 0.0
+            while number not in results:
+                started = time.perf_counter()
+                results |= [next(finished)]
+                seconds += time.perf_counter() - started
+            result, session = results.pop(number), self.session
+            length = session.length_of(session.options, session.slots).describe()
+            yield Output(result.tokens, seconds, result.stats, length)
+
+    def _results(self, task: Task) -> Iterator[tuple[int, GenerationResult]]:
+        """(a prompt's number, its result), as they are finished."""
+        numbers = range(len(task.sources))
+        if task.slots is None:
+            for number in numbers:
+                yield number, self.session.generate(str(number), seed=number)
+            return
+        for each in self.session.batch({"prompt": str(number), "seed": number} for number in numbers):
+            assert each.result is not None, each.error
+            yield each.index, each.result
+
+
+def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models: Models) -> list[Ours]:
+    """A contender for each way and temperature, with a new session: no store, which would know every output from the
+    repeat before.
+    """
+    shared: dict[str, Any] = {"max_tokens": task.max_tokens, "allow_long_prompt": True}
+    made = []
+    for temperature in temperatures:
+        for way in ways:
+            draft = models.draft if way.drafter in ("model", "auto") else None
+            options = GenerationOptions(temperature=temperature, **shared, **way.keywords)
+            session = Session(models.target, Ids(task.sources), draft, options, slots=task.slots or 1)
+            reads = {"model": 0 if draft is None else bytes_per_pass(draft), "auto": None}.get(way.drafter, 0)
+            made.append(Ours(way.name, way.flags, temperature, reads, session))
+    return made

@@ -1,0 +1,71 @@
+"""Flags that shape drafts and are no options of decoding: a smaller vocabulary, and a store of n-grams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated as A
+
+from ..drafters.ngram_store import STORAGES, Store, make_store
+from ..drafters.vocabulary import DraftVocabulary
+from ..errors import InputError
+from .models import Pair
+from .parser import Flag, flag_name, whole
+
+VOCABULARY = "the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt"
+STORE = "what was read and written before is searched too, and kept there for the next time"
+STORAGE = (
+    "what such a store keeps: whole texts, counts of all n-grams from --min- to --max-ngram-size, or of the longest "
+    "alone (default: texts)"
+)
+FILLER = "a store of n-grams also counts the target's K likeliest tokens at each place"
+GUESS = "a store of n-grams goes on behind an unknown one with its most frequent token"
+
+
+@dataclass(frozen=True)
+class DraftFlags:
+    """Raises `InputError` for what does not go together."""
+
+    draft_vocab: A[int | None, Flag(VOCABULARY, whole(1), "N")] = None
+    draft_vocab_text: A[Path | None, Flag("text like the outputs to come", Path, "FILE")] = None
+    ngram_store: A[Path | None, Flag(STORE, Path, "FILE")] = None
+    ngram_storage: A[str | None, Flag(STORAGE, STORAGES)] = None
+    filler_top_k: A[int | None, Flag(FILLER, whole(2, 64), "K")] = None
+    guess_unknown: A[bool, Flag(GUESS)] = False
+
+    def __post_init__(self) -> None:
+        if (self.draft_vocab is None) != (self.draft_vocab_text is None):
+            raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
+        if self.ngram_store is None and self._of_the_store:
+            raise InputError(f"{self._of_the_store[0]} describes a store; name one with --ngram-store FILE")
+        if self.ngram_storage in (None, "texts") and (self.filler_top_k or self.guess_unknown):
+            raise InputError("--filler-top-k and --guess-unknown need --ngram-storage multilevel or onelevel")
+
+    @property
+    def _of_the_store(self) -> list[str]:
+        return [flag_name(name) for name in ("ngram_storage", "filler_top_k", "guess_unknown") if getattr(self, name)]
+
+    def open_store(self, pair: Pair, max_ngram_size: int) -> Store | None:
+        """The store in the file, or an empty one for it."""
+        if self.ngram_store is None:
+            return None
+        path, fingerprint = self.ngram_store, pair.tokenizer.vocabulary.fingerprint
+        if path.exists():
+            if self._of_the_store:
+                given = self._of_the_store[0]
+                raise InputError(f"{given}: {path} exists and was made with its own; leave it out or delete it")
+            return Store.load(path, fingerprint)
+        if not path.resolve().parent.is_dir():
+            raise InputError(f"--ngram-store {path}: cannot be written; name a file in a folder that exists")
+        storage = self.ngram_storage or "texts"
+        return make_store(storage, max_ngram_size, fingerprint, self.filler_top_k or 1, not self.guess_unknown)
+
+    def vocabulary(self, pair: Pair) -> DraftVocabulary | None:
+        path, size = self.draft_vocab_text, self.draft_vocab
+        if path is None or size is None:
+            return None
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"--draft-vocab-text {path}: not readable as UTF-8 text ({error})") from error
+        return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)

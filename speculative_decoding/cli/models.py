@@ -1,0 +1,104 @@
+"""Which models the flags name, and those models, with their weights or not yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated as A
+
+from ..drafters.draft_model import require_same_tokens
+from ..errors import InputError
+from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
+from ..loading.tokenizer import Tokenizer
+from ..models.base import EncoderDecoder
+from .parser import Flag
+
+PREFERRED = ("t5-11b", "t5-small")
+BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
+MODEL = (
+    "the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, else the "
+    "bundled pair)"
+)
+DRAFT_MODEL = (
+    "the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, or with "
+    "--drafter ngram"
+)
+DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """As the flags give them."""
+
+    model: A[str | None, Flag(MODEL, str, "NAME", ["--model-name"])] = None
+    draft_model: A[str | None, Flag(DRAFT_MODEL, str, "NAME", ["--draft-model-name"])] = None
+    dtype: A[str | None, Flag(DTYPE, tuple(DTYPES))] = None
+
+    def find(self) -> Folders:
+        draft: Path | None
+        if self.model is not None:
+            target, draft = find(self.model, "--model"), None
+        else:
+            try:
+                target, draft = map(find_folder, PREFERRED)
+            except InputError:
+                target, draft = (find(name, "the bundled pair") for name in BUNDLED_PAIR)
+        if self.draft_model == SELF_DRAFT:
+            return Folders(target, target, SELF_DRAFT_BITS, self.dtype)
+        if self.draft_model is not None:
+            draft = find(self.draft_model, "--draft-model")
+        return Folders(target, draft, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where the models are. bits: the draft is the target itself, with its matrices in that many bits."""
+
+    target: Path
+    draft: Path | None
+    bits: int | None = None
+    dtype: str | None = None
+
+    def open(self, *, use_draft: bool = True) -> Pair:
+        """The models, checked as far as that goes without their weights."""
+        target = open_model(self.target, dtype=self.dtype)
+        draft = None
+        if use_draft and self.draft is not None:
+            draft = open_model(self.draft, dtype=self.dtype, quantize=self.bits)
+            require_same_tokens(target.model, draft.model)
+        return Pair(target, draft)
+
+
+@dataclass
+class Pair:
+    """A target, and a draft if there is one, without weights until they are loaded."""
+
+    opened_target: Opened
+    opened_draft: Opened | None
+    is_loaded: bool = False
+
+    @property
+    def target(self) -> EncoderDecoder:
+        return self.opened_target.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.opened_target.tokenizer
+
+    @property
+    def draft(self) -> EncoderDecoder | None:
+        return None if self.opened_draft is None else self.opened_draft.model
+
+    def load_weights(self) -> None:
+        """Once, however often it is called."""
+        for opened in (self.opened_target, self.opened_draft):
+            if opened is not None and not self.is_loaded:
+                opened.load_weights()
+        self.is_loaded = True
+
+
+def find(name: str, option: str) -> Path:
+    try:
+        return find_folder(name)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error

@@ -1,0 +1,98 @@
+"""Interruptions at moments that the clock chooses, many of them: `python -m tests.random_interruptions [ROUNDS]`.
+
+The tests interrupt at moments that they count. This looks for what nobody thought of counting: it kills a job again and
+again and resumes it, and stops texts of a console; whatever comes next must be what it would have been. A command and
+no test, because how much it meets depends on chance and on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from speculative_decoding.jobs import output
+from tests.job_engine import at_random, engine, fork, run_job, sample_input
+
+PROMPT = "translate English to German: The method returns the value of the property."
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def jobs_killed(folder: Path, kills: int) -> int:
+    """One job, killed so many times and resumed each time; how often there was something behind the checkpoint."""
+    output.COMMIT_SECONDS = 0.03
+    content, path, whole = sample_input(700), folder / "results.jsonl", folder / "whole.jsonl"
+    run_job(whole, content)
+    killed = ahead = 0
+    while killed < kills:
+        pid = fork(lambda: run_job(path, content, engine(at_random(), seconds=0.002), resume=True))
+        time.sleep(random.uniform(0, 0.3))
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        killed += os.WIFSIGNALED(status)
+        assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+        checkpoint = output.checkpoint_path(path)
+        if path.exists() and checkpoint.exists():
+            ahead += size_of(path) > json.loads(checkpoint.read_text())["size"]
+        if not os.WIFSIGNALED(status):  # finished: begin another
+            assert path.read_bytes() == whole.read_bytes()
+            path.unlink()
+    run_job(path, content, resume=True)
+    assert path.read_bytes() == whole.read_bytes()
+    return ahead
+
+
+def texts_stopped(rounds: int) -> int:
+    """The first signal asks, a second stops at once; how many texts were stopped."""
+    from speculative_decoding.cli.console import Conversation
+    from speculative_decoding.cli.drafting import plan_of
+    from speculative_decoding.cli.main_flags import main_parser
+    from speculative_decoding.cli.state import State
+
+    plan = plan_of(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
+    state = State(plan)
+    state.open(plan)
+    conversation = Conversation(state)
+
+    def answer() -> tuple[str, str]:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            conversation.answer(PROMPT)
+        return out.getvalue(), err.getvalue()
+
+    expected, _ = answer()
+    started = time.perf_counter()
+    answer()
+    whole = time.perf_counter() - started
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stopped = 0
+    for number in range(rounds):
+        said: Any = "", ""
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, whole), 0.0005 if number % 2 else 0)
+        try:
+            try:
+                said = answer()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:  # behind a text, where the console's loop catches it
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        stopped += said[0] != expected
+        assert answer()[0] == expected
+    return stopped
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    with tempfile.TemporaryDirectory() as name:  # first: a process with devices may not fork
+        print(f"{count} kills: the same records; {jobs_killed(Path(name), count)} times behind the checkpoint")
+    print(f"{count} signals: the same texts; {texts_stopped(count)} were stopped")
