@@ -7,12 +7,14 @@ layer, in whether the head is its own table, and in where the position biases li
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..checkpoints.base import Checkpoint
 from .base import EncoderDecoder, Head
 from .cache import LayerMemory, additive
 from .linear import Linear
@@ -141,6 +143,11 @@ class Stack(nn.Module):
 class T5(EncoderDecoder):
     config: T5Config
 
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> T5:
+        """See `T5Config.from_dict`."""
+        return cls(T5Config.from_dict(raw, checkpoint))
+
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.config = config
@@ -182,14 +189,10 @@ class T5(EncoderDecoder):
         layer = self.embedding if self.config.tie_word_embeddings else self.head
         parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
         if "scales" not in parts:
-            return partial(linear, parts["weight"])
+            return lambda x: x @ parts["weight"].T
         settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
         return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:
         return parameter_sources(config, names)
-
-
-def linear(weight: mx.array, x: mx.array) -> mx.array:
-    return x @ weight.T

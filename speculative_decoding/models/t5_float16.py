@@ -57,19 +57,18 @@ class RescaledCheckpoint(Checkpoint):
         return str(self._inner)
 
 
-def for_float16(
-    raw_config: Mapping[str, Any], config: T5Config, checkpoint: Checkpoint
-) -> tuple[dict[str, Any], Checkpoint]:
+def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
     """config.json and weights of the same model, rescaled by as much as it needs; often by nothing at all."""
+    config = T5Config.from_dict(raw, checkpoint)
     exponent = needed_exponent(config, checkpoint)
     if exponent == 0:
-        return dict(raw_config), checkpoint
+        return raw, checkpoint
     changes = {
         "tie_word_embeddings": False,
         "scale_decoder_outputs": config.head_is_scaled,
         "layer_norm_epsilon": config.layer_norm_epsilon * 4.0**-exponent,
     }
-    return {**raw_config, **changes}, RescaledCheckpoint(checkpoint, config, exponent)
+    return {**raw, **changes}, RescaledCheckpoint(checkpoint, config, exponent)
 
 
 class Block(NamedTuple):
