@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,16 +92,12 @@ def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
             )
     if target.pieces is None or draft.pieces is None:  # built in Python, without text: ids are all there is
         return
-    if difference := first_difference(target.pieces, draft.pieces):
-        index, ours, theirs = difference
-        raise InputError(
-            f"draft model: token {index} is {theirs!r}, in the target it is {ours!r}; choose a draft of the same family"
-        )
-
-
-def first_difference(ours: Mapping[int, str], theirs: Mapping[int, str]) -> tuple[int, str | None, str | None] | None:
-    """The lowest id whose pieces differ, with both pieces; None if all agree."""
-    if ours == theirs:
-        return None
-    index = next(i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i))
-    return index, ours.get(index), theirs.get(index)
+    if target.pieces == draft.pieces:
+        return
+    for index in sorted(target.pieces.keys() | draft.pieces.keys()):
+        ours, theirs = target.pieces.get(index), draft.pieces.get(index)
+        if ours != theirs:
+            raise InputError(
+                f"draft model: token {index} is {theirs!r}, in the target it is {ours!r}; "
+                "choose a draft of the same family"
+            )

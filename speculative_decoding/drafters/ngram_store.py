@@ -91,8 +91,8 @@ class Store(ABC):
             kind = KINDS[learned.pop("kind")]
             options = {option.name: learned.pop(option.name) for option in fields(kind)}
             for option in fields(kind):
-                value, is_text = options[option.name], option.name == "vocabulary"
-                if type(value) is not type(option.default) and not (is_text and isinstance(value, str)):
+                value = options[option.name]
+                if type(value) is not type(option.default) and (option.name, type(value)) != ("vocabulary", str):
                     raise ValueError(f"{option.name} is {value!r}")
             store = kind(**options)
             store._restore(learned)

@@ -10,6 +10,7 @@ from ..errors import CheckpointError
 from . import t5_float16
 from .base import EncoderDecoder
 from .t5 import T5
+from .t5_config import T5Config
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
@@ -19,7 +20,11 @@ class Architecture(NamedTuple):
     for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
 
 
-T5_LIKE = Architecture(T5.from_dict, t5_float16.for_float16)
+def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
+    return T5(T5Config.from_dict(raw, checkpoint))
+
+
+T5_LIKE = Architecture(t5, t5_float16.for_float16)
 ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
 
 

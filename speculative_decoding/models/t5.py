@@ -7,14 +7,12 @@ layer, in whether the head is its own table, and in where the position biases li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints.base import Checkpoint
 from .base import EncoderDecoder, Head
 from .cache import LayerMemory, additive
 from .linear import Linear
@@ -142,11 +140,6 @@ class Stack(nn.Module):
 
 class T5(EncoderDecoder):
     config: T5Config
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> T5:
-        """See `T5Config.from_dict`."""
-        return cls(T5Config.from_dict(raw, checkpoint))
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -18,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.base import Checkpoint, TensorInfo
-from .t5_config import HEAD, T5Config, embedding_table
+from .t5_config import HEAD, T5Config, embedding_table, layer_sources
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over
 HOMOGENEOUS = ("relu",)  # f(s * x) = s * f(x), so the scale may be put in front of it
 
-ATTENTIONS = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}
+STACKS = ("encoder", "decoder")
 
 
 class RescaledCheckpoint(Checkpoint):
@@ -35,7 +36,7 @@ class RescaledCheckpoint(Checkpoint):
         self._origin = {HEAD: table} if config.tie_word_embeddings else {}
         self._exponents = {table: exponent}
         # Half of the exponent each, so that neither matrix is pushed towards float16's smallest numbers.
-        for block in (*blocks(config, "encoder"), *blocks(config, "decoder")):
+        for block in chain.from_iterable(blocks(config, stack) for stack in STACKS):
             halves = exponent // 2 if block.is_homogeneous else 0
             self._exponents |= {block.inside[-1]: halves, block.outside: exponent - halves}
 
@@ -85,17 +86,15 @@ class Block(NamedTuple):
 
 def blocks(config: T5Config, stack: str) -> Iterator[Block]:
     """All blocks of "encoder" or "decoder", in their order, by their tensors' names."""
+    names = layer_sources(config, has_cross_attention=stack == "decoder")
+    is_homogeneous = config.is_gated or config.activation_name in HOMOGENEOUS
     for i in range(config.num_layers if stack == "encoder" else config.decoder_layers):
-        layers = f"{stack}.block.{i}.layer"
-        for j, attention in enumerate(ATTENTIONS[stack]):
-            here = f"{layers}.{j}.{attention}"
-            norm = "encoder.final_layer_norm" if attention == "EncDecAttention" else f"{layers}.{j}.layer_norm"
-            yield Block(f"{norm}.weight", (f"{here}.v.weight",), f"{here}.o.weight")
-        here = f"{layers}.{len(ATTENTIONS[stack])}"
-        parts = ("wi_0", "wi_1") if config.is_gated else ("wi",)
-        inside = tuple(f"{here}.DenseReluDense.{part}.weight" for part in parts)
-        is_homogeneous = config.is_gated or config.activation_name in HOMOGENEOUS
-        yield Block(f"{here}.layer_norm.weight", inside, f"{here}.DenseReluDense.wo.weight", is_homogeneous)
+        here = {path: tuple(f"{stack}.block.{i}.layer.{name}.weight" for name in own) for path, own in names.items()}
+        yield Block(here["self_norm"][0], here["self_attention.qkv"][-1:], here["self_attention.o"][0])
+        if stack == "decoder":
+            memory_norm = "encoder.final_layer_norm.weight"
+            yield Block(memory_norm, here["cross_attention.kv"][-1:], here["cross_attention.o"][0])
+        yield Block(here["ff_norm"][0], here["ff.wi"], here["ff.wo"][0], is_homogeneous)
 
 
 def needed_exponent(config: T5Config, checkpoint: Checkpoint) -> int:
@@ -124,7 +123,7 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
 
     largest_stream = largest_inside = 0.0
     start = np.abs(read(embedding_table(checkpoint.keys()))).max(axis=0)
-    for stack in ATTENTIONS:
+    for stack in STACKS:
         stream = start
         for block in blocks(config, stack):
             values = np.prod([rows(matrix, block.norm) for matrix in block.inside], axis=0)
