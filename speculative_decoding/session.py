@@ -84,16 +84,16 @@ class Session:
         return stream_of(engine, request, on_round)
 
     @overload
-    @takes_keywords_of(GenerationOptions)
+    @takes_keywords_of(StreamKeywords)
     def generate(  # type: ignore[overload-overlap]  # a text is never meant as a sequence of texts
         self, prompt: str, given: Mapping[str, Any]
     ) -> GenerationResult: ...
 
     @overload
-    @takes_keywords_of(GenerationOptions)
+    @takes_keywords_of(StreamKeywords)
     def generate(self, prompt: Sequence[str], given: Mapping[str, Any]) -> list[GenerationResult]: ...
 
-    @takes_keywords_of(GenerationOptions)
+    @takes_keywords_of(StreamKeywords)
     def generate(
         self, prompt: str | Sequence[str], given: Mapping[str, Any]
     ) -> GenerationResult | list[GenerationResult]:
@@ -102,9 +102,11 @@ class Session:
         Raises `InputError`; with several prompts it says which.
         """
         if isinstance(prompt, str):
-            engine, request = self._submit(prompt, given)
-            while not request.finish_reason:
-                engine.step()
+            own = dict(given)
+            on_round = own.pop("on_round", None)
+            engine, request = self._submit(prompt, own)
+            for _ in stream_of(engine, request, on_round):
+                pass
             return result_of(request)
         results: dict[int, GenerationResult] = {}
         for each in self.batch(prompt, **given):

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from speculative_decoding.models.memory import slots_within
 
 from speculative_decoding import GenerationResult, InputError, Session, batch_generate, generate
+from speculative_decoding.decoding.memory import slots_within
 from speculative_decoding.draft_length import Choice, Drafted, DraftLength, FixedLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, Row, Wanted
 from speculative_decoding.drafters.vocabulary import DraftVocabulary
@@ -211,7 +211,7 @@ class Watched(FixedLength):
         self.asked: list[int] = []
         self.told: list[int] = []
 
-    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
+    def choose(self, rows: Sequence[Choice]) -> list[int]:
         self.asked.append(len(rows))
         self.traced = Compiled.traced
         return super().choose(rows)
@@ -244,8 +244,8 @@ class Erratic(DraftLength):
         self.skipped += skips
         return skips
 
-    def choose(self, rows: Sequence[Choice]) -> list[tuple[str, int]]:
-        return [(self.dice.choice(row.kinds), self.dice.randint(0, min(self.most, row.room))) for row in rows]
+    def choose(self, rows: Sequence[Choice]) -> list[int]:
+        return [self.dice.randint(0, min(self.most, row.room)) for row in rows]
 
     def describe(self) -> str:
         return "at random"

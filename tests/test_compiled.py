@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding.draft_length.schedules import FixedLength
-from speculative_decoding.drafters import ModelDrafter
+from speculative_decoding.draft_length import Drafted, FixedLength
 from speculative_decoding.models import compiled
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import Compiled
 from speculative_decoding.models.linear import Linear
-from speculative_decoding.sampling import SamplingParams
 
 from .operations import counted, operations
-from .tiny import run, tiny_model
+from .tiny import model_drafter, run, tiny_model
 
 
 def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +122,7 @@ class Notes(FixedLength):
         super().__init__(2)
         self.seconds: list[float] = []
 
-    def observe(self, drafted: int, accepted: int, seconds: float, kind: str = "") -> None:
+    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
         self.seconds.append(seconds)
 
 
@@ -131,7 +130,7 @@ def test_a_round_that_traced_tells_no_time() -> None:
     """The second request has the shapes of the first one."""
     model, draft, notes = tiny_model(), tiny_model(1), Notes()
     for _ in range(2):
-        run(model, [5, 9, 1], ModelDrafter(draft, model, SamplingParams()), num_draft=notes)
+        run(model, [5, 9, 1], model_drafter(model, draft), length=notes)
     rounds = len(notes.seconds) // 2
     assert notes.seconds[0] == 0.0 and all(seconds > 0 for seconds in notes.seconds[rounds:])
 

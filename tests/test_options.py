@@ -282,7 +282,7 @@ WAYS_IN: dict[str, tuple[Callable[..., Any], list[str]]] = {  # with the keyword
     "generate": (generate, ["on_round", "draft_model", "ngram"]),
     "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram"]),
     "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram"]),
-    "Session.generate": (Session.generate, []),
+    "Session.generate": (Session.generate, ["on_round"]),
     "Session.stream": (Session.stream, ["on_round"]),
     "Session.batch": (Session.batch, ["slots", "max_memory_gb"]),
 }

@@ -91,8 +91,8 @@ def test_impossible_targets_are_named() -> None:
         score(model, Numbers(), "5 1", [])
     with pytest.raises(InputError, match="target must be between 0 and 23, not 24"):
         score(model, Numbers(), "5 1", [24])
-    with pytest.raises(InputError, match="prefix must be between 0 and 23, not -1"):
-        generate(model, Numbers(), "5 1", prefix=[-1])
+    with pytest.raises(InputError, match="prefix must be between 0 and 23, not 24"):
+        generate(model, Numbers(), "5 1", prefix=[24])
     with pytest.raises(InputError, match="prefix must not contain 1, which ends an output"):
         generate(model, Numbers(), "5 1", prefix=[4, 1])
     with pytest.raises(InputError, match="prompt is empty"):

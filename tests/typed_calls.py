@@ -51,7 +51,7 @@ def wrong_calls(model: EncoderDecoder, tokenizer: Tokenizer, session: Session) -
         lambda: batch_generate(model, tokenizer, ["abc"], top_k=2.5),  # type: ignore[arg-type]
         lambda: session.stream("abc", sampling=None),  # type: ignore[call-arg]
         lambda: session.stream("abc", logprobs="yes"),  # type: ignore[arg-type]
-        lambda: session.generate("abc", on_round=print),  # type: ignore[call-overload]
+        lambda: session.generate("abc", slots=3),  # type: ignore[call-overload]
         lambda: session.generate("abc", max_tokens="5"),  # type: ignore[call-overload]
         lambda: session.batch(["abc"], num_drafts=3),  # type: ignore[call-arg]
         lambda: session.batch(["abc"], stop=3),  # type: ignore[arg-type]
