@@ -12,7 +12,7 @@ from ..sampling import GenerationOptions, History, Use, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
 from ..sampling.random import gumbel, keys, split
 from .base import MODEL, BatchDrafter, Draft, Row, Wanted, token_rows
-from .draft_model import DraftModel, PartialHead
+from .draft_model import DraftHead, DraftModel
 
 
 class BatchModelDrafter(BatchDrafter):
@@ -28,7 +28,7 @@ class BatchModelDrafter(BatchDrafter):
         self._sources: dict[int, list[int]] = {}  # by slot
         self._held: dict[int, list[int]] = {}  # by slot: the ids that the cache holds, once the source was encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # of the last draft: its slots, (B, K) ids
-        self._head: PartialHead | None = None
+        self._head: DraftHead | None = None
 
     def begin(self, row: Row) -> None:
         self._read_drafted()
@@ -57,7 +57,7 @@ class BatchModelDrafter(BatchDrafter):
         states = self._catch_up(cache, rows)
         if self._head is None:
             sources = [self._sources.get(slot, []) for slot in range(slots)]
-            self._head = self._draft_model.partial_head(sources, self._vocab_size)
+            self._head = self._draft_model.head(sources, self._vocab_size)
         chain = Chain(wanted, slots, self._head)
         while True:
             new = chain.choose(states)
@@ -120,7 +120,7 @@ class Chain:
     noise of each position, which the target uses too; then a token counts as certain.
     """
 
-    def __init__(self, wanted: Sequence[Wanted], slots: int, head: PartialHead) -> None:
+    def __init__(self, wanted: Sequence[Wanted], slots: int, head: DraftHead) -> None:
         self._head = head
         by_slot = {each.row.slot: each for each in wanted}
         each_slot = [by_slot.get(slot, wanted[0]) for slot in range(slots)]  # others repeat the first, for nothing
