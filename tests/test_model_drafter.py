@@ -150,11 +150,12 @@ BESIDE: list[dict[str, Any]] = [
     {"temperature": 1.2, "seed": 5, "repetition_penalty": 0.7, "acceptance": "block"},
     {},
 ]
+THRESHOLDS: list[dict[str, Any]] = [{"confidence_threshold": 0.9}, {"confidence_threshold": 0.1}, {}]
 
 
 def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]], threshold: float) -> None:
     """Five rounds, of drafts of other lengths, of which some tokens are kept."""
-    options = [GenerationOptions(confidence_threshold=threshold, **own) for own in kinds]
+    options = [GenerationOptions(**{"confidence_threshold": threshold, **own}) for own in kinds]
     together = BatchModelDrafter(model, VOCAB)
     rows = [Row(own, SOURCES[slot], [0], slot) for slot, own in enumerate(options)]
     alone = [(BatchModelDrafter(model, VOCAB), Row(row.options, row.source, [0])) for row in rows]
@@ -183,7 +184,11 @@ def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]], thresho
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
-@pytest.mark.parametrize("kinds", [BESIDE, BESIDE[:1] + BESIDE[4:], BESIDE[1:4]], ids=["all", "greedy", "sampled"])
+@pytest.mark.parametrize(
+    "kinds",
+    [BESIDE, BESIDE[:1] + BESIDE[4:], BESIDE[1:4], THRESHOLDS],
+    ids=["all", "greedy", "sampled", "thresholds"],
+)
 @pytest.mark.parametrize("model", [DraftModel(DRAFT), TRIMMED], ids=["whole", "trimmed"])
 def test_a_row_of_a_batch_is_proposed_what_it_would_be_alone(
     model: DraftModel, kinds: Sequence[dict[str, Any]], threshold: float

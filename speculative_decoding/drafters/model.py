@@ -127,7 +127,7 @@ class Chain:
         self._options: list[GenerationOptions] = [each.row.options for each in each_slot]
         self._tokens = [each.row.tokens for each in each_slot]
         self._lengths = [by_slot[slot].count if slot in by_slot else 0 for slot in range(slots)]
-        self._threshold = max(each.row.options.confidence_threshold for each in wanted)
+        self._has_threshold = any(row.confidence_threshold for row in self._options)
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
         self._is_certain = [row.is_comparable for row in self._options]
@@ -147,7 +147,7 @@ class Chain:
     def choose(self, states: mx.array) -> mx.array:
         """(B, 1, d) states -> the next token of each row, (B, 1)."""
         logits = self._head(states)
-        if all(row.is_greedy and not row.needs_history for row in self._options) and not self._threshold:
+        if all(row.is_greedy and not row.needs_history for row in self._options) and not self._has_threshold:
             new = self._head.likeliest(logits)
         else:
             new = self._choose_by_options(self._head.spread(logits))
@@ -171,7 +171,7 @@ class Chain:
                 certain = mx.array(self._is_certain)[:, None, None]
                 point = mx.arange(logits.shape[-1]) == new[..., None]
                 self._probs.append(mx.where(certain, point.astype(mx.float32), probs))
-        if self._threshold:
+        if self._has_threshold:
             plain = mx.softmax(logits.astype(mx.float32), axis=-1)
             self._stop_unsure(new, plain if probs is None else mx.where(greedy, plain, probs))
         return new
@@ -184,15 +184,14 @@ class Chain:
         return gumbel(mx.where(is_coupled, coupled, self._keys[:, count]), self._head.vocab_size)
 
     def _stop_unsure(self, new: mx.array, probs: mx.array) -> None:
-        """End a row's draft behind a token below the threshold. It is kept: to stop in front of it would bias the
+        """End a row's draft behind a token below its threshold. It is kept: to stop in front of it would bias the
         output. Waits for the device.
         """
-        chances = mx.take_along_axis(probs, new[..., None], axis=-1).flatten().tolist()
+        chances: list[float] = mx.take_along_axis(probs, new[..., None], axis=-1).flatten().tolist()  # type: ignore[assignment]
         so_far = len(self._ids) + 1
-        unsure = [chance < self._threshold for chance in chances]  # type: ignore[operator,union-attr]
-        self._lengths = [
-            min(length, so_far) if stops else length for length, stops in zip(self._lengths, unsure, strict=True)
-        ]
+        for slot, (row, chance) in enumerate(zip(self._options, chances, strict=True)):
+            if chance < row.confidence_threshold:
+                self._lengths[slot] = min(self._lengths[slot], so_far)
 
 
 def shared(held: Sequence[int], tokens: Sequence[int]) -> int:

@@ -24,9 +24,8 @@ def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distanc
     distance, past_buckets = np.abs(signed), num_buckets if causal else num_buckets // 2
     exact = past_buckets // 2
     # float32 in this order of operations: the published models were trained with these very roundings.
-    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / np.float32(
-        np.log(max_distance / exact)
-    )
+    furthest = np.float32(np.log(max_distance / exact))
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / furthest
     far = exact + (ratio * np.float32(past_buckets - exact)).astype(np.int64)
     past = np.where(distance < exact, distance, np.minimum(far, past_buckets - 1))
     return np.where(signed > 0, num_buckets if causal else past_buckets + past, past).astype(np.int32)
