@@ -133,7 +133,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then do one round for all."""
-        if self._waiting or any(request and request.finish_reason for request in self._requests):
+        if self._waiting or None in self._requests:
             self._fill()
         batch = self._batch
         if batch is None or not batch.active:

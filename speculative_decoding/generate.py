@@ -46,17 +46,8 @@ def stream_generate(
 @takes_keywords_of(Keywords)
 def generate(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, given: Mapping[str, Any]) -> GenerationResult:
     """All of `stream_generate` at once; takes the same keywords."""
-    responses = list(stream_generate(model, tokenizer, prompt, **given))
-    last = responses[-1]
-    assert last.finish_reason is not None
-    logprobs = [response.logprob for response in responses if response.logprob is not None]
-    return GenerationResult(
-        "".join(response.text for response in responses),
-        [response.token for response in responses],
-        last.finish_reason,
-        last.stats,
-        logprobs or None,
-    )
+    session, own = session_of(model, tokenizer, given)
+    return session.generate(prompt, **own)
 
 
 @takes_keywords_of(ManyKeywords)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -38,6 +39,9 @@ class Round:
         return len(self.proposed)
 
 
+NOT_SUMMED = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", "lossless")
+
+
 @dataclass
 class GenerationStats:
     """Counts and times of one generation, or of several added up. Times are wall-clock seconds."""
@@ -47,7 +51,7 @@ class GenerationStats:
     target_calls: int = 0  # passes of the target's decoder = rounds
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    accepted_histogram: dict[int, int] = field(default_factory=dict)  # rounds by how many they accepted
+    accepted_histogram: Counter[int] = field(default_factory=Counter)  # rounds by how many they accepted
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float | None = None  # of decode_seconds; None unless the rounds were timed
@@ -62,7 +66,7 @@ class GenerationStats:
         self.target_calls += 1
         self.drafted_tokens += event.drafted
         self.accepted_tokens += event.accepted
-        self.accepted_histogram[event.accepted] = self.accepted_histogram.get(event.accepted, 0) + 1
+        self.accepted_histogram[event.accepted] += 1
         self.total_variation += event.total_variation
         self.decode_seconds += event.seconds
         if event.draft_seconds is not None and event.verify_seconds is not None:
@@ -71,14 +75,12 @@ class GenerationStats:
 
     def add(self, other: GenerationStats) -> None:
         """Add another generation. Times and counts sum; the time to the first token is the first one's."""
-        first, histogram = self.target_calls == 0, self.accepted_histogram
-        for name in SUMMED:
-            if (value := getattr(other, name)) is not None:
-                setattr(self, name, (getattr(self, name) or 0) + value)
-        for accepted, rounds in other.accepted_histogram.items():
-            histogram[accepted] = histogram.get(accepted, 0) + rounds
-        if first:
+        if not self.target_calls:
             self.time_to_first_token = other.time_to_first_token
+        for name, value in vars(other).items():
+            if name not in NOT_SUMMED and value is not None:
+                setattr(self, name, (getattr(self, name) or 0) + value)
+        self.accepted_histogram.update(other.accepted_histogram)
         self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
         self.lossless = self.lossless and other.lossless
 
@@ -107,19 +109,5 @@ class GenerationStats:
     def as_dict(self) -> dict[str, Any]:
         """Everything that is known, for JSON."""
         derived = ("acceptance_rate", "tokens_per_target_call", "delta_total_variation", "generation_tps")
-        values = asdict(self) | {name: getattr(self, name) for name in derived}
+        values = vars(self) | {name: getattr(self, name) for name in derived}
         return {name: value for name, value in values.items() if value is not None}
-
-
-SUMMED = (
-    "prompt_tokens",
-    "generated_tokens",
-    "target_calls",
-    "drafted_tokens",
-    "accepted_tokens",
-    "total_variation",
-    "encode_seconds",
-    "decode_seconds",
-    "draft_seconds",
-    "verify_seconds",
-)

@@ -6,18 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
-from typing import (
-    Annotated,
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -58,15 +47,8 @@ class takes_keywords_of(Generic[P]):  # reads as what it does, where it decorate
 
 def keyword_parameters(options: Any) -> list[inspect.Parameter]:
     """One for each field of a dataclass, with its type and default."""
-    hints = get_type_hints(options, include_extras=True)
+    hints = get_type_hints(options)  # without what `Annotated` adds
     return [
-        inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=plain_type(hints[each.name])
-        )
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
         for each in fields(options)
     ]
-
-
-def plain_type(hint: Any) -> Any:
-    """Without what `Annotated` adds."""
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint

@@ -181,13 +181,8 @@ def abouts() -> Mapping[str, About]:
     return {name: About(value, help, SHARED not in shared) for name, (value, help, *shared) in parts.items()}
 
 
-@cache
-def defaults() -> Mapping[str, Any]:
-    return {each.name: each.default for each in fields(GenerationOptions)}
-
-
 def default(name: str) -> Any:
-    return defaults()[name]
+    return getattr(GenerationOptions, name)
 
 
 def accepted(name: str, value: Value, given: Any) -> Any:
