@@ -138,7 +138,8 @@ def renamed_copy(openblas: Path) -> Path:
     The copy's name is a digest of what it was made from and one of what it contains, so that a copy that was truncated
     or changed is not loaded but replaced.
     """
-    folder = private_folder(cache_folder() / "openblas")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = private_folder(cache / "speculative-decoding" / "openblas")
     status = openblas.stat()
     source = digest(f"{openblas} {status.st_size} {status.st_mtime_ns}".encode())[:12]
     for kept in folder.glob(f"{source}-*.so"):
@@ -188,7 +189,3 @@ def is_intact(path: Path) -> bool:
 
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "speculative-decoding"

@@ -14,7 +14,7 @@ from speculative_decoding import GenerationResult, InputError, Session, batch_ge
 from speculative_decoding.decoding.memory import slots_within
 from speculative_decoding.draft_length import Choice, Drafted, DraftLength, FixedLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, Row, Wanted
-from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.compiled import Compiled

@@ -32,7 +32,7 @@ from speculative_decoding.drafters import (
     choose_drafter,
     model,
 )
-from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions, History, logprobs

@@ -16,7 +16,7 @@ import pytest
 from speculative_decoding import load
 from speculative_decoding.drafters import BatchModelDrafter, Draft, DraftModel, Row, Wanted
 from speculative_decoding.drafters import model as model_drafter
-from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions
@@ -71,7 +71,7 @@ def test_a_partial_head_of_real_weights_in_every_type() -> None:
     for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
         model, tokenizer = load(BUNDLED / "t5-web-docs-draft", **options)
         source = tokenizer.encode("grammar: It were a cod business.")
-        head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).partial_head([source], model.config.vocab_size)
+        head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).head([source], model.config.vocab_size)
         assert set(head.ids.tolist()) == {1, 5, 100, 31, *source}  # type: ignore[arg-type]
         memory = model.encode(mx.array([source]))
         whole = model.decode(mx.array([[0, 5]]), model.make_cache(memory)).astype(mx.float32)
@@ -81,7 +81,7 @@ def test_a_partial_head_of_real_weights_in_every_type() -> None:
 
 
 def test_spread_puts_every_logit_at_its_id_and_nothing_elsewhere() -> None:
-    head = TRIMMED.partial_head([[3, 12, 3, EOS]], VOCAB)
+    head = TRIMMED.head([[3, 12, 3, EOS]], VOCAB)
     logits = mx.random.normal((1, 2, len(FREQUENT) + 1), key=mx.random.key(3))
     spread = np.array(head.spread(logits))
     assert spread.shape == (1, 2, VOCAB)
@@ -92,7 +92,7 @@ def test_spread_puts_every_logit_at_its_id_and_nothing_elsewhere() -> None:
 
 def test_each_row_has_the_ids_of_its_own_source() -> None:
     sources = [[3, 12, EOS], [], [9, 3]]
-    head = TRIMMED.partial_head(sources, VOCAB)
+    head = TRIMMED.head(sources, VOCAB)
     spread = head.spread(head(mx.random.normal((3, 1, DRAFT.config.d_model), key=mx.random.key(3))))
     for source, logits in zip(sources, np.array(spread)[:, 0], strict=True):
         assert set(np.flatnonzero(np.isfinite(logits))) == {*FREQUENT, *source}
@@ -135,7 +135,7 @@ def test_the_end_can_be_drafted_with_any_vocabulary() -> None:
 def test_ids_beyond_the_drafts_table_are_left_out() -> None:
     """Some families pad the target's table further than the draft's."""
     small = tiny_model(vocab_size=20)
-    head = DraftModel(small, DraftVocabulary((EOS, 19, 20, 23))).partial_head([[3, 22, EOS]], VOCAB)
+    head = DraftModel(small, DraftVocabulary((EOS, 19, 20, 23))).head([[3, 22, EOS]], VOCAB)
     assert head.ids.tolist() == [EOS, 19, 3]
     model = DraftModel(small, DraftVocabulary((EOS, 19, 23)))
     probs = proposed(model, [3, 22, EOS], 2, [0, 23], temperature=1.0)[1].probs
@@ -150,11 +150,12 @@ BESIDE: list[dict[str, Any]] = [
     {"temperature": 1.2, "seed": 5, "repetition_penalty": 0.7, "acceptance": "block"},
     {},
 ]
+THRESHOLDS: list[dict[str, Any]] = [{"confidence_threshold": 0.9}, {"confidence_threshold": 0.1}, {}]
 
 
 def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]], threshold: float) -> None:
     """Five rounds, of drafts of other lengths, of which some tokens are kept."""
-    options = [GenerationOptions(confidence_threshold=threshold, **own) for own in kinds]
+    options = [GenerationOptions(**{"confidence_threshold": threshold, **own}) for own in kinds]
     together = BatchModelDrafter(model, VOCAB)
     rows = [Row(own, SOURCES[slot], [0], slot) for slot, own in enumerate(options)]
     alone = [(BatchModelDrafter(model, VOCAB), Row(row.options, row.source, [0])) for row in rows]
@@ -183,7 +184,11 @@ def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]], thresho
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
-@pytest.mark.parametrize("kinds", [BESIDE, BESIDE[:1] + BESIDE[4:], BESIDE[1:4]], ids=["all", "greedy", "sampled"])
+@pytest.mark.parametrize(
+    "kinds",
+    [BESIDE, BESIDE[:1] + BESIDE[4:], BESIDE[1:4], THRESHOLDS],
+    ids=["all", "greedy", "sampled", "thresholds"],
+)
 @pytest.mark.parametrize("model", [DraftModel(DRAFT), TRIMMED], ids=["whole", "trimmed"])
 def test_a_row_of_a_batch_is_proposed_what_it_would_be_alone(
     model: DraftModel, kinds: Sequence[dict[str, Any]], threshold: float

@@ -9,7 +9,7 @@ import pytest
 from speculative_decoding import GenerationOptions, InputError, Session, generate, load
 from speculative_decoding.draft_length import FixedLength, HeuristicLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
-from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
 from tests.tiny import tiny_model
 

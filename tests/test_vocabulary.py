@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from speculative_decoding import InputError, load
-from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
 
 OUTPUTS = [[5, 5, 5, 1], [7, 7, 5, 1], [7, 9, 1], [3, 1]]

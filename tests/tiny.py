@@ -28,7 +28,7 @@ from speculative_decoding.drafters import (
     Store,
     TextStore,
 )
-from speculative_decoding.drafters.vocabulary import DraftVocabulary
+from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions

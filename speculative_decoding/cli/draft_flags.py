@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated as A
 
+from ..drafters.draft_model import DraftVocabulary
 from ..drafters.ngram_store import STORAGES, Store, make_store
-from ..drafters.vocabulary import DraftVocabulary
 from ..errors import InputError
 from .models import Pair
 from .parser import Flag, flag_name, whole

@@ -9,10 +9,10 @@ from ..models.base import EncoderDecoder
 from ..sampling import DRAFTERS, GenerationOptions
 from .alignment import Pieces
 from .auto import AutoDrafter
-from .base import BatchDrafter, Draft, Drafter, Row, Verified, Wanted
+from .base import BatchDrafter, Draft, Drafter, Row, Wanted
 from .draft_model import DraftModel, require_same_tokens
 from .model import BatchModelDrafter
-from .ngram import Match, NgramDrafter
+from .ngram import NgramDrafter
 from .ngram_store import NgramStore, Store, TextStore
 from .separate import CustomDrafter, NoDrafter, SeparateDrafters
 
@@ -23,7 +23,6 @@ __all__ = [
     "Draft",
     "DraftModel",
     "Drafter",
-    "Match",
     "NgramDrafter",
     "NgramStore",
     "NoDrafter",
@@ -31,7 +30,6 @@ __all__ = [
     "SeparateDrafters",
     "Store",
     "TextStore",
-    "Verified",
     "Wanted",
     "choose_drafter",
     "new_ngram",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from .base import COPY, MODEL, BatchDrafter, Draft, Row, Verified, Wanted, merged
 from .ngram import NgramDrafter
+from .separate import SeparateDrafters
 
 SURE = 0.5  # per token: a copy costs nothing, so the draft model would have to be right much more often
 
@@ -21,39 +21,33 @@ class AutoDrafter(BatchDrafter):
     """
 
     def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = SURE) -> None:
-        self._ngram, self._model, self._vocab_size, self._sure = ngram, model, vocab_size, sure
-        self._copies: dict[int, NgramDrafter] = {}
+        self._copies, self._model = SeparateDrafters(ngram.fresh), model
+        self._vocab_size, self._sure = vocab_size, sure
 
     def begin(self, row: Row) -> None:
-        self._copies[row.slot] = self._ngram.fresh()
-        self._copies[row.slot].begin(row.source)
+        self._copies.begin(row)
         self._model.begin(row)
 
     def kind(self, row: Row) -> str:
-        return COPY if self._copies[row.slot].match(row.tokens).chance >= self._sure else MODEL
+        return COPY if self._copies.of(row).match(row.tokens).chance >= self._sure else MODEL
 
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        ids: list[Sequence[int]] = [()] * slots
-        for each in wanted:
-            if each.kind == COPY:
-                ids[each.row.slot] = self._copies[each.row.slot].propose(each.row.tokens, each.count)
-        copied = Draft.certain(ids)
+        copies = [each for each in wanted if each.kind == COPY]
         others = [each for each in wanted if each.kind != COPY]
+        copied = self._copies.propose(copies, slots)
         if not others:
             return copied
         proposed = self._model.propose(others, slots)
-        parts = [([each.row.slot for each in others], proposed), ([slot for slot in range(slots) if ids[slot]], copied)]
-        return merged(parts, slots, self._vocab_size)
+        return merged(proposed, copied, [each.row.slot for each in copies], self._vocab_size)
 
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:
-        for row in rows:
-            self._copies[row.slot].observe(row.tokens, partial(verified.likeliest, row.slot))
+        self._copies.observe(rows, verified)
         self._model.observe(rows, verified)
 
     def end(self, row: Row) -> None:
-        self._copies[row.slot].end(row.tokens)
+        self._copies.end(row)
         self._model.end(row)
 
     def select(self, slots: Sequence[int]) -> None:
-        self._copies = {i: self._copies[slot] for i, slot in enumerate(slots) if slot in self._copies}
+        self._copies.select(slots)
         self._model.select(slots)

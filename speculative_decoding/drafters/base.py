@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -62,11 +62,8 @@ class Draft:
     def certain(cls, rows: Sequence[Sequence[int]]) -> Draft:
         """Tokens that were looked up, of any length for each slot."""
         lengths = [len(ids) for ids in rows]
-        longest = max(lengths, default=0)
-        if not longest:
-            return cls.empty(len(rows))
-        tokens = mx.array([[*ids, *[0] * (longest - len(ids))] for ids in rows], mx.uint32)
-        return cls(tokens, lengths=None if min(lengths) == longest else lengths)
+        longest = max(lengths)
+        return cls(mx.array([[*ids, *[0] * (longest - len(ids))] for ids in rows], mx.uint32), lengths=lengths)
 
     @property
     def rows(self) -> int:
@@ -83,7 +80,8 @@ class Draft:
     @cached_property
     def length_array(self) -> mx.array | None:
         """(B,), or None where all K count in every row."""
-        return None if self.lengths is None else mx.array(list(self.lengths))
+        is_ragged = self.lengths is not None and min(self.lengths) < self.num_tokens
+        return mx.array(list(self.lengths or ())) if is_ragged else None
 
     def select(self, slots: Sequence[int]) -> Draft:
         """The draft of these slots alone."""
@@ -181,32 +179,26 @@ def padded(array: mx.array, length: int) -> mx.array:
     return mx.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)]) if missing else array
 
 
-def merged(parts: Sequence[tuple[Sequence[int], Draft]], slots: int, vocab_size: int | None = None) -> Draft:
-    """One draft out of several, each of which counts for its own slots alone.
+def merged(first: Draft, second: Draft, slots: Collection[int], vocab_size: int | None = None) -> Draft:
+    """The second draft in these slots, the first in all others. A second draft of one row stands for each of them.
 
-    vocab_size: V; needed where some of them have distributions and others are certain.
+    vocab_size: V; needed where one of them has distributions and the other is certain.
     """
-    parts = [(own, draft) for own, draft in parts if draft.num_tokens]
-    if not parts:
-        return Draft.empty(slots)
-    longest = max(draft.num_tokens for _, draft in parts)
-    has_probs = any(draft.probs is not None for _, draft in parts)
-    lengths = [0] * slots
-    tokens = probs = None
-    for own, draft in parts:
-        for slot in own:
-            lengths[slot] = draft.length(slot)
-        new = padded(draft.tokens, longest)
-        new_probs = padded(draft_probs(draft, vocab_size), longest) if has_probs else None
-        if tokens is None:
-            tokens, probs = new, new_probs
-            continue
-        mine = mx.array([slot in own for slot in range(slots)])[:, None]
-        tokens = mx.where(mine, new, tokens)
-        if new_probs is not None and probs is not None:
-            probs = mx.where(mine[..., None], new_probs, probs)
-    assert tokens is not None
-    return Draft(tokens, probs, None if min(lengths) == longest else lengths)
+    if not second.num_tokens:
+        return first
+    if not first.num_tokens and first.rows == second.rows:
+        return second
+    longest = max(first.num_tokens, second.num_tokens)
+    mine = mx.array([slot in slots for slot in range(first.rows)])[:, None]
+    tokens = mx.where(mine, padded(second.tokens, longest), padded(first.tokens, longest))
+    probs = None
+    if first.probs is not None or second.probs is not None:
+        theirs, ours = (padded(draft_probs(each, vocab_size), longest) for each in (first, second))
+        probs = mx.where(mine[..., None], ours, theirs)
+    lengths = [first.length(slot) for slot in range(first.rows)]
+    for slot in slots:
+        lengths[slot] = second.length(slot if second.rows > 1 else 0)
+    return Draft(tokens, probs, lengths)
 
 
 def draft_probs(draft: Draft, vocab_size: int | None) -> mx.array:

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import mlx.core as mx
 
 from ..errors import InputError
+from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder, Head
-from .vocabulary import DraftVocabulary
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """The tokens a draft model may propose: the frequent ones, for a head over all of them is most of a small draft.
+
+    ids: the most frequent first, always with the end-of-sequence ids; those of a request's source join them.
+
+    Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2: the draft's logits over a frequency-ranked part of the
+    vocabulary, q = 0 elsewhere. Which tokens these are changes how often a draft is right, never what is written.
+    """
+
+    ids: tuple[int, ...]
+
+    @classmethod
+    def most_frequent(
+        cls, size: int, outputs: Iterable[Sequence[int]], eos_token_ids: Sequence[int]
+    ) -> DraftVocabulary:
+        """The `size` ids that occur most often in `outputs`, token ids of a target or of a text like them."""
+        if size < 1:
+            raise InputError(f"draft_vocab must be >= 1, not {size}")
+        counts = Counter(token for tokens in outputs for token in tokens)
+        ranked = [token for token, _ in counts.most_common() if token not in eos_token_ids]
+        if not ranked:
+            raise InputError("draft_vocab: there is no text to count tokens in; give it some")
+        return cls((*eos_token_ids, *ranked)[: max(size, len(eos_token_ids))])
+
+    @classmethod
+    def from_lines(
+        cls, size: int, lines: Iterable[str], tokenizer: Tokenizer, eos_token_ids: Sequence[int]
+    ) -> DraftVocabulary:
+        return cls.most_frequent(size, (tokenizer.encode(line) for line in lines if line.strip()), eos_token_ids)
 
 
 @dataclass(frozen=True)
@@ -26,32 +59,35 @@ class DraftModel:
         ids = self._known(self.vocabulary.ids)
         return ids, self.model.head_of(mx.array(ids))
 
-    def partial_head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> PartialHead:
-        """The head over `vocabulary` and the ids of each row's source. vocab_size: the target's."""
+    def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> DraftHead:
+        """Over `vocabulary` and the ids of each row's source; without one, over all. vocab_size: the target's."""
+        if self.vocabulary is None:
+            return DraftHead([self.model.logits], None, vocab_size)
         frequent, head = self._frequent
         own = [set(self._known(source)).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
         if not others:
-            return PartialHead([head], mx.array(frequent), vocab_size)
+            return DraftHead([head], mx.array(frequent), vocab_size)
         allowed = [[True] * len(frequent) + [token in ids for token in others] for ids in own]
         mask = None if all(ids == own[0] for ids in own) else mx.array(allowed)[:, None]
         heads = [head, self.model.head_of(mx.array(others))]
-        return PartialHead(heads, mx.array(frequent + others), vocab_size, mask)
+        return DraftHead(heads, mx.array(frequent + others), vocab_size, mask)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
         return [token for token in ids if token < self.model.config.vocab_size]
 
 
 @dataclass(frozen=True)
-class PartialHead:
-    """A head over some ids only: (B, L, d_model) -> logits (B, L, N) of `ids` (N,).
+class DraftHead:
+    """A head over some ids, or all: (B, L, d_model) -> logits (B, L, N) of `ids` (N,), or of the draft's vocabulary.
 
+    vocab_size: V of the target, which may be padded further than the draft's, or less far.
     allowed: (B, 1, N), where rows have ids of their own: the others get -inf, so that a row's drafts do not depend on
     the rows beside it.
     """
 
     heads: Sequence[Head]
-    ids: mx.array
+    ids: mx.array | None
     vocab_size: int
     allowed: mx.array | None = None
 
@@ -62,12 +98,18 @@ class PartialHead:
 
     def spread(self, logits: mx.array) -> mx.array:
         """(B, L, N) -> (B, L, V), -inf for all other ids."""
+        if self.ids is None:
+            missing = self.vocab_size - logits.shape[-1]
+            known = logits[..., : self.vocab_size]
+            return mx.pad(known, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else known
         whole = mx.full((*logits.shape[:-1], self.vocab_size), -mx.inf, logits.dtype)
         whole[..., self.ids] = logits
         return whole
 
     def likeliest(self, logits: mx.array) -> mx.array:
         """(B, L, N) -> (B, L), among `ids`."""
+        if self.ids is None:
+            return mx.argmax(logits[..., : self.vocab_size], axis=-1)
         return self.ids[mx.argmax(logits, axis=-1)]
 
 
@@ -81,16 +123,12 @@ def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
             )
     if target.pieces is None or draft.pieces is None:  # built in Python, without text: ids are all there is
         return
-    if difference := first_difference(target.pieces, draft.pieces):
-        index, ours, theirs = difference
-        raise InputError(
-            f"draft model: token {index} is {theirs!r}, in the target it is {ours!r}; choose a draft of the same family"
-        )
-
-
-def first_difference(ours: Mapping[int, str], theirs: Mapping[int, str]) -> tuple[int, str | None, str | None] | None:
-    """The lowest id whose pieces differ, with both pieces; None if all agree."""
-    if ours == theirs:
-        return None
-    index = next(i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i))
-    return index, ours.get(index), theirs.get(index)
+    if target.pieces == draft.pieces:
+        return
+    for index in sorted(target.pieces.keys() | draft.pieces.keys()):
+        ours, theirs = target.pieces.get(index), draft.pieces.get(index)
+        if ours != theirs:
+            raise InputError(
+                f"draft model: token {index} is {theirs!r}, in the target it is {ours!r}; "
+                "choose a draft of the same family"
+            )

@@ -12,7 +12,7 @@ from ..sampling import GenerationOptions, History, Use, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
 from ..sampling.random import gumbel, keys, split
 from .base import MODEL, BatchDrafter, Draft, Row, Wanted, token_rows
-from .draft_model import DraftModel, PartialHead
+from .draft_model import DraftHead, DraftModel
 
 
 class BatchModelDrafter(BatchDrafter):
@@ -25,14 +25,15 @@ class BatchModelDrafter(BatchDrafter):
         self._draft_model, self._model = draft_model, draft_model.model
         self._vocab_size = vocab_size
         self._cache: DecoderCache | None = None
-        self._unread: dict[int, list[int]] = {}  # sources by slot: a row that never has a draft costs no encoder
-        self._held: dict[int, list[int]] = {}  # by slot: the ids that the cache holds
+        self._sources: dict[int, list[int]] = {}  # by slot
+        self._held: dict[int, list[int]] = {}  # by slot: the ids that the cache holds, once the source was encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # of the last draft: its slots, (B, K) ids
-        self._head: PartialHead | None = None
-        self._sources: dict[int, list[int]] = {}
+        self._head: DraftHead | None = None
 
     def begin(self, row: Row) -> None:
-        self._sources[row.slot] = self._unread[row.slot] = row.source
+        self._read_drafted()
+        self._sources[row.slot] = row.source
+        self._held.pop(row.slot, None)
         self._head = None
 
     def kind(self, row: Row) -> str:
@@ -40,9 +41,8 @@ class BatchModelDrafter(BatchDrafter):
 
     def select(self, slots: Sequence[int]) -> None:
         self._read_drafted()
-        for name in ("_unread", "_held", "_sources"):
-            before = getattr(self, name)
-            setattr(self, name, {i: before[slot] for i, slot in enumerate(slots) if slot in before})
+        self._sources = {i: self._sources[slot] for i, slot in enumerate(slots) if slot in self._sources}
+        self._held = {i: self._held[slot] for i, slot in enumerate(slots) if slot in self._held}
         self._head = None
         if self._cache is not None:
             self._cache.select(slots)
@@ -55,10 +55,12 @@ class BatchModelDrafter(BatchDrafter):
         rows = {each.row.slot: each.row for each in wanted}
         before = cache.offsets
         states = self._catch_up(cache, rows)
-        chain = Chain(wanted, slots, self._vocab_size, self._partial_head(slots))
+        if self._head is None:
+            sources = [self._sources.get(slot, []) for slot in range(slots)]
+            self._head = self._draft_model.head(sources, self._vocab_size)
+        chain = Chain(wanted, slots, self._head)
         while True:
-            logits = self._model.logits(states) if chain.head is None else chain.head(states)
-            new = chain.choose(logits)
+            new = chain.choose(states)
             # The device computes it while the host prepares what follows it.
             mx.async_eval(new)  # type: ignore[no-untyped-call]
             if chain.is_done:
@@ -81,19 +83,12 @@ class BatchModelDrafter(BatchDrafter):
             self._drafted = None
 
     def _read_sources(self, wanted: Sequence[int], slots: int) -> None:
-        """Encode, together, those of the rows that have not been."""
-        new = [slot for slot in wanted if slot in self._unread]
-        memories = self._model.encode_rows([self._unread.pop(slot) for slot in new]) if new else []
+        """Encode, together, those of the rows that have not been: a row that never has a draft costs no encoder."""
+        new = [slot for slot in wanted if slot not in self._held]
+        memories = self._model.encode_rows([self._sources[slot] for slot in new]) if new else []
         for slot, memory in zip(new, memories, strict=True):
             self._cache = self._model.assign_slot(self._cache, slot, slots, memory)
             self._held[slot] = []
-
-    def _partial_head(self, slots: int) -> PartialHead | None:
-        if self._head is None and self._draft_model.vocabulary is not None:
-            self._head = self._draft_model.partial_head(
-                [self._sources.get(slot, []) for slot in range(slots)], self._vocab_size
-            )
-        return self._head
 
     def _catch_up(self, cache: DecoderCache, rows: dict[int, Row]) -> mx.array:
         """Feed the committed tokens that the cache does not hold; the states behind each row's last, (B, 1, d).
@@ -125,15 +120,14 @@ class Chain:
     noise of each position, which the target uses too; then a token counts as certain.
     """
 
-    def __init__(self, wanted: Sequence[Wanted], slots: int, vocab_size: int, head: PartialHead | None) -> None:
-        self.head = head
-        self._vocab_size = vocab_size
+    def __init__(self, wanted: Sequence[Wanted], slots: int, head: DraftHead) -> None:
+        self._head = head
         by_slot = {each.row.slot: each for each in wanted}
         each_slot = [by_slot.get(slot, wanted[0]) for slot in range(slots)]  # others repeat the first, for nothing
         self._options: list[GenerationOptions] = [each.row.options for each in each_slot]
         self._tokens = [each.row.tokens for each in each_slot]
         self._lengths = [by_slot[slot].count if slot in by_slot else 0 for slot in range(slots)]
-        self._threshold = max(each.row.options.confidence_threshold for each in wanted)
+        self._has_threshold = any(row.confidence_threshold for row in self._options)
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
         self._is_certain = [row.is_comparable for row in self._options]
@@ -147,26 +141,21 @@ class Chain:
         return len(self._ids) == max(self._lengths)
 
     def draft(self) -> Draft:
-        tokens = mx.concatenate(self._ids, axis=1)
-        lengths = None if min(self._lengths) == len(self._ids) else self._lengths
-        return Draft(tokens, mx.concatenate(self._probs, axis=1) if self._probs else None, lengths)
+        probs = mx.concatenate(self._probs, axis=1) if self._probs else None
+        return Draft(mx.concatenate(self._ids, axis=1), probs, self._lengths)
 
-    def choose(self, logits: mx.array) -> mx.array:
-        """(B, 1, ids of the head) logits -> the next token of each row, (B, 1)."""
-        is_plain = all(row.is_greedy and not row.needs_history for row in self._options) and not self._threshold
-        if is_plain and self.head is not None:
-            new = self.head.likeliest(logits)
-        elif is_plain:
-            new = mx.argmax(logits[..., : self._vocab_size], axis=-1)
+    def choose(self, states: mx.array) -> mx.array:
+        """(B, 1, d) states -> the next token of each row, (B, 1)."""
+        logits = self._head(states)
+        if all(row.is_greedy and not row.needs_history for row in self._options) and not self._has_threshold:
+            new = self._head.likeliest(logits)
         else:
-            new = self._choose_by_options(logits)
+            new = self._choose_by_options(self._head.spread(logits))
         self._ids.append(new.astype(mx.uint32))
         return self._ids[-1]
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:
-        if self.head is not None:
-            logits = self.head.spread(logits)
-        logits = with_vocabulary(logits, self._vocab_size)
+        """(B, 1, V) -> (B, 1)."""
         options, count = self._options, len(self._ids)
         history = History(self._tokens, mx.concatenate(self._ids, axis=1) if count else None)
         probs = None
@@ -180,9 +169,9 @@ class Chain:
             probs = mx.exp(chances)
             if not all(self._is_certain):
                 certain = mx.array(self._is_certain)[:, None, None]
-                point = mx.arange(self._vocab_size) == new[..., None]
+                point = mx.arange(logits.shape[-1]) == new[..., None]
                 self._probs.append(mx.where(certain, point.astype(mx.float32), probs))
-        if self._threshold:
+        if self._has_threshold:
             plain = mx.softmax(logits.astype(mx.float32), axis=-1)
             self._stop_unsure(new, plain if probs is None else mx.where(greedy, plain, probs))
         return new
@@ -192,29 +181,20 @@ class Chain:
         places = zip(self._options, self._tokens, strict=True)
         coupled = keys([(row.seed, len(tokens) + count, Use.COUPLED) for row, tokens in places])
         is_coupled = mx.array([row.acceptance == "coupled" for row in self._options])[:, None]
-        return gumbel(mx.where(is_coupled, coupled, self._keys[:, count]), self._vocab_size)
+        return gumbel(mx.where(is_coupled, coupled, self._keys[:, count]), self._head.vocab_size)
 
     def _stop_unsure(self, new: mx.array, probs: mx.array) -> None:
-        """End a row's draft behind a token below the threshold. It is kept: to stop in front of it would bias the
+        """End a row's draft behind a token below its threshold. It is kept: to stop in front of it would bias the
         output. Waits for the device.
         """
-        chances = mx.take_along_axis(probs, new[..., None], axis=-1).flatten().tolist()
+        chances: list[float] = mx.take_along_axis(probs, new[..., None], axis=-1).flatten().tolist()  # type: ignore[assignment]
         so_far = len(self._ids) + 1
-        unsure = [chance < self._threshold for chance in chances]  # type: ignore[operator,union-attr]
-        self._lengths = [
-            min(length, so_far) if stops else length for length, stops in zip(self._lengths, unsure, strict=True)
-        ]
+        for slot, (row, chance) in enumerate(zip(self._options, chances, strict=True)):
+            if chance < row.confidence_threshold:
+                self._lengths[slot] = min(self._lengths[slot], so_far)
 
 
 def shared(held: Sequence[int], tokens: Sequence[int]) -> int:
     """How many ids two sequences begin with alike."""
     shortest = min(len(held), len(tokens))
     return next((i for i in range(shortest) if held[i] != tokens[i]), shortest)
-
-
-def with_vocabulary(logits: mx.array, vocab_size: int) -> mx.array:
-    """(B, L, V of the draft) -> (B, L, V of the target): cut, or filled with -inf."""
-    missing = vocab_size - logits.shape[-1]
-    if missing <= 0:
-        return logits[..., :vocab_size]
-    return mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)

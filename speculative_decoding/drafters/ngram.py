@@ -90,7 +90,6 @@ class NgramDrafter(Drafter):
         return other
 
     def begin(self, input_tokens: Sequence[int]) -> None:
-        """A new request: the ids that the encoder reads."""
         self._source = list(input_tokens)
         self._restart()
 
@@ -102,9 +101,6 @@ class NgramDrafter(Drafter):
         self._taught = 0  # how many of the request's tokens the store has learned
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
-        """Up to `num_draft_tokens` ids to follow the committed decoder ids `tokens` (start token first)."""
-        if num_draft_tokens < 1:
-            return []
         match = self.match(tokens, num_draft_tokens)
         return list(match.continuation[: reach(match.chance, self._min_chance, num_draft_tokens)])
 
@@ -121,17 +117,12 @@ class NgramDrafter(Drafter):
         return self._match
 
     def observe(self, tokens: Sequence[int], likeliest: Likeliest) -> None:
-        """After a round: teach a store that counts the target's likeliest ids as well (`filler_top_k` above 1).
-
-        tokens: all committed decoder ids.
-        likeliest: called with k, gives the target's k likeliest ids at the place of each of the round's tokens, which
-            are the last of `tokens`; only called if the store wants them, for it waits for the device.
-        """
+        """Teach a store that counts the target's likeliest ids as well (`filler_top_k` above 1)."""
         if self._store is not None and self._store.filler_top_k > 1:
             self._teach(self._store, tokens, likeliest(self._store.filler_top_k))
 
     def end(self, tokens: Sequence[int]) -> None:
-        """The request is over; `tokens` is all it wrote, start token first. Teaches the store what it has not seen."""
+        """Teach the store what it has not seen."""
         self._synchronise(tokens)
         if self._store is not None:
             self._teach(self._store, tokens)

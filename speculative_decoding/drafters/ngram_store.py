@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,15 @@ class Store(ABC):
 
     @abstractmethod
     def _content(self) -> dict[str, Any]:
-        """Options and content for `save`."""
+        """For `save`: the options, which are the fields of the dataclass, and what was learned."""
 
-    @classmethod
     @abstractmethod
-    def _restore(cls, content: dict[str, Any]) -> Store:
-        """The reverse. Raises KeyError, TypeError or ValueError for what `_content` cannot have made."""
+    def _restore(self, learned: dict[str, Any]) -> None:
+        """Take out of it what `_content` has besides the options. Raises KeyError, TypeError or ValueError."""
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file that appears whole or not at all. Raises `InputError` if it cannot be written."""
-        content = json.dumps({"kind": self.kind, "vocabulary": self.vocabulary, **self._content()})
+        content = json.dumps({"kind": self.kind, **self._content()})
         head = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest(content)})
         try:
             write_file(Path(path), f"{head}\n{content}\n")
@@ -87,16 +87,22 @@ class Store(ABC):
             written = json.loads(head)
             if end or written != {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest(content)}:
                 raise ValueError(f"its first line is not {FORMAT!r}, version {FORMAT_VERSION}, with the right checksum")
-            fields = json.loads(content)
-            kind, vocabulary = fields.pop("kind"), fields["vocabulary"]
-            if not (vocabulary is None or isinstance(vocabulary, str)):
-                raise ValueError("no vocabulary")
-            store = KINDS[kind]._restore(fields)
+            learned = json.loads(content)
+            kind = KINDS[learned.pop("kind")]
+            options = {option.name: learned.pop(option.name) for option in fields(kind)}
+            for option in fields(kind):
+                value = options[option.name]
+                if type(value) is not type(option.default) and (option.name, type(value)) != ("vocabulary", str):
+                    raise ValueError(f"{option.name} is {value!r}")
+            store = kind(**options)
+            store._restore(learned)
+            if learned:
+                raise ValueError(f"{next(iter(learned))} is unknown")
         except OSError as error:
             raise InputError(f"n-gram store {path}: cannot be read ({error.strerror}); name another file") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"n-gram store {path}: damaged or of another kind ({error}); delete it") from error
-        if None not in (vocabulary, expected_vocabulary) and vocabulary != expected_vocabulary:
+        if None not in (store.vocabulary, expected_vocabulary) and store.vocabulary != expected_vocabulary:
             raise InputError(f"n-gram store {path}: made with other tokens than this model's; name another file")
         return store
 
@@ -105,6 +111,7 @@ def digest(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+@dataclass(eq=False)
 class NgramStore(Store):
     """Counts what follows each n-gram; drafts the most frequent continuation of the longest one known, token by token.
 
@@ -117,25 +124,22 @@ class NgramStore(Store):
     """
 
     kind = "n-grams"
+    max_ngram_size: int = 3
+    min_ngram_size: int = 2
+    _: KW_ONLY
+    filler_top_k: int = 1
+    stop_if_unknown: bool = True
+    max_entries: int = 200_000
+    vocabulary: str | None = None
 
-    def __init__(
-        self,
-        max_ngram_size: int = 3,
-        min_ngram_size: int = 2,
-        *,
-        filler_top_k: int = 1,
-        stop_if_unknown: bool = True,
-        max_entries: int = 200_000,
-        vocabulary: str | None = None,
-    ) -> None:
-        if not 1 <= min_ngram_size <= max_ngram_size:
-            raise InputError(f"min_ngram_size must be 1 to max_ngram_size ({max_ngram_size}), not {min_ngram_size}")
-        if filler_top_k < 1:
-            raise InputError(f"filler_top_k must be >= 1, not {filler_top_k}; 1 counts only what was written")
-        if max_entries < 1:
-            raise InputError(f"max_entries must be >= 1, not {max_entries}")
-        self._max_size, self._min_size, self._max_entries = max_ngram_size, min_ngram_size, max_entries
-        self.filler_top_k, self.stop_if_unknown, self.vocabulary = filler_top_k, stop_if_unknown, vocabulary
+    def __post_init__(self) -> None:
+        most, least = self.max_ngram_size, self.min_ngram_size
+        if not 1 <= least <= most:
+            raise InputError(f"min_ngram_size must be 1 to max_ngram_size ({most}), not {least}")
+        if self.filler_top_k < 1:
+            raise InputError(f"filler_top_k must be >= 1, not {self.filler_top_k}; 1 counts only what was written")
+        if self.max_entries < 1:
+            raise InputError(f"max_entries must be >= 1, not {self.max_entries}")
         self.reset()
 
     def reset(self) -> None:
@@ -150,20 +154,20 @@ class NgramStore(Store):
         first = len(text) - (len(likeliest) if self.filler_top_k > 1 else 0)
         for end in range(start, len(text)):
             following = [text[end], *(likeliest[end - first][: self.filler_top_k] if end >= first else ())]
-            for size in range(self._min_size, min(self._max_size, end) + 1):
+            for size in range(self.min_ngram_size, min(self.max_ngram_size, end) + 1):
                 ngram = tuple(text[end - size : end])
                 counts = self._counts[ngram] = self._counts.pop(ngram, {})
                 self._entries -= len(counts)
                 for token in following:
                     counts[token] = counts.get(token, 0) + 1
                 self._entries += len(counts)
-        while self._entries > self._max_entries:
+        while self._entries > self.max_entries:
             self._entries -= len(self._counts.pop(next(iter(self._counts))))
         if not self.stop_if_unknown:
             self._totals.update(text[start:])
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
-        recent = list(text[-self._max_size :])
+        recent = list(text[-self.max_ngram_size :])
         lengths: list[int] = []
         while len(lengths) < count:
             length, counts = self._counts_behind(recent)
@@ -175,33 +179,22 @@ class NgramStore(Store):
 
     def _counts_behind(self, text: Sequence[int]) -> tuple[int, Mapping[int, int]]:
         """(size of the longest known n-gram at the end of `text`, what followed it how often)"""
-        for size in range(min(self._max_size, len(text)), self._min_size - 1, -1):
+        for size in range(min(self.max_ngram_size, len(text)), self.min_ngram_size - 1, -1):
             if counts := self._counts.get(tuple(text[len(text) - size :])):
                 return size, counts
         return 0, self._totals
 
     def _content(self) -> dict[str, Any]:
-        return {
-            "max_ngram_size": self._max_size,
-            "min_ngram_size": self._min_size,
-            "filler_top_k": self.filler_top_k,
-            "stop_if_unknown": self.stop_if_unknown,
-            "max_entries": self._max_entries,
-            "counts": [[ngram, list(counts.items())] for ngram, counts in self._counts.items()],
-            "totals": list(self._totals.items()),
-        }
+        counts = [[ngram, list(counts.items())] for ngram, counts in self._counts.items()]
+        return asdict(self) | {"counts": counts, "totals": list(self._totals.items())}
 
-    @classmethod
-    def _restore(cls, content: dict[str, Any]) -> NgramStore:
-        counts, totals = content.pop("counts"), content.pop("totals")
-        checked([content[name] for name in ("max_ngram_size", "min_ngram_size", "filler_top_k", "max_entries")])
-        store = cls(**content)
-        store._counts = {tuple(checked(ngram)): checked_counts(pairs) for ngram, pairs in counts}
-        store._totals = Counter(checked_counts(totals))
-        store._entries = sum(map(len, store._counts.values()))
-        return store
+    def _restore(self, learned: dict[str, Any]) -> None:
+        self._counts = {tuple(checked(ngram)): checked_counts(pairs) for ngram, pairs in learned.pop("counts")}
+        self._totals = Counter(checked_counts(learned.pop("totals")))
+        self._entries = sum(map(len, self._counts.values()))
 
 
+@dataclass(eq=False)
 class TextStore(Store):
     """Keeps whole texts and copies from where the longest context stood: best for repetitions.
 
@@ -212,17 +205,20 @@ class TextStore(Store):
     """
 
     kind = "texts"
+    max_ngram_size: int = 16
+    _: KW_ONLY
+    max_entries: int = 200_000
+    vocabulary: str | None = None
 
-    def __init__(self, max_ngram_size: int = 16, *, max_entries: int = 200_000, vocabulary: str | None = None) -> None:
-        if max_ngram_size < 1:
-            raise InputError(f"max_ngram_size must be >= 1, not {max_ngram_size}")
-        if max_entries < 2:
-            raise InputError(f"max_entries must be >= 2, not {max_entries}")
-        self._max_size, self._max_entries, self.vocabulary = max_ngram_size, max_entries, vocabulary
+    def __post_init__(self) -> None:
+        if self.max_ngram_size < 1:
+            raise InputError(f"max_ngram_size must be >= 1, not {self.max_ngram_size}")
+        if self.max_entries < 2:
+            raise InputError(f"max_entries must be >= 2, not {self.max_entries}")
         self.reset()
 
     def reset(self) -> None:
-        self._index = SuffixIndex(self._max_size)
+        self._index = SuffixIndex(self.max_ngram_size)
 
     def __len__(self) -> int:
         return len(self._index.tokens)
@@ -231,12 +227,12 @@ class TextStore(Store):
         if likeliest:
             raise InputError("a store of texts cannot learn likeliest ids (filler_top_k); use one of n-grams")
         known = self._index.tokens
-        before = list(text[max(start - self._max_size, 0) : start])
+        before = list(text[max(start - self.max_ngram_size, 0) : start])
         if known and not (before and known[-len(before) :] == before):  # another text was learned in between
             self._index.extend([BOUNDARY, *before])
         self._index.extend(text[start:])
-        if len(known) > self._max_entries:
-            self._index = SuffixIndex(self._max_size, known[-(self._max_entries // 2) :])
+        if len(known) > self.max_entries:
+            self._index = SuffixIndex(self.max_ngram_size, known[-(self.max_entries // 2) :])
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
         found = self._index.find(text)
@@ -248,15 +244,10 @@ class TextStore(Store):
         return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 
     def _content(self) -> dict[str, Any]:
-        return {"max_ngram_size": self._max_size, "max_entries": self._max_entries, "tokens": self._index.tokens}
+        return asdict(self) | {"tokens": self._index.tokens}
 
-    @classmethod
-    def _restore(cls, content: dict[str, Any]) -> TextStore:
-        tokens = checked(content.pop("tokens"), least=BOUNDARY)
-        checked([content["max_ngram_size"], content["max_entries"]])
-        store = cls(**content)
-        store._index.extend(tokens)
-        return store
+    def _restore(self, learned: dict[str, Any]) -> None:
+        self._index.extend(checked(learned.pop("tokens"), least=BOUNDARY))
 
 
 KINDS: dict[str, type[NgramStore] | type[TextStore]] = {store.kind: store for store in (NgramStore, TextStore)}

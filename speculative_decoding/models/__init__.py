@@ -16,12 +16,15 @@ RawConfig = Mapping[str, Any]  # a parsed config.json
 
 
 class Architecture(NamedTuple):
-    model: Callable[[Any], EncoderDecoder]
-    config: Callable[[RawConfig, Checkpoint | None], Any]
-    for_float16: Callable[[RawConfig, Any, Checkpoint], tuple[RawConfig, Checkpoint]]
+    build: Callable[[RawConfig, Checkpoint | None], EncoderDecoder]
+    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
 
 
-T5_LIKE = Architecture(T5, T5Config.from_dict, t5_float16.for_float16)
+def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
+    return T5(T5Config.from_dict(raw, checkpoint))
+
+
+T5_LIKE = Architecture(t5, t5_float16.for_float16)
 ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
 
 
@@ -30,14 +33,12 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None) -> EncoderDecode
 
     checkpoint: settles what some files' config.json leaves open.
     """
-    architecture = find(raw)
-    return architecture.model(architecture.config(raw, checkpoint))
+    return find(raw).build(raw, checkpoint)
 
 
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
     """config.json and weights of the same function, so scaled that they cannot overflow in float16."""
-    architecture = find(raw)
-    return architecture.for_float16(raw, architecture.config(raw, checkpoint), checkpoint)
+    return find(raw).for_float16(raw, checkpoint)
 
 
 def find(raw: RawConfig) -> Architecture:

@@ -78,10 +78,8 @@ class EncoderDecoder(nn.Module):
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
         """A cache with a row for each row of the memory (B, S, d_model); projects its cross keys and values, once."""
-        batch, length, _ = memory.shape
-        room = -length % SOURCE_STEP
-        if mask is None:
-            mask = mx.ones((batch, length), mx.bool_)
+        mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
+        room = -memory.shape[1] % SOURCE_STEP
         memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
         layers = [LayerCache.of(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
         return DecoderCache(layers, additive(mask, memory.dtype))
@@ -129,8 +127,7 @@ class EncoderDecoder(nn.Module):
 
         A plain function of weights and memory, which can be differentiated; nothing is compiled and nothing is kept.
         """
-        if mask is None:
-            mask = mx.ones(memory.shape[:2], mx.bool_)
+        mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
         return self.decoder_states(tokens, mx.array([0]), additive(mask, memory.dtype), layers)
 
@@ -162,14 +159,12 @@ class EncoderDecoder(nn.Module):
 
     def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
         """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
-        longest = max(map(len, sources))
-        if all(len(source) == longest for source in sources):
-            return list(mx.split(self.encode(mx.array([[*source] for source in sources])), len(sources)))
-        padding = self.config.pad_token_id
+        lengths = [len(source) for source in sources]
+        longest, padding = max(lengths), self.config.pad_token_id
         tokens = mx.array([[*source, *[padding] * (longest - len(source))] for source in sources])
-        mask = mx.arange(longest)[None] < mx.array([len(source) for source in sources])[:, None]
-        memory = self.encode(tokens, mask)
-        return [memory[i : i + 1, : len(source)] for i, source in enumerate(sources)]
+        is_ragged = min(lengths) < longest
+        memory = self.encode(tokens, mx.arange(longest) < mx.array(lengths)[:, None] if is_ragged else None)
+        return [memory[i : i + 1, :length] for i, length in enumerate(lengths)]
 
     def assign_slot(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
         """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, d_model)."""

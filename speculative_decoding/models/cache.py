@@ -151,11 +151,7 @@ class DecoderCache:
         self.offsets = [offset + length for offset in self.offsets]
 
     def trim_to(self, offset: int | Sequence[int]) -> None:
-        """Rewind all rows to one offset, or each to its own: what stands from there on is forgotten, to be overwritten.
-        No data is moved.
-
-        Idempotent; never moves forward.
-        """
+        """Rewind all rows to one offset, or each to its own; never moves forward."""
         wanted = [offset] * self.rows if isinstance(offset, int) else list(offset)
         if len(wanted) != self.rows:
             raise ValueError(f"{len(wanted)} offsets for {self.rows} rows")
@@ -180,7 +176,10 @@ class DecoderCache:
         if fresh.offset != 0:
             raise ValueError("only a cache that has decoded nothing can be assigned")
         length = fresh.source_capacity
-        self._grow_source(length)
+        if (room := length - self.source_capacity) > 0:
+            self.memory_mask = mx.pad(self.memory_mask, [*[(0, 0)] * 3, (0, room)], constant_values=-mx.inf)
+            for layer in self.layers:
+                layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)
         for i, row in enumerate(rows):
             for layer, new in zip(self.layers, fresh.layers, strict=True):
                 layer.cross_keys[row, :, :length] = new.cross_keys[i]
@@ -188,10 +187,3 @@ class DecoderCache:
             self.memory_mask[row, :, :, length:] = -mx.inf
             self.memory_mask[row, :, :, :length] = fresh.memory_mask[i]
             self.offsets[row] = 0
-
-    def _grow_source(self, length: int) -> None:
-        if (room := length - self.source_capacity) <= 0:
-            return
-        self.memory_mask = mx.pad(self.memory_mask, [(0, 0), (0, 0), (0, 0), (0, room)], constant_values=-mx.inf)
-        for layer in self.layers:
-            layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)

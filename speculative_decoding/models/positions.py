@@ -13,33 +13,22 @@ from numpy.typing import NDArray
 from .compiled import Prepared
 
 
-def bucket(
-    distance: NDArray[np.int64], *, bidirectional: bool, num_buckets: int, max_distance: int
-) -> NDArray[np.int32]:
-    """Key position minus query position -> bucket. Near distances have their own, far ones share, as log(distance)."""
-    distance = np.asarray(distance)
-    if bidirectional:
-        num_buckets //= 2
-        side = np.where(distance > 0, num_buckets, 0)
-        distance = np.abs(distance)
-    else:
-        side = np.zeros_like(distance)
-        distance = np.maximum(-distance, 0)
-    exact = num_buckets // 2
-    # float32 in this order of operations: the published models were trained with these very roundings.
-    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / np.float32(
-        np.log(max_distance / exact)
-    )
-    far = exact + (ratio * np.float32(num_buckets - exact)).astype(np.int64)
-    return (side + np.where(distance < exact, distance, np.minimum(far, num_buckets - 1))).astype(np.int32)
-
-
 @lru_cache(maxsize=32)
 def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distance: int) -> NDArray[np.int32]:
-    """Buckets of the distances -(length - 1) .. length - 1; the future, if hidden, gets one more bucket of its own."""
-    distance = np.arange(-(length - 1), length)
-    buckets = bucket(distance, bidirectional=not causal, num_buckets=num_buckets, max_distance=max_distance)
-    return np.where(distance > 0, num_buckets, buckets).astype(np.int32) if causal else buckets
+    """The bucket of each distance, key position minus query position, from -(length - 1) to length - 1.
+
+    Near distances have their own, far ones share, as log(distance); past and future halve the buckets between them. If
+    causal, the past has them all, and the future, which is hidden, one more.
+    """
+    signed = np.arange(-(length - 1), length)
+    distance, past_buckets = np.abs(signed), num_buckets if causal else num_buckets // 2
+    exact = past_buckets // 2
+    # float32 in this order of operations: the published models were trained with these very roundings.
+    furthest = np.float32(np.log(max_distance / exact))
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / furthest
+    far = exact + (ratio * np.float32(past_buckets - exact)).astype(np.int64)
+    past = np.where(distance < exact, distance, np.minimum(far, past_buckets - 1))
+    return np.where(signed > 0, num_buckets if causal else past_buckets + past, past).astype(np.int32)
 
 
 class RelativePositionBias(Prepared):

@@ -182,14 +182,10 @@ class T5(EncoderDecoder):
         layer = self.embedding if self.config.tie_word_embeddings else self.head
         parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
         if "scales" not in parts:
-            return partial(linear, parts["weight"])
+            return lambda x: x @ parts["weight"].T
         settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
         return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:
         return parameter_sources(config, names)
-
-
-def linear(weight: mx.array, x: mx.array) -> mx.array:
-    return x @ weight.T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -125,34 +125,35 @@ def parameter_sources(config: T5Config, names: Set[str]) -> dict[str, tuple[str,
     sources: dict[str, tuple[str, ...]] = {"embedding.weight": (embedding_table(names),)}
     if not config.tie_word_embeddings:
         sources["head.weight"] = (HEAD,)
+    bias = "layer.0.SelfAttention.relative_attention_bias"
     for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
-        sources |= {
-            f"{stack}.{path}": tuple(f"{stack}.{name}" for name in joined)
-            for path, joined in stack_sources(config, depth, has_cross_attention=stack == "decoder")
-        }
+        tables = depth if config.bias_per_layer else 1
+        own = {"norm": ["final_layer_norm"], "position_biases": [f"block.{i}.{bias}" for i in range(tables)]}
+        for path, joined in layer_sources(config, has_cross_attention=stack == "decoder").items():
+            own |= {f"layers.{i}.{path}": [f"block.{i}.layer.{name}" for name in joined] for i in range(depth)}
+        for path, joined in own.items():
+            sources[f"{stack}.{path}.weight"] = tuple(f"{stack}.{name}.weight" for name in joined)
     return sources
 
 
-def stack_sources(config: T5Config, depth: int, *, has_cross_attention: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Parameter path within a stack -> Hugging Face names within that stack."""
-    yield "norm.weight", ("final_layer_norm.weight",)
-    tables = depth if config.bias_per_layer else 1
-    bias = "layer.0.SelfAttention.relative_attention_bias.weight"
-    yield "position_biases.weight", tuple(f"block.{i}.{bias}" for i in range(tables))
-    for i in range(depth):
-        here, hf = f"layers.{i}", f"block.{i}.layer"
-        attention = f"{hf}.0.SelfAttention"
-        yield f"{here}.self_norm.weight", (f"{hf}.0.layer_norm.weight",)
-        yield f"{here}.self_attention.qkv.weight", tuple(f"{attention}.{part}.weight" for part in "qkv")
-        yield f"{here}.self_attention.o.weight", (f"{attention}.o.weight",)
-        if has_cross_attention:
-            attention = f"{hf}.1.EncDecAttention"
-            yield f"{here}.cross_norm.weight", (f"{hf}.1.layer_norm.weight",)
-            yield f"{here}.cross_attention.q.weight", (f"{attention}.q.weight",)
-            yield f"{here}.cross_attention.kv.weight", tuple(f"{attention}.{part}.weight" for part in "kv")
-            yield f"{here}.cross_attention.o.weight", (f"{attention}.o.weight",)
-        feed_forward = f"{hf}.{2 if has_cross_attention else 1}"
-        parts = ("wi_0", "wi_1") if config.is_gated else ("wi",)
-        yield f"{here}.ff_norm.weight", (f"{feed_forward}.layer_norm.weight",)
-        yield f"{here}.ff.wi.weight", tuple(f"{feed_forward}.DenseReluDense.{part}.weight" for part in parts)
-        yield f"{here}.ff.wo.weight", (f"{feed_forward}.DenseReluDense.wo.weight",)
+def layer_sources(config: T5Config, *, has_cross_attention: bool) -> dict[str, list[str]]:
+    """Parameter path within a layer -> Hugging Face names within that layer, all without ".weight"."""
+    sources = {
+        "self_norm": ["0.layer_norm"],
+        "self_attention.qkv": [f"0.SelfAttention.{part}" for part in "qkv"],
+        "self_attention.o": ["0.SelfAttention.o"],
+    }
+    if has_cross_attention:
+        sources |= {
+            "cross_norm": ["1.layer_norm"],
+            "cross_attention.q": ["1.EncDecAttention.q"],
+            "cross_attention.kv": [f"1.EncDecAttention.{part}" for part in "kv"],
+            "cross_attention.o": ["1.EncDecAttention.o"],
+        }
+    last = 2 if has_cross_attention else 1
+    parts = ("wi_0", "wi_1") if config.is_gated else ("wi",)
+    return sources | {
+        "ff_norm": [f"{last}.layer_norm"],
+        "ff.wi": [f"{last}.DenseReluDense.{part}" for part in parts],
+        "ff.wo": [f"{last}.DenseReluDense.wo"],
+    }

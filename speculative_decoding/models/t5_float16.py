@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.base import Checkpoint, TensorInfo
-from .t5_config import HEAD, T5Config, embedding_table
+from .t5_config import HEAD, T5Config, embedding_table, layer_sources
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over
 HOMOGENEOUS = ("relu",)  # f(s * x) = s * f(x), so the scale may be put in front of it
 
-ATTENTIONS = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}
+STACKS = ("encoder", "decoder")
 
 
 class RescaledCheckpoint(Checkpoint):
@@ -35,26 +36,20 @@ class RescaledCheckpoint(Checkpoint):
         self._origin = {HEAD: table} if config.tie_word_embeddings else {}
         self._exponents = {table: exponent}
         # Half of the exponent each, so that neither matrix is pushed towards float16's smallest numbers.
-        for inside, outside in blocks(config):
-            halves = exponent // 2 if inside is not None else 0
-            if inside is not None:
-                self._exponents[inside] = halves
-            self._exponents[outside] = exponent - halves
+        for block in chain.from_iterable(blocks(config, stack) for stack in STACKS):
+            halves = exponent // 2 if block.is_homogeneous else 0
+            self._exponents |= {block.inside[-1]: halves, block.outside: exponent - halves}
 
     def info(self, name: str) -> TensorInfo:
         return self._inner.info(self._origin.get(name, name))
 
     def __getitem__(self, name: str) -> mx.array:
-        if name in self._origin:
-            return self._inner[self._origin[name]]
-        array = self._inner[name]
-        if name not in self._exponents:
-            return array
-        return array.astype(mx.float32) * 2.0 ** -self._exponents[name]
+        array = self._inner[self._origin.get(name, name)]
+        exponent = 0 if name in self._origin else self._exponents.get(name, 0)
+        return array.astype(mx.float32) * 2.0**-exponent if exponent else array
 
     def __iter__(self) -> Iterator[str]:
-        yield from (name for name in self._inner if name not in self._origin)
-        yield from self._origin
+        return iter(dict.fromkeys((*self._inner, *self._origin)))
 
     def __len__(self) -> int:
         return len(self._inner.keys() | self._origin.keys())
@@ -63,34 +58,43 @@ class RescaledCheckpoint(Checkpoint):
         return str(self._inner)
 
 
-def for_float16(
-    raw_config: Mapping[str, Any], config: T5Config, checkpoint: Checkpoint
-) -> tuple[dict[str, Any], Checkpoint]:
+def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
     """config.json and weights of the same model, rescaled by as much as it needs; often by nothing at all."""
+    config = T5Config.from_dict(raw, checkpoint)
     exponent = needed_exponent(config, checkpoint)
     if exponent == 0:
-        return dict(raw_config), checkpoint
+        return raw, checkpoint
     changes = {
         "tie_word_embeddings": False,
         "scale_decoder_outputs": config.head_is_scaled,
         "layer_norm_epsilon": config.layer_norm_epsilon * 4.0**-exponent,
     }
-    return {**raw_config, **changes}, RescaledCheckpoint(checkpoint, config, exponent)
+    return {**raw, **changes}, RescaledCheckpoint(checkpoint, config, exponent)
 
 
-def blocks(config: T5Config) -> Iterator[tuple[str | None, str]]:
-    """(matrix the scale may enter by, matrix out of the block) for every attention and feed-forward block."""
-    for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
-        for i in range(depth):
-            layers = f"{stack}.block.{i}.layer"
-            for j, attention in enumerate(ATTENTIONS[stack]):
-                yield f"{layers}.{j}.{attention}.v.weight", f"{layers}.{j}.{attention}.o.weight"
-            dense = f"{layers}.{len(ATTENTIONS[stack])}.DenseReluDense"
-            if config.is_gated:
-                yield f"{dense}.wi_1.weight", f"{dense}.wo.weight"
-            else:
-                is_homogeneous = config.activation_name in HOMOGENEOUS
-                yield f"{dense}.wi.weight" if is_homogeneous else None, f"{dense}.wo.weight"
+class Block(NamedTuple):
+    """An attention or feed-forward block: `inside` are the matrices behind its norm whose products are multiplied, the
+    last of them the one that a scale may enter by, if it comes out unchanged (`is_homogeneous`); `outside` leads back
+    into the stream.
+    """
+
+    norm: str
+    inside: tuple[str, ...]
+    outside: str
+    is_homogeneous: bool = True
+
+
+def blocks(config: T5Config, stack: str) -> Iterator[Block]:
+    """All blocks of "encoder" or "decoder", in their order, by their tensors' names."""
+    names = layer_sources(config, has_cross_attention=stack == "decoder")
+    is_homogeneous = config.is_gated or config.activation_name in HOMOGENEOUS
+    for i in range(config.num_layers if stack == "encoder" else config.decoder_layers):
+        here = {path: tuple(f"{stack}.block.{i}.layer.{name}.weight" for name in own) for path, own in names.items()}
+        yield Block(here["self_norm"][0], here["self_attention.qkv"][-1:], here["self_attention.o"][0])
+        if stack == "decoder":
+            memory_norm = "encoder.final_layer_norm.weight"
+            yield Block(memory_norm, here["cross_attention.kv"][-1:], here["cross_attention.o"][0])
+        yield Block(here["ff_norm"][0], here["ff.wi"], here["ff.wo"][0], is_homogeneous)
 
 
 def needed_exponent(config: T5Config, checkpoint: Checkpoint) -> int:
@@ -114,27 +118,16 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
         return np.array(checkpoint[name].astype(mx.float32))
 
     def rows(matrix: str, norm: str) -> NDArray[np.float32]:
-        weight = read(f"{matrix}.weight") * read(f"{norm}.weight")
+        weight = read(matrix) * read(norm)
         return math.sqrt(config.d_model) * np.sqrt(np.einsum("ij,ij->i", weight, weight))
 
     largest_stream = largest_inside = 0.0
     start = np.abs(read(embedding_table(checkpoint.keys()))).max(axis=0)
-    for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
+    for stack in STACKS:
         stream = start
-        for i in range(depth):
-            layers = f"{stack}.block.{i}.layer"
-            for j, attention in enumerate(ATTENTIONS[stack]):
-                norm = "encoder.final_layer_norm" if attention == "EncDecAttention" else f"{layers}.{j}.layer_norm"
-                values = rows(f"{layers}.{j}.{attention}.v", norm)
-                stream = stream + np.abs(read(f"{layers}.{j}.{attention}.o.weight")) @ values
-                largest_inside = max(largest_inside, float(values.max()))
-            j = len(ATTENTIONS[stack])
-            dense, norm = f"{layers}.{j}.DenseReluDense", f"{layers}.{j}.layer_norm"
-            if config.is_gated:
-                values = rows(f"{dense}.wi_0", norm) * rows(f"{dense}.wi_1", norm)
-            else:
-                values = rows(f"{dense}.wi", norm)
-            stream = stream + np.abs(read(f"{dense}.wo.weight")) @ values
+        for block in blocks(config, stack):
+            values = np.prod([rows(matrix, block.norm) for matrix in block.inside], axis=0)
+            stream = stream + np.abs(read(block.outside)) @ values
             largest_inside = max(largest_inside, float(values.max()))
         largest_stream = max(largest_stream, float(stream.max()))
     return largest_stream, largest_inside
