@@ -16,6 +16,7 @@ from speculative_decoding import CheckpointError, InputError, checkpoints, load
 from speculative_decoding.checkpoints.npz import write_npz
 from speculative_decoding.loading import conversion, hub, manifest
 from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import Storage
 from tests.checkpoint_files import gguf_file, t5_arrays, torch_file
 from tests.tiny import TOKENIZER
 
@@ -50,7 +51,7 @@ def shard(folder: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> None:
     folder = make_source(tmp_path, family)
-    output = convert(str(folder), tmp_path / "out", dtype="float32")
+    output = convert(str(folder), tmp_path / "out", Storage("float32"))
     original, converted = load(folder).model, load(output).model
     tokens = mx.array([[3, 4, 1]])
     logits = [m.decode(tokens, m.make_cache(m.encode(tokens))) for m in (original, converted)]
@@ -120,7 +121,7 @@ def test_a_gguf_file_converts_to_the_same_model(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "any-name.gguf").write_bytes(gguf_file(arrays))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    converted = checkpoints.read(convert(str(folder), tmp_path / "out", dtype="float32"))
+    converted = checkpoints.read(convert(str(folder), tmp_path / "out", Storage("float32")))
     assert all(np.array_equal(np.array(converted[name]), arrays[name]) for name in converted)
     assert load(tmp_path / "out").model.config.vocab_size == arrays["shared.weight"].shape[0]
     (folder / "second.gguf").touch()
@@ -130,7 +131,7 @@ def test_a_gguf_file_converts_to_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_weights_are_stored_in_the_type_asked_for(dtype: str, source: Path, tmp_path: Path) -> None:
-    output = convert(str(source), tmp_path / "out", dtype=dtype)
+    output = convert(str(source), tmp_path / "out", Storage(dtype))
     ours, theirs = checkpoints.read(output), checkpoints.read(source)
     by_mlx = mx.load(str(output / "weights.npz"))
     assert by_mlx.keys() == ours.keys() <= theirs.keys()
@@ -238,7 +239,7 @@ def test_an_existing_folder_is_replaced_only_when_asked(source: Path, tmp_path: 
     with pytest.raises(InputError, match="--force"):
         convert(str(source), output)
     (output / "stale").touch()
-    convert(str(source), output, dtype="float32", force=True)
+    convert(str(source), output, Storage("float32"), force=True)
     assert not (output / "stale").exists() and checkpoints.read(output).info("shared.weight").dtype == mx.float32
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from speculative_decoding import checkpoints, load, models
 from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import Storage
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.t5_config import T5Config
 from speculative_decoding.models.t5_float16 import bounds, needed_exponent
@@ -62,7 +63,7 @@ def test_float16_equals_float32_within_its_own_rounding(family: str, tmp_path: P
     plain.set_dtype(mx.float16)
     assert not mx.isfinite(logits_of(plain)).all().item()  # this is what the rescaling is for
 
-    converted, _ = load(convert(str(folder), tmp_path / "out", dtype="float16"), dtype="float16")
+    converted, _ = load(convert(str(folder), tmp_path / "out", Storage("float16")), dtype="float16")
     in_memory, _ = load(folder, dtype="float16")
     assert converted.embedding.weight.dtype == mx.float16
     assert mx.array_equal(logits_of(converted), logits_of(in_memory))

@@ -14,7 +14,7 @@ import pytest
 from speculative_decoding import InputError, checkpoints
 from speculative_decoding.loading import manifest, safe_folder
 from speculative_decoding.loading.conversion import convert
-from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED, Storage
 from tests.sparse_t5_11b import make
 
 SOURCE = BUNDLED / "t5-web-docs-draft"
@@ -25,6 +25,7 @@ import os, signal, sys
 import speculative_decoding.loading.safe_folder as safe_folder
 from pathlib import Path
 from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import Storage
 
 source, output, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 moments = 0
@@ -49,7 +50,7 @@ for name in ("sync", "replace_folder", "exchange", "clean_up"):
 Path.rename = before_and_after(Path.rename)
 if "--no-exchange" in sys.argv:
     safe_folder.exchange = lambda *_: False
-convert(source, Path(output), dtype="float32", force=True, progress=moment)
+convert(source, Path(output), Storage("float32"), force=True, progress=moment)
 print(moments)
 """
 
@@ -104,7 +105,7 @@ def test_a_disk_that_fills_up_leaves_the_old_folder(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(f"speculative_decoding.loading.conversion.{function}", full)
             with pytest.raises(InputError, match="No space left on device"):
-                convert(str(SOURCE), output, dtype="float32", force=True)
+                convert(str(SOURCE), output, Storage("float32"), force=True)
         assert is_whole(output) and os.listdir(tmp_path) == ["model"]
 
 

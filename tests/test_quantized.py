@@ -11,7 +11,7 @@ import pytest
 from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load
 from speculative_decoding.checkpoints.quantized import QuantizedCheckpoint
 from speculative_decoding.loading.conversion import convert
-from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.load import BUNDLED, Storage
 from speculative_decoding.models.base import EncoderDecoder
 from tests.tiny import CONFIG, save_hugging_face, tiny_model
 
@@ -30,7 +30,7 @@ def quantized_layers(model: EncoderDecoder) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_a_folder_alone_tells_how_it_is_quantised(bits: int, group_size: int, tmp_path: Path) -> None:
-    output = convert(str(DRAFT), tmp_path / "out", quantize=bits, group_size=group_size)
+    output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", bits, group_size))
     from_file, _ = load(output)
     layers = quantized_layers(from_file)
     assert set(layers.values()) == {(bits, group_size)} and "decoder.layers.0.ff.wo" in layers
@@ -47,7 +47,7 @@ def test_a_folder_alone_tells_how_it_is_quantised(bits: int, group_size: int, tm
     [((), set()), (("head",), {"embedding"}), (("wo", "head"), {"embedding", "decoder.layers.0.ff.wo"})],
 )
 def test_what_is_kept_stays_exact(keep: tuple[str, ...], kept: set[str], tmp_path: Path) -> None:
-    model, _ = load(convert(str(DRAFT), tmp_path / "out", quantize=4, keep=keep))
+    model, _ = load(convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4, keep=keep)))
     layers = quantized_layers(model)
     assert ({"embedding", "decoder.layers.0.ff.wo"} - kept) <= layers.keys() and not kept & layers.keys()
     original, _ = load(DRAFT)
@@ -90,11 +90,11 @@ def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="groups of 64"):
         load(folder, quantize=4)
     with pytest.raises(InputError, match="keep must be among"):
-        convert(str(DRAFT), tmp_path / "keep", quantize=4, keep=("norm",))
+        convert(str(DRAFT), tmp_path / "keep", Storage("bfloat16", 4, keep=("norm",)))
     for options in ({"quantize": 3}, {"quantize": 4, "group_size": 48}):
         with pytest.raises(InputError, match="must be one of"):
             load(DRAFT, **options)
-    output = convert(str(DRAFT), tmp_path / "out", quantize=4)
+    output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4))
     for options in ({"quantize": 8}, {"dtype": "float16"}):
         with pytest.raises(InputError, match="quantised already"):
             load(output, **options)  # type: ignore[arg-type]

@@ -55,11 +55,7 @@ class Checkpoint(Mapping[str, mx.array]):
 
     def __contains__(self, name: object) -> bool:
         """Mapping's own would read the tensor."""
-        try:
-            self.info(str(name))
-        except KeyError:
-            return False
-        return True
+        return name in self._infos
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def convert(chosen: argparse.Namespace) -> int:
     from ..loading import conversion, manifest
-    from ..loading.load import DEFAULT_KEEP
+    from ..loading.load import DEFAULT_KEEP, Storage
 
     given = vars(chosen)
     if "verify" in given:
@@ -72,10 +72,12 @@ def convert(chosen: argparse.Namespace) -> int:
         output = conversion.convert(
             chosen.model,
             given.get("output"),
-            dtype=given.get("dtype", "bfloat16"),
-            quantize=given.get("quantize"),
-            group_size=given.get("group_size", 64),
-            keep=given.get("keep", DEFAULT_KEEP),
+            Storage(
+                given.get("dtype", "bfloat16"),
+                given.get("quantize"),
+                given.get("group_size", 64),
+                given.get("keep", DEFAULT_KEEP),
+            ),
             revision=given.get("revision"),
             force=given.get("force", False),
             progress=show,

@@ -20,10 +20,11 @@ from ..checkpoints.npz import verify_npz, write_npz
 from ..errors import InputError
 from ..models.base import checked_sources
 from . import hub, manifest
-from .load import DEFAULT_KEEP, MODELS, WEIGHTS, transformed
+from .load import MODELS, WEIGHTS, Storage, transformed
 from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
+IN_BFLOAT16 = Storage("bfloat16")
 SPARE_BYTES = 1 << 26  # disk space needed beside the weights: tokenizer files, zip headers
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, bytes in all
@@ -32,19 +33,14 @@ Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, by
 def convert(
     source: str,
     output: Path | None = None,
+    storage: Storage = IN_BFLOAT16,
     *,
-    dtype: str = "bfloat16",
     revision: str | None = None,
     force: bool = False,
-    quantize: int | None = None,
-    group_size: int = 64,
-    keep: Sequence[str] = DEFAULT_KEEP,
     progress: Progress = lambda name, done, total: None,
 ) -> Path:
     """Convert a local folder or a model on the Hub; return the folder written, by default models/<its name>.
 
-    dtype: float32, bfloat16 or float16, the type the weights are stored in.
-    quantize: 4 or 8 bits, in groups of `group_size` columns; keep: "wo", "head" stay in `dtype`.
     progress: called after each tensor with its name, the bytes read so far and the bytes in all.
 
     Raises `InputError` or `CheckpointError` before anything is written if an argument, a file or a tensor is wrong.
@@ -65,7 +61,7 @@ def convert(
     raw: Mapping[str, Any] = checkpoints.read_config(folder)
     checked_sources(models.build(raw, original), original)  # what is wrong is named before anything is computed
     load_tokenizer(folder)
-    raw, checkpoint = transformed(raw, original, dtype, quantize, group_size, keep)
+    raw, checkpoint = transformed(raw, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
     sources = checked_sources(model, checkpoint)
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
@@ -79,8 +75,11 @@ def convert(
                 if (folder / file_name).is_file():
                     shutil.copyfile(folder / file_name, partial / file_name)
             verify_npz(partial / WEIGHTS)  # what is on the disk is what was meant to be there
-            quantization = None if quantize is None else {"bits": quantize, "group_size": group_size, "keep": [*keep]}
-            manifest.write(partial, source=name, revision=revision, dtype=dtype, quantization=quantization)
+            quantization = None
+            if storage.quantize is not None:
+                parts = storage.quantize, storage.group_size, [*storage.keep]
+                quantization = dict(zip(("bits", "group_size", "keep"), parts, strict=True))
+            manifest.write(partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"--output {output}: cannot be written ({reason}); nothing was left there") from error

@@ -86,34 +86,45 @@ def open_model(
     checkpoint = checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         dtype = None  # conversion stored that type already
-    raw, checkpoint = transformed(raw, checkpoint, dtype, quantize, group_size)
+    raw, checkpoint = transformed(raw, checkpoint, Storage(dtype, quantize, group_size))
     model = models.build(raw, checkpoint)
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
     return Opened(folder, model, tokenizer, checkpoint)
 
 
-def transformed(
-    raw: Mapping[str, Any],
-    checkpoint: Checkpoint,
-    dtype: str | None,
-    quantize: int | None = None,
-    group_size: int = 64,
-    keep: Sequence[str] = DEFAULT_KEEP,
-) -> tuple[Mapping[str, Any], Checkpoint]:
-    """config.json and weights in the type and quantisation that were chosen; each tensor is made when it is read.
+@dataclass(frozen=True)
+class Storage:
+    """How weights are stored, or kept in memory. Raises `InputError` that names what cannot be.
 
-    Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
+    dtype: one of `DTYPES`; None: as they are. quantize: 4 or 8 bits, in groups of `group_size` columns; None: not.
     keep: layers that stay in `dtype` when the others are quantised; `KEEP` names them.
     """
-    if dtype not in (None, *DTYPES):
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if quantize not in (None, *BITS):
-        raise InputError(f"quantize must be one of {', '.join(map(str, BITS))} bits, not {quantize}")
-    if unknown := set(keep) - set(KEEP):
-        raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
-    if group_size not in GROUP_SIZES:
-        raise InputError(f"group size must be one of {', '.join(map(str, GROUP_SIZES))}, not {group_size}")
+
+    dtype: str | None = None
+    quantize: int | None = None
+    group_size: int = 64
+    keep: Sequence[str] = DEFAULT_KEEP
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, *DTYPES):
+            raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.quantize not in (None, *BITS):
+            raise InputError(f"quantize must be one of {', '.join(map(str, BITS))} bits, not {self.quantize}")
+        if unknown := set(self.keep) - set(KEEP):
+            raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
+        if self.group_size not in GROUP_SIZES:
+            raise InputError(f"group size must be one of {', '.join(map(str, GROUP_SIZES))}, not {self.group_size}")
+
+
+def transformed(
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+) -> tuple[Mapping[str, Any], Checkpoint]:
+    """config.json and weights as `storage` says; each tensor is made when it is read.
+
+    Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
+    """
+    dtype, quantize = storage.dtype, storage.quantize
     if any(name.endswith(".scales") for name in checkpoint) and (quantize or dtype == "float16"):
         raise InputError(
             f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
@@ -126,12 +137,14 @@ def transformed(
         model = models.build(raw, checkpoint)
         sources = checked_sources(model, checkpoint)
         head = "head" if "head.weight" in sources else "embedding"  # where they are tied
-        kept = tuple(head if name == "head" else f"ff.{name}" for name in keep)
-        layers = quantizable(model, sources, group_size)
+        kept = tuple(head if name == "head" else f"ff.{name}" for name in storage.keep)
+        layers = quantizable(model, sources, storage.group_size)
         names = {name for layer, names in layers.items() if not layer.endswith(kept) for name in names}
         if not names:
-            raise InputError(f"quantize: no layer of this model has rows that divide into groups of {group_size}")
-        checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, group_size)
+            raise InputError(
+                f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
+            )
+        checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
     return raw, checkpoint
 
 

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints.base import Checkpoint, TensorInfo
+from ..checkpoints.base import Checkpoint
 from .t5_config import HEAD, T5Config, embedding_table, layer_sources
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over
@@ -39,23 +39,13 @@ class RescaledCheckpoint(Checkpoint):
         for block in chain.from_iterable(blocks(config, stack) for stack in STACKS):
             halves = exponent // 2 if block.is_homogeneous else 0
             self._exponents |= {block.inside[-1]: halves, block.outside: exponent - halves}
-
-    def info(self, name: str) -> TensorInfo:
-        return self._inner.info(self._origin.get(name, name))
+        names = dict.fromkeys((*inner, *self._origin))
+        super().__init__(inner, {name: inner.info(self._origin.get(name, name)) for name in names})
 
     def __getitem__(self, name: str) -> mx.array:
         array = self._inner[self._origin.get(name, name)]
         exponent = 0 if name in self._origin else self._exponents.get(name, 0)
         return array.astype(mx.float32) * 2.0**-exponent if exponent else array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._inner, *self._origin)))
-
-    def __len__(self) -> int:
-        return len(self._inner.keys() | self._origin.keys())
-
-    def __str__(self) -> str:
-        return str(self._inner)
 
 
 def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
