@@ -16,9 +16,11 @@ from speculative_decoding import CheckpointError, InputError, checkpoints, load
 from speculative_decoding.checkpoints.npz import write_npz
 from speculative_decoding.loading import conversion, hub, manifest
 from speculative_decoding.loading.conversion import convert
-from speculative_decoding.loading.load import Storage
+from speculative_decoding.loading.load import BUNDLED, Storage
 from tests.checkpoint_files import gguf_file, t5_arrays, torch_file
 from tests.tiny import TOKENIZER
+
+BUNDLED_DRAFT = BUNDLED / "t5-web-docs-draft"
 
 GOLDENS = Path(__file__).parent / "goldens"
 FAMILIES = sorted(path.parent.name for path in GOLDENS.glob("*/model.safetensors"))
@@ -238,9 +240,8 @@ def test_an_existing_folder_is_replaced_only_when_asked(source: Path, tmp_path: 
     output = convert(str(source), tmp_path / "out")
     with pytest.raises(InputError, match="--force"):
         convert(str(source), output)
-    (output / "stale").touch()
     convert(str(source), output, Storage("float32"), force=True)
-    assert not (output / "stale").exists() and checkpoints.read(output).info("shared.weight").dtype == mx.float32
+    assert checkpoints.read(output).info("shared.weight").dtype == mx.float32
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(
@@ -283,3 +284,45 @@ def test_of_a_repository_only_what_is_needed_is_downloaded() -> None:
     assert hub.needed(files + torch + safe) == ["config.json", "spiece.model", *safe]
     assert hub.needed(files + torch) == ["config.json", "spiece.model", *torch]
     assert hub.needed([*files, "pytorch_model.bin"])[-1] == "pytorch_model.bin"
+
+
+@pytest.mark.parametrize("thing", ["thesis.txt", "chapters/", "weights.npz -> ", "no manifest"])
+def test_a_folder_with_anything_that_is_not_ours_is_never_replaced(thing: str, tmp_path: Path) -> None:
+    output = convert(str(BUNDLED_DRAFT), tmp_path / "out")
+    if thing.endswith("/"):
+        (output / thing).mkdir()
+    elif thing == "no manifest":
+        (output / "manifest.json").unlink()
+    elif "->" in thing:
+        (output / "weights.npz").rename(tmp_path / "elsewhere")
+        (output / "weights.npz").mkdir()
+    else:
+        (output / thing).write_text("years of work")
+    before = {path.name for path in output.iterdir()}
+    with pytest.raises(InputError, match="which no conversion wrote; name another folder"):
+        convert(str(BUNDLED_DRAFT), output, force=True)
+    assert {path.name for path in output.iterdir()} == before and [*tmp_path.glob(".*")] == []
+
+
+def test_the_source_a_link_and_a_file_are_never_replaced(tmp_path: Path) -> None:
+    source = convert(str(BUNDLED_DRAFT), tmp_path / "source")
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "file").write_text("mine")
+    for output, reason in (
+        (source, "is the model that is to be converted"),
+        (tmp_path / "x" / ".." / "source", "is the model that is to be converted"),
+        (tmp_path / "link", "is a link"),
+        (tmp_path / "file", "is a file"),
+    ):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        for force in (False, True):
+            with pytest.raises(InputError, match=reason):
+                convert(str(source), output, Storage("bfloat16", 4), force=force)
+    assert manifest.verify(source) and (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_empty_folder_is_replaced_if_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="exists already; give --force"):
+        convert(str(BUNDLED_DRAFT), tmp_path / "out")
+    assert manifest.verify(convert(str(BUNDLED_DRAFT), tmp_path / "out", force=True))

@@ -53,8 +53,7 @@ def convert(
         raise InputError(f"--revision {revision} belongs to a model on the Hub, but {source} is a local folder")
     name = local.resolve().name if local.is_dir() else source.rsplit("/", 1)[-1]
     output = output if output is not None else MODELS / name
-    if output.exists() and not force:
-        raise InputError(f"--output {output} exists already; give --force to replace it")
+    require_free(output, local, force)
     folder = local if local.is_dir() else hub.fetch(source, revision)
 
     original = checkpoints.read(folder)
@@ -84,6 +83,24 @@ def convert(
         reason = error.strerror or str(error)
         raise InputError(f"--output {output}: cannot be written ({reason}); nothing was left there") from error
     return output
+
+
+def require_free(output: Path, source: Path, force: bool) -> None:
+    """Raise `InputError` unless nothing would be lost: only an empty folder, or one that holds nothing but what its
+    manifest says we wrote, is ever replaced.
+    """
+    way_out = "name another folder"
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
+        raise InputError(f"--output {output} is {'a link' if output.is_symlink() else 'a file'}; {way_out}")
+    if not output.exists():
+        return
+    if source.is_dir() and output.samefile(source):
+        raise InputError(f"--output {output} is the model that is to be converted; {way_out}")
+    if not force:
+        raise InputError(f"--output {output} exists already; give --force to replace it")
+    ours = {manifest.MANIFEST, *manifest.files_of(output)}
+    if others := sorted(path.name for path in output.iterdir() if path.name not in ours or not path.is_file()):
+        raise InputError(f"--output {output} holds {others[0]!r}, which no conversion wrote; {way_out}")
 
 
 def tensors(
