@@ -267,7 +267,7 @@ def test_damaged_folders_are_one_line_and_status_2(copy: Path, capsys: pytest.Ca
     weights.write_bytes(weights.read_bytes()[:-1000])
     for damage, named in (
         (lambda: None, "bytes, but the manifest says"),
-        ((copy / "manifest.json").unlink, "weights.npz: the end of the zip file is missing"),
+        ((copy / "manifest.json").unlink, "weights.npz: the zip directory is damaged or cut short"),
         (weights.unlink, "no weights found"),
         ((copy / "config.json").unlink, "no config.json"),
     ):
