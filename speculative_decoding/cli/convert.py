@@ -45,7 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def convert(chosen: argparse.Namespace) -> int:
     from ..loading import conversion, manifest
-    from ..loading.load import DEFAULT_KEEP
 
     given = vars(chosen)
     if "verify" in given:
@@ -59,41 +58,25 @@ def convert(chosen: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    started = time.perf_counter()
-    parts = (BarColumn, DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
-    bar = Progress(*(part() for part in parts), TextColumn("{task.description}"), console=Console(stderr=True))
+    parts = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    bar = Progress(*parts, TextColumn("{task.description}"), console=Console(stderr=True))
     task = bar.add_task("", total=None)
 
     def show(name: str, done: int, total: int) -> None:
         bar.start()  # not before there is something to show, so that an error stands alone
         bar.update(task, description=name, completed=done, total=total)
 
+    started = time.perf_counter()
     try:
-        output = conversion.convert(
-            chosen.model,
-            given.get("output"),
-            dtype=given.get("dtype", "bfloat16"),
-            quantize=given.get("quantize"),
-            group_size=given.get("group_size", 64),
-            keep=given.get("keep", DEFAULT_KEEP),
-            revision=given.get("revision"),
-            force=given.get("force", False),
-            progress=show,
-        )
+        output = conversion.convert(given.pop("model"), **given, progress=show)
     finally:
         if bar.live.is_started:
             bar.stop()
-    seconds = time.perf_counter() - started
-    read = bar.tasks[task].total or 0
+    seconds, read = time.perf_counter() - started, bar.tasks[task].total or 0
     written = sum(path.stat().st_size for path in output.iterdir())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # bytes
     say(
         f"converted to {output}: read {read / 1e9:.2f} GB in {seconds:.1f} s ({read / 1e9 / seconds:.2f} GB/s), "
-        f"wrote {written / 1e9:.2f} GB; peak memory {peak_memory() / 2**30:.2f} GiB"
+        f"wrote {written / 1e9:.2f} GB; peak memory {peak / 2**30:.2f} GiB"
     )
     return 0
-
-
-def peak_memory() -> int:
-    """The most bytes that this process has had resident."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -18,23 +18,31 @@ from .trace_run import PARTS, TraceRun, read_trace
 
 def markdown(runs: Sequence[TraceRun]) -> str:
     """A row for each run."""
-    rows = [
-        ["run", "prompts", "rounds", "tokens", "tokens/round", "accepted", "tokens/s", *(f"{part} s" for part in PARTS)]
+    heads = [
+        "run",
+        "prompts",
+        "rounds",
+        "tokens",
+        "tokens/round",
+        "accepted",
+        "tokens/s",
+        *(f"{part} s" for part in PARTS),
     ]
+    rows = [heads, ["---"] * len(heads)]
     for run in runs:
+        requests, rounds = len({each["request"] for each in run.rounds}), len(run.rounds)
+        accepted, drafted = run.total("accepted"), run.total("drafted")
         split = run.split()
-        accepted = f"{run.accepted / run.drafted:.1%}" if run.drafted else "-"
-        rows.append(
-            [
-                run.name.replace("|", "\\|"),
-                *(str(count) for count in (run.requests, len(run.rounds), run.tokens)),
-                f"{run.tokens / len(run.rounds):.2f}",
-                accepted,
-                f"{run.tokens / run.seconds:.1f}" if run.seconds else "-",
-                *(f"{split[part]:.3f}" for part in PARTS),
-            ]
-        )
-    rows.insert(1, ["---"] * len(rows[0]))
+        seconds = sum(split.values())
+        counts = [
+            run.name.replace("|", "\\|"),
+            str(requests),
+            str(rounds),
+            str(run.tokens),
+            f"{run.tokens / rounds:.2f}",
+        ]
+        shares = [f"{accepted / drafted:.1%}" if drafted else "-", f"{run.tokens / seconds:.1f}" if seconds else "-"]
+        rows.append([*counts, *shares, *(f"{split[part]:.3f}" for part in PARTS)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from ..decoding.divergence import first_divergence
 from ..decoding.ways import PLAIN, Way, ways
 from ..errors import InputError
 from ..sampling import GenerationOptions
+from ..sampling.values import Whole
 from ..session import Session
 from . import common
 from .draft_flags import DraftFlags
 from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
+from .main_flags import FOR_PYTHON
 from .models import ModelNames
-from .options import add_options, given_options
-from .parser import Parser, add_flags, chosen_as, whole
+from .parser import Parser, add_flags, chosen_as, given_options, word
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
@@ -32,14 +34,16 @@ def verify_parser() -> Parser:
     parser = Parser(
         prog="python -m speculative_decoding.verify",
         description="Decode prompts with and without a draft and compare the outputs token by token.",
+        argument_default=argparse.SUPPRESS,
     )
     files = "files with a prompt a line (default: the bundled ones)"
-    parser.add_argument("prompts", nargs="*", type=Path, help=files, default=argparse.SUPPRESS)
+    parser.add_argument("prompts", nargs="*", type=Path, help=files)
     add_flags(parser, "models", ModelNames)
-    add_options(parser, lists=("drafter", "num_draft", "seed"))
+    lists = ("drafter", "num_draft", "seed")
+    add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON, lists=lists)
     add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
     slots = "decode so many prompts together (several: each is tried; default: one at a time)"
-    parser.add_argument("--slots", type=whole(1), nargs="+", metavar="N", help=slots, default=argparse.SUPPRESS)
+    parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help=slots)
     return parser
 
 
@@ -89,10 +93,9 @@ def trials(chosen: argparse.Namespace) -> tuple[Plan, list[Trial]]:
     """All combinations of --drafter, --num-draft, --seed and --slots, and a plan of what they share."""
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
-    drafters = given.pop("drafter", [usual_drafter(folders)])
-    tried = ways(drafters, given.pop("num_draft", [5]))
-    seeds, slots = given.pop("seed", [0]), getattr(chosen, "slots", [None])
-    if tried == [PLAIN] and slots == [None] and getattr(chosen, "num_draft", None) != [0]:
+    drafters, lengths = given.pop("drafter", [usual_drafter(folders)]), given.pop("num_draft", [5])
+    tried, seeds, slots = ways(drafters, lengths), given.pop("seed", [0]), getattr(chosen, "slots", [None])
+    if tried == [PLAIN] and slots == [None] and lengths != [0]:
         raise InputError(
             "verify: there is nothing to compare without a draft; choose a --drafter, or name a --draft-model"
         )
@@ -110,22 +113,22 @@ def verify(chosen: argparse.Namespace) -> int:
     drafters = {trial.way.drafter for trial in tried}
     pair = plan.open(use_draft=not drafters.isdisjoint(USES_MODEL))
     identical = tokens = 0
-    # Regular decoding knows nothing of num_draft, but for the width of --strict: once for each seed is enough.
-    regular: dict[tuple[Any, ...], list[list[int]]] = {}
     with plan.session(pair, copies=not drafters.isdisjoint(COPIES)) as session:
+
+        @cache
+        def regular(prompt: str, **options: Any) -> list[int]:
+            return session.generate(prompt, drafter="none", **options).tokens
+
         for trial in tried:
             common.say(f"{trial.name}: {len(prompts)} prompts")
-            alone: dict[str, Any] = {"drafter": "none", "seed": trial.seed}
-            if plan.options.strict:
-                alone |= {"num_draft": trial.way.num_draft}
-            known = tuple(alone.values())
-            if known not in regular:
-                regular[known] = [session.generate(prompt, **alone).tokens for prompt in prompts]
             options = session.options.changed({"seed": trial.seed})
+            # regular decoding knows nothing of num_draft, but for the width of strict passes
+            width = {"num_draft": trial.way.num_draft} if options.strict else {}
+            expected = [regular(prompt, seed=trial.seed, **width) for prompt in prompts]
             for index, found in trial.outputs(session, prompts):
                 tokens += len(found)
                 difference = first_divergence(
-                    session.model, session.tokenizer, prompts[index], regular[known][index], found, options
+                    session.model, session.tokenizer, prompts[index], expected[index], found, options
                 )
                 identical += difference is None
                 if difference is not None:
