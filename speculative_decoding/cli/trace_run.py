@@ -11,7 +11,6 @@ from typing import Any
 from ..errors import InputError
 
 POSITIONS = 10  # parts of an output: tokens per round are averaged in each
-PARTS = ("encode", "draft", "verify", "host")
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class TraceRun:
 
     def split(self) -> dict[str, float]:
         """Seconds in the encoder, the draft, the target's passes, and what is left: the host."""
-        encode, draft, verify = (float(self.total(f"{part}_seconds")) for part in PARTS[:3])
-        return {"encode": encode, "draft": draft, "verify": verify, "host": self.total("seconds") - draft - verify}
+        split = {part: float(self.total(f"{part}_seconds")) for part in ("encode", "draft", "verify")}
+        return split | {"host": self.total("seconds") - split["draft"] - split["verify"]}
 
 
 def read_trace(path: Path, name: str) -> TraceRun:

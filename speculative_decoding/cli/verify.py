@@ -36,11 +36,9 @@ def verify_parser() -> Parser:
         description="Decode prompts with and without a draft and compare the outputs token by token.",
         argument_default=argparse.SUPPRESS,
     )
-    files = "files with a prompt a line (default: the bundled ones)"
-    parser.add_argument("prompts", nargs="*", type=Path, help=files)
+    parser.add_argument("prompts", nargs="*", type=Path, help="a prompt a line (default: the bundled files)")
     add_flags(parser, "models", ModelNames)
-    lists = ("drafter", "num_draft", "seed")
-    add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON, lists=lists)
+    add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON, lists=("drafter", "num_draft", "seed"))
     add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
     slots = "decode so many prompts together (several: each is tried; default: one at a time)"
     parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help=slots)
@@ -80,8 +78,7 @@ class Trial:
         """(a prompt's index, its tokens), as they are finished."""
         keywords: dict[str, Any] = self.way.keywords | {"seed": self.seed}
         if self.slots is None:
-            for index, prompt in enumerate(prompts):
-                yield index, session.generate(prompt, **keywords).tokens
+            yield from ((i, session.generate(prompt, **keywords).tokens) for i, prompt in enumerate(prompts))
             return
         for each in session.batch(prompts, slots=self.slots, **keywords):
             if each.result is None:

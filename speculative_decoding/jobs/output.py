@@ -57,18 +57,27 @@ class Journal:
     def open(
         path: Path, settings: Mapping[str, Any], *, resume: bool = False, force: bool = False
     ) -> Iterator[Journal]:
-        """Lock an output and learn what is in it; changes nothing yet.
+        """Lock an output, made if it is not there, and learn what is in it; changes nothing yet. No second process gets
+        it as long as this is open.
 
         settings: all that the output depends on, for JSON. Raises `InputError`.
         """
-        with open_locked(path) as file:
+        if path.exists() and not path.is_file():
+            raise InputError(f"--output {path}: is no regular file; without --output records go to standard output")
+        try:
+            file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"--output {path}: another job is writing it; wait, or name another file") from error
             journal = Journal(path, file, json.loads(json.dumps(settings)))
-            if path.stat().st_size and not force:
-                if not resume:
-                    raise InputError(
-                        f"--output {path}: exists; go on with it with --resume, or replace it with --force"
-                    )
+            if path.stat().st_size and resume:
                 journal._read()
+            elif path.stat().st_size and not force:
+                raise InputError(f"--output {path}: exists; go on with it with --resume, or replace it with --force")
             yield journal
 
     def remaining(self, file: BinaryIO, name: str) -> Iterator[Line]:
@@ -154,22 +163,24 @@ class Journal:
                 if not record.endswith(b"\n"):
                     break  # shorter than the checkpoint: somebody cut it
                 lines, size = lines + 1, size + len(record)
-                self.errors += self._is_error(record, lines)
+                self.errors += is_error(record, lines, self.path)
         if lines == known.lines and size != known.size:
-            raise self._changed(f"its first {lines} lines are not as long as they were")
+            raise was_changed(self.path, f"its first {lines} lines are not as long as they were")
         self.done = known if lines == known.lines else Checkpoint(lines, size)
 
-    def _is_error(self, record: bytes, number: int) -> bool:
-        try:
-            fields = json.loads(record)
-            if fields["line"] == number:
-                return "error" in fields
-        except (ValueError, TypeError, KeyError):
-            pass
-        raise self._changed(f"line {number} is not the record of that line")
 
-    def _changed(self, what: str) -> InputError:
-        return cannot_resume(f"{self.path} was changed, {what}", "bring it back")
+def is_error(record: bytes, number: int, path: Path) -> bool:
+    try:
+        fields = json.loads(record)
+        if fields["line"] == number:
+            return "error" in fields
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise was_changed(path, f"line {number} is not the record of that line")
+
+
+def was_changed(path: Path, what: str) -> InputError:
+    return cannot_resume(f"{path} was changed, {what}", "bring it back")
 
 
 def checkpoint_path(output: Path) -> Path:
@@ -208,23 +219,6 @@ def write_whole(path: Path, content: Mapping[str, Any]) -> None:
     sync(partial)
     partial.replace(path)
     sync(path.parent)
-
-
-@contextmanager
-def open_locked(path: Path) -> Iterator[BinaryIO]:
-    """Read and write without a buffer; made if it is not there. No second process gets it as long as this is open."""
-    if path.exists() and not path.is_file():
-        raise InputError(f"--output {path}: is no regular file; without --output records go to standard output")
-    try:
-        file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"--output {path}: another job is writing it; wait, or name another file") from error
-        yield file
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -138,8 +139,6 @@ def parsed(text: str) -> dict[str, Any]:
         value = json.loads(text, object_pairs_hook=no_duplicates)
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON ({error.msg}, column {error.colno})") from error
-    except InputError:
-        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON that can be read ({error})") from error
     if not isinstance(value, dict):
@@ -148,11 +147,10 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise InputError(f"field {next(name for name in names if names.count(name) > 1)!r} is given twice")
-    return fields
+    for name, times in Counter(name for name, _ in pairs).items():
+        if times > 1:
+            raise ValueError(f"field {name!r} is given twice")
+    return dict(pairs)
 
 
 def is_writable(value: Any) -> bool:
@@ -173,26 +171,22 @@ def carried(given: Mapping[str, Any]) -> dict[str, Any]:
 def check_fields(given: Mapping[str, Any]) -> None:
     """Raise `InputError` for what is missing, of another type, or would be ignored."""
     for name, value in given.items():
+        meant = LOOKS_LIKE.get(plain(name))
         if not is_writable([name, value]):
             raise InputError(f"{name!a} is not JSON: half a character (a lone surrogate), or NaN or Infinity")
-        if name in RECORD and name not in FIELDS:
-            raise InputError(f"field {name!r} is one that the output has already; rename it")
         if name in FIELDS:
-            continue
-        if (meant := LOOKS_LIKE.get(plain(name))) in FOR_ALL_ROWS:
+            try:
+                FIELDS[name].accept(value)
+            except (ValueError, TypeError, OverflowError):
+                raise InputError(f"{name} must be {FIELDS[name].wanted}, not {json.dumps(value)[:80]}") from None
+        elif name in RECORD:
+            raise InputError(f"field {name!r} is one that the output has already; rename it")
+        elif meant in FOR_ALL_ROWS:
             raise InputError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
-        if meant is not None:
+        elif meant is not None:
             raise InputError(f"unknown option {name!r}; write {meant!r}, or rename the field if it is none")
-    if "prompt" not in given:
-        raise InputError('has no "prompt"')
-    for name in given.keys() & FIELDS.keys():
-        try:
-            FIELDS[name].accept(given[name])
-        except (ValueError, TypeError, OverflowError):
-            wanted = FIELDS[name].wanted
-            raise InputError(f"{name} must be {wanted}, not {json.dumps(given[name])[:80]}") from None
-    if not given["prompt"].strip():
-        raise InputError("prompt is empty; give it some text")
+    if not given.get("prompt", "").strip():
+        raise InputError("prompt is empty; give it some text" if "prompt" in given else 'has no "prompt"')
 
 
 def row_seed(seed: int, number: int) -> int:
