@@ -26,8 +26,7 @@ def benchmark_parser() -> Parser:
     add("prompts", nargs="*", type=Path, default=[], help="files with a prompt a line (default: the bundled ones)")
     add("--limit", type=COUNT, metavar="N", help="prompts of each file (default: 25), or random sources (2)")
     add("--max-tokens", "-m", type=COUNT, default=100, metavar="N", help="the most tokens to generate")
-    drafters = "where drafts come from; each is tried, and plain decoding in any case (default: all that fit)"
-    add("--drafter", choices=DRAFTERS, nargs="+", help=drafters)
+    add("--drafter", choices=DRAFTERS, nargs="+", help="each is tried, and plain decoding too (default: all that fit)")
     lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
     add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
     add(
@@ -53,8 +52,7 @@ def benchmark_parser() -> Parser:
 def check(chosen: argparse.Namespace) -> None:
     """Refuse what does not go together, before anything takes time. Raises `InputError`."""
     given, files = vars(chosen), ", ".join(map(str, chosen.prompts))
-    assisted = f"--peers {ASSISTED}: does not go with"
-    has_assisted = ASSISTED in chosen.peers
+    assisted, has_assisted = f"--peers {ASSISTED}: does not go with", ASSISTED in chosen.peers
     wrong = {
         "--plot: needs --output DIR, where it is to be written": chosen.plot and "output" not in given,
         "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from io import BufferedReader
 from pathlib import Path
@@ -35,12 +35,12 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
         settings = record_settings(plan, pair, file_format)
-        if output is None:
-            lines, write = read_lines(file), write_to_stdout
-        else:
+        running: AbstractContextManager[None] = nullcontext()
+        lines, write = read_lines(file), write_to_stdout
+        if output is not None:
             opening = Journal.open(output, settings, resume=files.resume, force=files.force)
             journal = stack.enter_context(opening)
-            lines, write = journal.remaining(file, name), journal.write
+            lines, write, running = journal.remaining(file, name), journal.write, journal.running()
             totals.lines, totals.errors = journal.done.lines, journal.errors
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
@@ -56,10 +56,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
         )
         is_watched = output is not None or not sys.stdout.isatty()  # records and a bar on one screen are neither
         try:
-            with ExitStack() as running:
-                if output is not None:
-                    running.enter_context(journal.running())
-                show = running.enter_context(progress(size, is_watched=is_watched))
+            with running, progress(size, is_watched=is_watched) as show:
                 for now in job.run():
                     show(now)
         except KeyboardInterrupt:
@@ -90,9 +87,7 @@ def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader,
     try:
         file = open(name, "rb")  # noqa: SIM115
     except OSError as error:
-        raise InputError(
-            f"--input {name}: {error.strerror}; name a file of prompts, or - for standard input"
-        ) from error
+        raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
     with file:
         if output is not None and output.exists() and os.path.samefile(name, output):
             raise InputError(f"--output {output}: is the input itself; name another file")
@@ -101,12 +96,11 @@ def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader,
 
 def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
     """All that records depend on besides the input; models by what they are, not by how they were named."""
-    flags = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(plan.flags).items()}
+    options = asdict(plan.options) | asdict(plan.flags)
     return {
-        **asdict(plan.options),
+        **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": plan.drafter,
         "dtype": plan.folders.dtype,
-        **flags,
         "target_sha256": fingerprint(pair.opened_target),
         "draft_sha256": None if pair.opened_draft is None else fingerprint(pair.opened_draft),
         "input_format": file_format,

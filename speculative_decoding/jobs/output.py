@@ -165,7 +165,8 @@ class Journal:
                 lines, size = lines + 1, size + len(record)
                 self.errors += is_error(record, lines, self.path)
         if lines == known.lines and size != known.size:
-            raise was_changed(self.path, f"its first {lines} lines are not as long as they were")
+            why = f"{self.path} was changed, its first {lines} lines are not as long as they were"
+            raise cannot_resume(why, "bring it back")
         self.done = known if lines == known.lines else Checkpoint(lines, size)
 
 
@@ -176,11 +177,7 @@ def is_error(record: bytes, number: int, path: Path) -> bool:
             return "error" in fields
     except (ValueError, TypeError, KeyError):
         pass
-    raise was_changed(path, f"line {number} is not the record of that line")
-
-
-def was_changed(path: Path, what: str) -> InputError:
-    return cannot_resume(f"{path} was changed, {what}", "bring it back")
+    raise cannot_resume(f"{path} was changed, line {number} is not the record of that line", "bring it back")
 
 
 def checkpoint_path(output: Path) -> Path:
