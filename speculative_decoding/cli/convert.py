@@ -29,10 +29,8 @@ def convert_parser() -> Parser:
     add("--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)")
     add("--dtype", choices=tuple(DTYPES), help="the type to store weights in (default: bfloat16)")
     add("--quantize", type=int, choices=BITS, help="store matrices in that many bits")
-    shared = "columns that share a scale, with --quantize (default: 64)"
-    add("--group-size", type=int, choices=GROUP_SIZES, help=shared)
-    kept = "layers that stay in --dtype when the others are quantised (default: head)"
-    add("--keep", nargs="*", choices=KEEP, help=kept)
+    add("--group-size", type=int, choices=GROUP_SIZES, help="with --quantize: columns that share a scale (default: 64)")
+    add("--keep", nargs="*", choices=KEEP, help="with --quantize: layers that stay in --dtype (default: head)")
     add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     add("--force", action="store_true", help="replace an existing output folder")
     return parser

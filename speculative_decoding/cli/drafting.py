@@ -92,7 +92,7 @@ def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags) -> 
     models and the flags know.
     """
     name = given.get("drafter") or usual_drafter(folders, given.get("num_draft"))
-    named = {each for each, value in given.items() if value not in (default(each), 0)}
+    named = {each for each, value in given.items() if value not in (default(each), 0)}  # 0 drafts nothing anyway
     named |= {each for each in NEEDS if getattr(flags, each) is not None}
     if folders.draft is None:
         of_none = () if "drafter" in given else OF_A_DRAFT

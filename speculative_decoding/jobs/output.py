@@ -90,15 +90,12 @@ class Journal:
             if line.number in (self.done.lines, known.lines):
                 digests[line.number] = line.digest.hex()
         if digests.get(known.lines) != known.input_sha256:
-            raise cannot_resume(
-                f"the first {known.lines} lines of {name} are not those that {self.path} was made from",
-                "bring them back",
-            )
+            why = f"the first {known.lines} lines of {name} are not those that {self.path} was made from"
+            raise cannot_resume(why, "bring them back")
         if self.done.lines < known.lines:
             if start is None:
-                raise cannot_resume(
-                    f"{self.path} is shorter than it was, and {name} cannot be read twice", "give the input as a file"
-                )
+                why = f"{self.path} is shorter than it was, and {name} cannot be read twice"
+                raise cannot_resume(why, "give the input as a file")
             self.done = Checkpoint(self.done.lines, self.done.size, digests[self.done.lines])
             file.seek(start)
             lines = islice(read_lines(file), self.done.lines, None)
