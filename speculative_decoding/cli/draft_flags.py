@@ -10,6 +10,7 @@ from ..drafters.ngram_store import STORAGES, Store, make_store
 from ..drafters.vocabulary import DraftVocabulary
 from ..errors import InputError
 from ..sampling.values import Switch, Text, Whole
+from .common import read_text
 from .models import Pair
 from .parser import File, flag, require_writable
 
@@ -64,8 +65,5 @@ class DraftFlags:
         path, size = self.draft_vocab_text, self.draft_vocab
         if path is None or size is None:
             return None
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--draft-vocab-text {path}: not readable as UTF-8 text ({error})") from error
+        lines = read_text(path, "--draft-vocab-text").split("\n")
         return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from . import common
-from .parser import Parser
+from .parser import Parser, require_writable
 from .trace_run import POSITIONS, TraceRun, read_trace
 
 COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
@@ -76,8 +76,7 @@ def draw(runs: Sequence[TraceRun], path: Path) -> None:
 
 
 def report(traces: Sequence[Path], picture: Path) -> int:
-    if not picture.resolve().parent.is_dir():
-        raise InputError(f"--png {picture}: cannot be written; name a file in a folder that exists")
+    require_writable("png", picture)
     if picture in traces:
         raise InputError(f"--png {picture}: is a trace; name another file")
     stems = [path.stem for path in traces]

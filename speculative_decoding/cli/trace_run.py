@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .common import read_text
 
 POSITIONS = 10  # parts of an output: tokens per round are averaged in each
 
@@ -57,12 +58,8 @@ class TraceRun:
 
 def read_trace(path: Path, name: str) -> TraceRun:
     """Raises `InputError` that names the file and the line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"trace {path}: not readable as UTF-8 text ({error})") from error
     rounds = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path, "trace").splitlines(), start=1):
         try:
             rounds.append(checked(json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:

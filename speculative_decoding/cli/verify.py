@@ -54,10 +54,7 @@ def require_comparable(options: GenerationOptions, who: str) -> None:
 
 def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths or sorted(PROMPTS.glob("*.txt")):
-        try:
-            yield from path.read_text(encoding="utf-8").split("\n")  # other line breaks may be text
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"prompts {path}: not readable as UTF-8 text ({error})") from error
+        yield from common.read_text(path, "prompts").split("\n")  # other line breaks may be text
 
 
 def outputs(

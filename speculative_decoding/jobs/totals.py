@@ -8,8 +8,6 @@ from typing import Any
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
 
-OF_A_ROW = ("time_to_first_token", "total_variation", "generation_tps")  # statistics that say nothing of a job
-
 
 @dataclass
 class Totals:
@@ -71,11 +69,12 @@ class Totals:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
+        of_a_row = ("time_to_first_token", "total_variation", "generation_tps")
         ours = (
             *("lines", "errors", "rows", "seconds", "mean_time_to_first_token", "batch_time_to_first_token"),
             *("decode_tps", "end_to_end_tps", "accepted_per_target_call", "encode_seconds", "decode_seconds"),
         )
-        stats = {name: value for name, value in self.stats.as_dict().items() if name not in OF_A_ROW}
+        stats = {name: value for name, value in self.stats.as_dict().items() if name not in of_a_row}
         return stats | {name: getattr(self, name) for name in ours} | {"iterations": self.stats.target_calls}
 
 
