@@ -1,7 +1,4 @@
-"""Every option of the benchmark: what is measured, against whom, where results go, and what does not go together.
-
-Knows the names of drafters, peers and shapes, not how they are measured.
-"""
+"""Every option of the benchmark, and what does not go together. Of drafters, peers and shapes it knows the names."""
 
 from __future__ import annotations
 
@@ -9,13 +6,16 @@ import argparse
 from pathlib import Path
 
 from speculative_decoding.cli.models import ModelNames
-from speculative_decoding.cli.parser import Parser, add_flags, real, several_of, whole, word
+from speculative_decoding.cli.parser import Parser, add_flags, several_of, word
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.options import DRAFTERS, abouts
+from speculative_decoding.sampling.values import Number, Whole
 
 from .models import SHAPES
 from .peers import ASSISTED, PEERS
 from .report import require_matplotlib
+
+COUNT = word(Whole(1))
 
 
 def benchmark_parser() -> Parser:
@@ -24,16 +24,17 @@ def benchmark_parser() -> Parser:
     parser = Parser(prog="python -m benchmarks", description=description, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
     add("prompts", nargs="*", type=Path, default=[], help="files with a prompt a line (default: the bundled ones)")
-    add("--limit", type=whole(1), metavar="N", help="prompts of each file (default: 25), or random sources (2)")
-    add("--max-tokens", "-m", type=whole(1), default=100, metavar="N", help="the most tokens to generate")
-    drafters = "where drafts come from; each is tried, and plain decoding in any case (default: all that fit)"
-    add("--drafter", choices=DRAFTERS, nargs="+", help=drafters)
+    add("--limit", type=COUNT, metavar="N", help="prompts of each file (default: 25), or random sources (2)")
+    add("--max-tokens", "-m", type=COUNT, default=100, metavar="N", help="the most tokens to generate")
+    add("--drafter", choices=DRAFTERS, nargs="+", help="each is tried, and plain decoding too (default: all that fit)")
     lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
     add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
-    add("--temperature", type=real(0), nargs="+", default=[0.0], metavar="T", help="each is tried, at 0 with peers")
-    add("--slots", type=whole(1), nargs="+", metavar="N", help="decode so many prompts together; each is tried")
-    add("--repeats", type=whole(1), default=5, metavar="N", help="of everything, in turns")
-    add("--warm-ups", type=whole(0), default=1, metavar="N", help="repeats before those that count")
+    add(
+        "--temperature", type=word(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried; 0 with peers"
+    )
+    add("--slots", type=COUNT, nargs="+", metavar="N", help="decode so many prompts together; each is tried")
+    add("--repeats", type=COUNT, default=5, metavar="N", help="of everything, in turns")
+    add("--warm-ups", type=word(Whole(0)), default=1, metavar="N", help="repeats before those that count")
     names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
     add("--peers", type=several_of(PEERS), default=[], metavar="NAMES", help=names)
     add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
@@ -51,8 +52,7 @@ def benchmark_parser() -> Parser:
 def check(chosen: argparse.Namespace) -> None:
     """Refuse what does not go together, before anything takes time. Raises `InputError`."""
     given, files = vars(chosen), ", ".join(map(str, chosen.prompts))
-    assisted = f"--peers {ASSISTED}: does not go with"
-    has_assisted = ASSISTED in chosen.peers
+    assisted, has_assisted = f"--peers {ASSISTED}: does not go with", ASSISTED in chosen.peers
     wrong = {
         "--plot: needs --output DIR, where it is to be written": chosen.plot and "output" not in given,
         "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,

@@ -96,7 +96,7 @@ def run_job(
     with Journal.open(path, settings, resume=resume, force=force) as journal:
         lines = journal.remaining(source(content), "input")
         totals = Totals(lines=journal.done.lines, errors=journal.errors)
-        job = Job(lines, RowParser(format), decode or engine(), journal, slots=4, totals=totals)
+        job = Job(lines, RowParser(format), decode or engine(), journal.write, slots=4, totals=totals)
         with journal.running():
             for _ in job.run():
                 after_row(journal)
@@ -213,12 +213,8 @@ def memory(lines: int, window: int | None = None) -> dict[str, Any]:
             self.read_lines += 1
             return b"some words and number %d\n" % self.read_lines
 
-    class Null:
-        def write(self, record: bytes, line: object) -> None:
-            pass
-
     source = Source()
-    job = Job(read_lines(source), RowParser("text"), engine(last, 8), Null(), slots=8)  # type: ignore[arg-type]
+    job = Job(read_lines(source), RowParser("text"), engine(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
     if window is not None:
         job._window = window
 

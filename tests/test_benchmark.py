@@ -487,7 +487,7 @@ def test_an_unknown_name_is_refused_with_those_known(arguments: list[str], capsy
     with pytest.raises(SystemExit, match="2"):
         benchmark.main(arguments)
     err = capsys.readouterr().err
-    assert arguments[0] in err and "known are" in err and err.count("\n") == 1
+    assert arguments[0] in err and "must be one of" in err and err.count("\n") == 1
 
 
 def test_a_missing_matplotlib_is_said_before_anything_is_measured(

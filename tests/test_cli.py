@@ -19,7 +19,7 @@ from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.main_flags import main_parser
-from speculative_decoding.cli.options import flag
+from speculative_decoding.cli.parser import flag
 from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, abouts, default
@@ -234,7 +234,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--compare", "--regular-decode"], "--regular-decode does not go with --compare"),
         (["--compare", "--verify"], "--verify does not go with --compare"),
         (["--interactive"], "--prompt does not go with --interactive"),
-        (["--show-draft", "colours"], "--show-draft: invalid choice: 'colours'"),
+        (["--show-draft", "colours"], "--show-draft: must be one of text, rounds, not 'colours'"),
         (["--trace", "/nonexistent/t.jsonl"], "--trace /nonexistent/t.jsonl: cannot be written"),
         (["--verify", "--model", "t5-web-docs"], "--verify compares with and without a draft"),
         (["--dtype", "int8"], "--dtype"),

@@ -9,10 +9,9 @@ import pytest
 from speculative_decoding import InputError
 from speculative_decoding.cli.draft_flags import DraftFlags
 from speculative_decoding.cli.drafting import NEEDS, Plan, make_plan
-from speculative_decoding.cli.main_flags import main_parser
+from speculative_decoding.cli.main_flags import main_parser, require_consistent
 from speculative_decoding.cli.models import Folders, ModelNames, Pair
-from speculative_decoding.cli.options import flag, given_options
-from speculative_decoding.cli.parser import chosen_as
+from speculative_decoding.cli.parser import chosen_as, flag, given_options
 from speculative_decoding.drafters import DraftModel, NgramStore, TextStore
 from speculative_decoding.loading.load import BUNDLED, Opened
 
@@ -27,8 +26,8 @@ def folders(tmp_path: Path) -> Folders:
 
 def plan(folders: Folders, *arguments: str) -> Plan:
     chosen = main_parser().parse_args(list(arguments))
-    regular = "regular_decode" in chosen
-    return make_plan(folders, given_options(chosen), chosen_as(DraftFlags, chosen), regular=regular)
+    require_consistent(vars(chosen))
+    return make_plan(folders, given_options(chosen), chosen_as(DraftFlags, chosen))
 
 
 def settled(folders: Folders, *arguments: str) -> tuple[str, int | str]:
@@ -53,9 +52,9 @@ def test_what_is_taken_where_nothing_is_said(folders: Folders) -> None:
 
 STORE = ["--ngram-store", "s.json"]
 REFUSED = [
-    (["--regular-decode", "--drafter", "ngram"], "--drafter ngram has no effect with --regular-decode"),
-    (["--regular-decode", "--num-draft", "7"], "--num-draft 7 has no effect with --regular-decode"),
-    (["--num-draft", "0", "--drafter", "auto"], "--drafter auto has no effect with --num-draft 0"),
+    (["--regular-decode", "--drafter", "ngram"], "--drafter does not go with --regular-decode; leave one of them out"),
+    (["--regular-decode", "--num-draft", "7"], "--num-draft has no effect with --drafter none; leave one"),
+    (["--num-draft", "0", "--drafter", "auto"], "--drafter has no effect with --num-draft 0; leave one"),
     (["--drafter", "none", "--num-draft", "7"], "--num-draft has no effect with --drafter none"),
     (["--regular-decode", "--delta", "0.5"], "--delta has no effect with --drafter none"),
     (
@@ -80,12 +79,15 @@ REFUSED = [
     (["--drafter", "ngram", *STORE, "--filler-top-k", "3", "--ngram-storage", "texts"], "--filler-top-k and"),
 ]
 REFUSED_ALONE = [
-    (["--drafter", "model"], "--drafter model: there is no draft model; name one with --draft-model"),
-    (["--num-draft", "7"], "--num-draft has no effect without a draft: name one with --draft-model"),
-    (["--delta", "0.5"], "--delta has no effect without a draft"),
-    (["--confidence-threshold", "0.5"], "--confidence-threshold has no effect without a draft"),
-    (["--drafter", "auto", "--confidence-threshold", "0.5"], "--confidence-threshold shapes a draft model's drafts"),
-    (["--drafter", "auto", "--draft-vocab", "9", "--draft-vocab-text", "f"], "--draft-vocab shapes a draft model's"),
+    (["--drafter", "model"], "--drafter model has no effect without a draft model; name one with --draft-model"),
+    (["--num-draft", "7"], "--num-draft 7 has no effect without a draft model; name one with --draft-model"),
+    (["--delta", "0.5"], "--delta 0.5 has no effect without a draft model"),
+    (["--confidence-threshold", "0.5"], "--confidence-threshold 0.5 has no effect without a draft model"),
+    (
+        ["--drafter", "auto", "--confidence-threshold", "0.5"],
+        "--confidence-threshold 0.5 has no effect without a draft",
+    ),
+    (["--drafter", "auto", "--draft-vocab", "9", "--draft-vocab-text", "f"], "--draft-vocab has no effect without a"),
 ]
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from speculative_decoding import InputError, generate, load
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.jobs import Job, RowParser, Stream, choose_format, output, read_lines, rows
+from speculative_decoding.jobs import Job, RowParser, choose_format, output, read_lines, rows
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.sampling.options import abouts
@@ -74,8 +74,8 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b"[1]", 'must be a JSON object with a "prompt"'),
         (b"[" * 100_000, "not JSON that can be read (maximum recursion depth"),
         (b'{"x": ' + b"9" * 5000 + b"}", "not JSON that can be read (Exceeds the limit"),
-        (b'{"x": NaN, "prompt": "a"}', "NaN is no number"),
-        (b'{"x": 1e999, "prompt": "a"}', "a number out of range"),
+        (b'{"x": NaN, "prompt": "a"}', "'x' is not JSON: half a character (a lone surrogate), or NaN or Infinity"),
+        (b'{"x": 1e999, "prompt": "a"}', "'x' is not JSON: "),
         (b'{"x": "\\ud800", "prompt": "a"}', "half a character"),
         (b'{"prompt": "\\ud800"}', "lone surrogate"),
         (b'{"prompt": "a", "prompt": "b"}', "field 'prompt' is given twice"),
@@ -201,7 +201,7 @@ def test_long_lines_narrow_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
             taken = line.number
             yield line
 
-    job = Job(counted(), RowParser("text"), engine(last), Stream(written))
+    job = Job(counted(), RowParser("text"), engine(last), lambda record, _: written.write(record))
     assert max(taken - totals.lines for totals in job.run()) <= 10
     assert len(written.getvalue().splitlines()) == 200
 
@@ -547,14 +547,14 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--output", "x"], "--output belongs to a file of prompts; give --input too"),
-        (["--resume"], "--resume belongs to a file of prompts"),
-        (["--slots", "3"], "--slots belongs to a file of prompts"),
-        (["--max-memory", "3"], "--max-memory belongs to a file of prompts"),
+        (["--output", "x"], "--output has no effect without --input; give both"),
+        (["--resume"], "--resume has no effect without --output"),
+        (["--slots", "3"], "--slots has no effect without --input"),
+        (["--max-memory", "3"], "--max-memory has no effect without --input"),
         (["--input", "-", "--prompt", "x"], "--prompt does not go with --input; leave"),
         (["--input", "-", "--verify"], "--verify does not go with --input; leave"),
-        (["--input", "-", "--resume"], "--resume needs --output"),
-        (["--input", "-", "--force"], "--force needs --output"),
+        (["--input", "-", "--resume"], "--resume has no effect without --output"),
+        (["--input", "-", "--force"], "--force has no effect without --output"),
         (["--input", "-", "--output", "x", "--force", "--resume"], "leave one of them out"),
         (["--input", "-", "--slots", "0"], "--slots: must be a whole number >= 1"),
         (["--input", "-", "--max-memory", "0"], "--max-memory: must be a number above 0"),

@@ -6,12 +6,21 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 from ..errors import InputError
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def read_text(path: Path, what: str) -> str:
+    """Raises `InputError` that says what the file was to be."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} {path}: not readable as UTF-8 text ({error})") from error
 
 
 def run(program: str, command: Callable[[], int]) -> int:

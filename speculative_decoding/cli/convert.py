@@ -29,10 +29,8 @@ def convert_parser() -> Parser:
     add("--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)")
     add("--dtype", choices=tuple(DTYPES), help="the type to store weights in (default: bfloat16)")
     add("--quantize", type=int, choices=BITS, help="store matrices in that many bits")
-    shared = "columns that share a scale, with --quantize (default: 64)"
-    add("--group-size", type=int, choices=GROUP_SIZES, help=shared)
-    kept = "layers that stay in --dtype when the others are quantised (default: head)"
-    add("--keep", nargs="*", choices=KEEP, help=kept)
+    add("--group-size", type=int, choices=GROUP_SIZES, help="with --quantize: columns that share a scale (default: 64)")
+    add("--keep", nargs="*", choices=KEEP, help="with --quantize: layers that stay in --dtype (default: head)")
     add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     add("--force", action="store_true", help="replace an existing output folder")
     return parser
@@ -45,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def convert(chosen: argparse.Namespace) -> int:
     from ..loading import conversion, manifest
-    from ..loading.load import DEFAULT_KEEP, Storage
+    from ..loading.load import Storage
 
     given = vars(chosen)
     if "verify" in given:
@@ -59,43 +57,27 @@ def convert(chosen: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    started = time.perf_counter()
-    parts = (BarColumn, DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)
-    bar = Progress(*(part() for part in parts), TextColumn("{task.description}"), console=Console(stderr=True))
+    parts = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    bar = Progress(*parts, TextColumn("{task.description}"), console=Console(stderr=True))
     task = bar.add_task("", total=None)
 
     def show(name: str, done: int, total: int) -> None:
         bar.start()  # not before there is something to show, so that an error stands alone
         bar.update(task, description=name, completed=done, total=total)
 
+    started = time.perf_counter()
     try:
-        output = conversion.convert(
-            chosen.model,
-            given.get("output"),
-            Storage(
-                given.get("dtype", "bfloat16"),
-                given.get("quantize"),
-                given.get("group_size", 64),
-                given.get("keep", DEFAULT_KEEP),
-            ),
-            revision=given.get("revision"),
-            force=given.get("force", False),
-            progress=show,
-        )
+        storage = {name: given.pop(name) for name in ("dtype", "quantize", "group_size", "keep") if name in given}
+        stored = Storage(**{"dtype": "bfloat16", **storage})
+        output = conversion.convert(given.pop("model"), given.pop("output", None), stored, **given, progress=show)
     finally:
         if bar.live.is_started:
             bar.stop()
-    seconds = time.perf_counter() - started
-    read = bar.tasks[task].total or 0
+    seconds, read = time.perf_counter() - started, bar.tasks[task].total or 0
     written = sum(path.stat().st_size for path in output.iterdir())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # bytes
     say(
         f"converted to {output}: read {read / 1e9:.2f} GB in {seconds:.1f} s ({read / 1e9 / seconds:.2f} GB/s), "
-        f"wrote {written / 1e9:.2f} GB; peak memory {peak_memory() / 2**30:.2f} GiB"
+        f"wrote {written / 1e9:.2f} GB; peak memory {peak / 2**30:.2f} GiB"
     )
     return 0
-
-
-def peak_memory() -> int:
-    """The most bytes that this process has had resident."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -9,8 +9,10 @@ from typing import Annotated as A
 from ..drafters.draft_model import DraftVocabulary
 from ..drafters.ngram_store import STORAGES, Store, make_store
 from ..errors import InputError
+from ..sampling.values import Switch, Text, Whole
+from .common import read_text
 from .models import Pair
-from .parser import Flag, flag_name, whole
+from .parser import File, flag, require_writable
 
 VOCABULARY = "the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt"
 STORE = "what was read and written before is searched too, and kept there for the next time"
@@ -26,12 +28,12 @@ GUESS = "a store of n-grams goes on behind an unknown one with its most frequent
 class DraftFlags:
     """Raises `InputError` for what does not go together."""
 
-    draft_vocab: A[int | None, Flag(VOCABULARY, whole(1), "N")] = None
-    draft_vocab_text: A[Path | None, Flag("text like the outputs to come", Path, "FILE")] = None
-    ngram_store: A[Path | None, Flag(STORE, Path, "FILE")] = None
-    ngram_storage: A[str | None, Flag(STORAGE, STORAGES)] = None
-    filler_top_k: A[int | None, Flag(FILLER, whole(2, 64), "K")] = None
-    guess_unknown: A[bool, Flag(GUESS)] = False
+    draft_vocab: A[int | None, Whole(1), VOCABULARY] = None
+    draft_vocab_text: A[Path | None, File(), "text like the outputs to come"] = None
+    ngram_store: A[Path | None, File(), STORE] = None
+    ngram_storage: A[str | None, Text(STORAGES), STORAGE] = None
+    filler_top_k: A[int | None, Whole(2, 64), FILLER] = None
+    guess_unknown: A[bool, Switch(), GUESS] = False
 
     def __post_init__(self) -> None:
         if (self.draft_vocab is None) != (self.draft_vocab_text is None):
@@ -43,29 +45,25 @@ class DraftFlags:
 
     @property
     def _of_the_store(self) -> list[str]:
-        return [flag_name(name) for name in ("ngram_storage", "filler_top_k", "guess_unknown") if getattr(self, name)]
+        return [flag(name) for name in ("ngram_storage", "filler_top_k", "guess_unknown") if getattr(self, name)]
 
     def open_store(self, pair: Pair, max_ngram_size: int) -> Store | None:
         """The store in the file, or an empty one for it."""
-        if self.ngram_store is None:
-            return None
         path, fingerprint = self.ngram_store, pair.tokenizer.vocabulary.fingerprint
+        if path is None:
+            return None
         if path.exists():
-            if self._of_the_store:
-                given = self._of_the_store[0]
-                raise InputError(f"{given}: {path} exists and was made with its own; leave it out or delete it")
+            if given := self._of_the_store:
+                raise InputError(f"{given[0]}: {path} exists and was made with its own; leave it out or delete it")
             return Store.load(path, fingerprint)
-        if not path.resolve().parent.is_dir():
-            raise InputError(f"--ngram-store {path}: cannot be written; name a file in a folder that exists")
+        require_writable("ngram_store", path)
         storage = self.ngram_storage or "texts"
         return make_store(storage, max_ngram_size, fingerprint, self.filler_top_k or 1, not self.guess_unknown)
 
     def vocabulary(self, pair: Pair) -> DraftVocabulary | None:
+        """Of the tokens that the draft model may propose; None: all."""
         path, size = self.draft_vocab_text, self.draft_vocab
         if path is None or size is None:
             return None
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--draft-vocab-text {path}: not readable as UTF-8 text ({error})") from error
+        lines = read_text(path, "--draft-vocab-text").split("\n")
         return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)

@@ -16,13 +16,12 @@ from ..sampling.options import default
 from ..session import Session
 from .draft_flags import DraftFlags
 from .models import Folders, ModelNames, Pair
-from .options import flag, given_options, in_words_of_flags
-from .parser import chosen_as
+from .parser import chosen_as, flag, given_options, in_words_of_flags
 
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
 NEEDS = {"draft_vocab": USES_MODEL, "draft_vocab_text": USES_MODEL, "ngram_store": COPIES}
-OF_A_DRAFT_MODEL = ("draft_vocab", "draft_vocab_text", "confidence_threshold")
-OF_A_DRAFT = ("num_draft", "delta", "confidence_threshold")
+OF_A_DRAFT_MODEL = ("draft_vocab", "confidence_threshold")
+OF_A_DRAFT = ("num_draft", "delta", *OF_A_DRAFT_MODEL)
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Plan:
     @property
     def drafter(self) -> str:
         """By its name."""
-        return self.options.drafter or usual_drafter(self.folders)
+        return self.options.drafter or usual_drafter(self.folders, self.options.num_draft)
 
     @property
     def is_plain(self) -> bool:
@@ -64,8 +63,8 @@ class Plan:
         ngram = store = None
         if self.drafter in COPIES if copies is None else copies:
             most, least = self.options.max_ngram_size, self.options.min_ngram_size
-            pieces = pair.tokenizer.vocabulary.pieces
             store = self.flags.open_store(pair, most)
+            pieces = pair.tokenizer.vocabulary.pieces
             ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
         vocabulary = self.flags.vocabulary(pair)
         pair.load_weights()
@@ -77,47 +76,35 @@ class Plan:
                 store.save(self.flags.ngram_store)
 
 
-def usual_drafter(folders: Folders) -> str:
+def usual_drafter(folders: Folders, num_draft: int | str | None = None) -> str:
     """Where nobody chose one."""
-    return "none" if folders.draft is None else "model"
+    return "none" if folders.draft is None or num_draft == 0 else "model"
 
 
 def plan_of(chosen: argparse.Namespace) -> Plan:
     """From the flags of any command. Raises `InputError` for what is missing or would have no effect."""
-    folders = chosen_as(ModelNames, chosen).find()
-    flags = chosen_as(DraftFlags, chosen)
-    return make_plan(folders, given_options(chosen), flags, regular="regular_decode" in chosen)
+    folders, flags = chosen_as(ModelNames, chosen).find(), chosen_as(DraftFlags, chosen)
+    return make_plan(folders, given_options(chosen), flags)
 
 
-def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags, *, regular: bool = False) -> Plan:
-    """given: options by their names. regular: without a draft, whatever there is."""
-    drafter, num_draft = given.get("drafter"), given.get("num_draft")
-    if regular or num_draft == 0:
-        why = "--regular-decode" if regular else "--num-draft 0"
-        if drafter not in (None, "none") or (regular and num_draft is not None):
-            name, value = ("drafter", drafter) if drafter not in (None, "none") else ("num_draft", num_draft)
-            raise InputError(f"{flag(name)} {value} has no effect with {why}; leave one of them out")
-        given = {name: value for name, value in given.items() if name != "num_draft"} | {"drafter": "none"}
-    has_draft, name = folders.draft is not None, given.get("drafter") or usual_drafter(folders)
-    if name == "model" and not has_draft:
-        raise InputError(
-            "--drafter model: there is no draft model; name one with --draft-model, or take --drafter ngram"
-        )
-    named = {each for each, value in given.items() if value != default(each)}
+def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags) -> Plan:
+    """given: options by their names. What options say of one another they check themselves; here, what only the
+    models and the flags know.
+    """
+    name = given.get("drafter") or usual_drafter(folders, given.get("num_draft"))
+    named = {each for each, value in given.items() if value not in (default(each), 0)}  # 0 drafts nothing anyway
     named |= {each for each in NEEDS if getattr(flags, each) is not None}
-    for each in OF_A_DRAFT:
-        if each in named and "drafter" not in given and not has_draft:
-            raise InputError(
-                f"{flag(each)} has no effect without a draft: name one with --draft-model, or take --drafter ngram"
-            )
+    if folders.draft is None:
+        of_none = () if "drafter" in given else OF_A_DRAFT
+        for each in {"model": ("drafter",), "auto": OF_A_DRAFT_MODEL, "none": of_none}.get(name, ()):
+            if each in named:
+                raise InputError(
+                    f"{flag(each)} {given.get(each, '')}".rstrip() + " has no effect without a draft model; "
+                    "name one with --draft-model, choose another --drafter, or leave it out"
+                )
     for each, drafters in NEEDS.items():
         if each in named and name not in drafters:
             raise InputError(f"{flag(each)} belongs to --drafter {' or '.join(drafters)}, not {name}; leave it out")
     with in_words_of_flags():
         options = GenerationOptions().changed({**given, "drafter": name})
-    for each in OF_A_DRAFT_MODEL:
-        if each in named and not has_draft:
-            raise InputError(
-                f"{flag(each)} shapes a draft model's drafts; name one with --draft-model, or leave it out"
-            )
     return Plan(folders, replace(options, drafter=given.get("drafter")), flags)

@@ -7,14 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..jobs import Job, Journal, RowParser, Stream, Totals, choose_format, read_lines
+from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_lines
 from ..loading import manifest
 from ..loading.load import Opened
 from .common import say
@@ -28,34 +28,35 @@ REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend 
 
 def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     """The exit status: 1 if some lines were errors."""
-    output = files.output
+    output, totals = files.output, Totals()
     with ExitStack() as stack:
         file, name, size = stack.enter_context(open_input(files.input, output))
         pair = plan.open()
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
         settings = record_settings(plan, pair, file_format)
-        journal = None
+        running: AbstractContextManager[None] = nullcontext()
+        lines, write = read_lines(file), write_to_stdout
         if output is not None:
             opening = Journal.open(output, settings, resume=files.resume, force=files.force)
             journal = stack.enter_context(opening)
-        lines = read_lines(file) if journal is None else journal.remaining(file, name)
-        totals = Totals() if journal is None else Totals(lines=journal.done.lines, errors=journal.errors)
-        if totals.lines:
-            say(f"resuming {output} behind line {totals.lines}")
+            lines, write, running = journal.remaining(file, name), journal.write, journal.running()
+            totals.lines, totals.errors = journal.done.lines, journal.errors
+            if totals.lines:
+                say(f"resuming {output} behind line {totals.lines}")
         session = stack.enter_context(plan.session(pair))
         job = Job(
             lines,
             RowParser(file_format, plan.options),
             lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory),
-            Stream(sys.stdout.buffer) if journal is None else journal,
+            write,
             slots=files.slots,
             counts=isinstance(plan.options.num_draft, int) and plan.drafter in REPEATABLE,
             totals=totals,
         )
         is_watched = output is not None or not sys.stdout.isatty()  # records and a bar on one screen are neither
         try:
-            with nullcontext() if journal is None else journal.running(), progress(size, is_watched=is_watched) as show:
+            with running, progress(size, is_watched=is_watched) as show:
                 for now in job.run():
                     show(now)
         except KeyboardInterrupt:
@@ -64,11 +65,15 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
             return 130
     say(summary(totals, files.slots))
     if stats_json is not None:
-        folders = plan.folders
-        draft = None if pair.opened_draft is None else str(folders.draft)
-        content = {"model": str(folders.target), "draft_model": draft, **settings, "slots": files.slots}
+        draft = None if pair.opened_draft is None else str(plan.folders.draft)
+        content = {"model": str(plan.folders.target), "draft_model": draft, **settings, "slots": files.slots}
         stats_json.write_text(json.dumps(content | totals.as_dict(), indent=2) + "\n", encoding="utf-8")
     return 1 if totals.errors else 0
+
+
+def write_to_stdout(record: bytes, line: Line) -> None:
+    sys.stdout.buffer.write(record)
+    sys.stdout.buffer.flush()
 
 
 @contextmanager
@@ -82,9 +87,7 @@ def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader,
     try:
         file = open(name, "rb")  # noqa: SIM115
     except OSError as error:
-        raise InputError(
-            f"--input {name}: {error.strerror}; name a file of prompts, or - for standard input"
-        ) from error
+        raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
     with file:
         if output is not None and output.exists() and os.path.samefile(name, output):
             raise InputError(f"--output {output}: is the input itself; name another file")
@@ -93,15 +96,13 @@ def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader,
 
 def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
     """All that records depend on besides the input; models by what they are, not by how they were named."""
-    flags = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(plan.flags).items()}
-    draft = None if pair.opened_draft is None else fingerprint(pair.opened_draft)
+    options = asdict(plan.options) | asdict(plan.flags)
     return {
-        **asdict(plan.options),
+        **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": plan.drafter,
         "dtype": plan.folders.dtype,
-        **flags,
         "target_sha256": fingerprint(pair.opened_target),
-        "draft_sha256": draft,
+        "draft_sha256": None if pair.opened_draft is None else fingerprint(pair.opened_draft),
         "input_format": file_format,
     }
 

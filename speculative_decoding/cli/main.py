@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from ..errors import InputError
 from . import common
 from .drafting import plan_of
 from .main_flags import Files, Views, main_parser, require_consistent
-from .parser import chosen_as
+from .parser import chosen_as, require_writable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,8 +20,8 @@ def decode(chosen: argparse.Namespace) -> int:
     """The exit status."""
     require_consistent(vars(chosen))
     views = chosen_as(Views, chosen)
-    require_writable("--stats-json", views.stats_json)
-    require_writable("--trace", views.trace)
+    require_writable("stats_json", views.stats_json)
+    require_writable("trace", views.trace)
     plan = plan_of(chosen)
     # not imported at the top: --help and errors need not wait for what draws texts
     if views.interactive:
@@ -37,8 +35,3 @@ def decode(chosen: argparse.Namespace) -> int:
     from .prompts import decode_prompts
 
     return decode_prompts(plan, views)
-
-
-def require_writable(name: str, file: Path | None) -> None:
-    if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
-        raise InputError(f"{name} {file}: cannot be written; name a file in a folder that exists")

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
-from .parser import Flag
+from ..sampling.values import Text
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
@@ -30,14 +30,15 @@ DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"
 class ModelNames:
     """As the flags give them."""
 
-    model: A[str | None, Flag(MODEL, str, "NAME", ["--model-name"])] = None
-    draft_model: A[str | None, Flag(DRAFT_MODEL, str, "NAME", ["--draft-model-name"])] = None
-    dtype: A[str | None, Flag(DTYPE, tuple(DTYPES))] = None
+    model: A[str | None, Text(), MODEL] = None
+    draft_model: A[str | None, Text(), DRAFT_MODEL] = None
+    dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
     def find(self) -> Folders:
-        draft: Path | None
+        """Raises `InputError` that names the flag."""
+        draft: Path | None = None
         if self.model is not None:
-            target, draft = find(self.model, "--model"), None
+            target = find(self.model, "--model")
         else:
             try:
                 target, draft = map(find_folder, PREFERRED)
@@ -69,13 +70,12 @@ class Folders:
         return Pair(target, draft)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pair:
     """A target, and a draft if there is one, without weights until they are loaded."""
 
     opened_target: Opened
     opened_draft: Opened | None
-    is_loaded: bool = False
 
     @property
     def target(self) -> EncoderDecoder:
@@ -90,11 +90,9 @@ class Pair:
         return None if self.opened_draft is None else self.opened_draft.model
 
     def load_weights(self) -> None:
-        """Once, however often it is called."""
-        for opened in (self.opened_target, self.opened_draft):
-            if opened is not None and not self.is_loaded:
-                opened.load_weights()
-        self.is_loaded = True
+        self.opened_target.load_weights()
+        if self.opened_draft is not None:
+            self.opened_draft.load_weights()
 
 
 def find(name: str, option: str) -> Path:

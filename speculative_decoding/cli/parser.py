@@ -1,14 +1,26 @@
-"""An argument parser whose errors are one line, and flags made from the fields of dataclasses. Knows no option."""
+"""A parser whose errors are one line, and flags made from the fields of dataclasses such as `GenerationOptions`.
+
+A field `name: Annotated[type, Value, "help"] = default` becomes --name; one that is not given leaves no value.
+"""
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields, replace
-from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_type_hints
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
-from ..sampling.values import Either, Number, Several, Value, Whole
+from ..errors import InputError
+from ..sampling.options import abouts
+from ..sampling.values import Either, Number, Several, Switch, Text, Value
+
+FLAGS = {"prefix": "output_prefix", "eos_token_ids": "eos_token_id"}  # where they are named otherwise than the field
+ALSO = {"max_tokens": "-m", "interactive": "-i", "model": "--model-name", "draft_model": "--draft-model-name"}
+WITHOUT_VALUE = {"show_draft": "text"}  # what flags mean that need no value
+METAVARS = {"model": "NAME", "draft_model": "NAME", "input": "FILE", "filler_top_k": "K", "max_memory": "GB"}
 
 Chosen = TypeVar("Chosen")
 
@@ -23,37 +35,61 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
-class Flag(NamedTuple):
-    """The flag for a field: `Annotated[type, Flag(...)]`. kind: what follows it; None: nothing, it is a switch.
+@dataclass(frozen=True)
+class File(Value):
+    """A path, of a file that may be there or not."""
 
-    metavar: what follows it is called. also: other names. const: what it means where nothing follows it.
-    """
+    wanted: str = "a path"
 
-    help: str
-    kind: Callable[[str], Any] | Sequence[str] | None = None
-    metavar: str | None = None
-    also: Sequence[str] = ()
-    const: str | None = None
+    def accept(self, value: Any) -> Path:
+        return Path(value)
 
 
-def flag_name(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def flag(name: str) -> str:
+    """The flag for a field."""
+    return "--" + FLAGS.get(name, name).replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
-    """A group of flags for a dataclass; one that is not given leaves no value."""
+def require_writable(name: str, file: Path | None) -> None:
+    """Before anything takes time. name: the field's."""
+    if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
+        raise InputError(f"{flag(name)} {file}: cannot be written; name a file in a folder that exists")
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    title: str,
+    kind: type,
+    *,
+    without: Collection[str] = (),
+    lists: Collection[str] = (),
+) -> None:
+    """A group of flags for a dataclass. without: fields that get none. lists: those that take several values here."""
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
-        about: Flag = get_args(hints[each.name])[1]
-        how: dict[str, Any] = {"action": "store_true"}
-        if callable(about.kind):
-            how = {"type": about.kind, "metavar": about.metavar}
-        elif about.kind is not None:
-            how = {"choices": tuple(about.kind)}
-        if about.const is not None:
-            how |= {"nargs": "?", "const": about.const}
-        group.add_argument(flag_name(each.name), *about.also, default=argparse.SUPPRESS, help=about.help, **how)
+    for name, usual in ((each.name, each.default) for each in fields(kind) if each.name not in without):
+        value, about, *_ = get_args(hints[name])[1:]
+        how: dict[str, Any] = {"type": word(value), "metavar": METAVARS.get(name) or metavar(value)}
+        if isinstance(value, Switch):
+            how = {"action": "store_true"}
+        elif isinstance(value, Several):
+            how["action"] = "append"
+        elif name in lists:
+            how["nargs"] = "+"
+        elif name in WITHOUT_VALUE:
+            how |= {"nargs": "?", "const": WITHOUT_VALUE[name]}
+        names = [flag(name), *([ALSO[name]] if name in ALSO else [])]
+        shown = "" if usual is False or usual in (None, "", ()) else f" (default: {usual})"
+        group.add_argument(*names, dest=name, default=argparse.SUPPRESS, help=about + shown, **how)
+
+
+def metavar(value: Value) -> str:
+    """What --help calls such a value."""
+    if isinstance(value, Several | Either):
+        return metavar(value.one if isinstance(value, Several) else value.kinds[0])
+    if isinstance(value, Text):
+        return f"{{{','.join(value.choices)}}}" if value.choices else "TEXT"
+    return "FILE" if isinstance(value, File) else "X" if isinstance(value, Number) else "N"
 
 
 def chosen_as(kind: type[Chosen], chosen: argparse.Namespace) -> Chosen:
@@ -62,8 +98,23 @@ def chosen_as(kind: type[Chosen], chosen: argparse.Namespace) -> Chosen:
     return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})  # type: ignore[arg-type]
 
 
+def given_options(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The options of decoding that were given, by their fields' names."""
+    regular = {"drafter": "none"} if "regular_decode" in chosen else {}
+    return {name: value for name, value in vars(chosen).items() if name in abouts()} | regular
+
+
+@contextmanager
+def in_words_of_flags() -> Iterator[None]:
+    """An `InputError` from within names options as the command line does."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(re.sub(rf"\b({'|'.join(abouts())})\b", lambda name: flag(name[0]), str(error))) from error
+
+
 def word(value: Value) -> Callable[[str], Any]:
-    """What a flag's `kind` may be: such a value."""
+    """What makes such a value of a word of the command line: argparse's `type`."""
     if isinstance(value, Either):
         value = replace(value, also="")  # objects are for Python only
     elif isinstance(value, Several):
@@ -78,23 +129,7 @@ def word(value: Value) -> Callable[[str], Any]:
     return parse
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    return word(Whole(least, most))
-
-
-def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """above: the least itself is excluded."""
-    return word(Number(least, most, above))
-
-
 def several_of(choices: Collection[str]) -> Callable[[str], list[str]]:
     """Names separated by commas."""
-
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in choices:
-                raise argparse.ArgumentTypeError(f"unknown {name!r}; known are {', '.join(choices)}")
-        return list(dict.fromkeys(names))
-
-    return parse
+    parse = word(Text(tuple(choices)))
+    return lambda text: list(dict.fromkeys(map(parse, text.split(","))))

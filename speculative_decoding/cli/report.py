@@ -5,42 +5,78 @@ Reads what `main.py --trace` wrote. Knows nothing of models; of matplotlib only 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
 from . import common
-from .parser import Parser
-from .pictures import draw
-from .trace_run import PARTS, TraceRun, read_trace
+from .parser import Parser, require_writable
+from .trace_run import POSITIONS, TraceRun, read_trace
+
+COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
+
+
+def cells(run: TraceRun) -> dict[str, str]:
+    """A row of the table, by its headings."""
+    split, drafted, rounds = run.split(), run.total("drafted"), len(run.rounds)
+    seconds = sum(split.values())
+    return {
+        "run": run.name.replace("|", "\\|"),
+        "prompts": str(len({each["request"] for each in run.rounds})),
+        "rounds": str(rounds),
+        "tokens": str(run.tokens),
+        "tokens/round": f"{run.tokens / rounds:.2f}",
+        "accepted": f"{run.total('accepted') / drafted:.1%}" if drafted else "-",
+        "tokens/s": f"{run.tokens / seconds:.1f}" if seconds else "-",
+        **{f"{part} s": f"{spent:.3f}" for part, spent in split.items()},
+    }
 
 
 def markdown(runs: Sequence[TraceRun]) -> str:
     """A row for each run."""
-    rows = [
-        ["run", "prompts", "rounds", "tokens", "tokens/round", "accepted", "tokens/s", *(f"{part} s" for part in PARTS)]
-    ]
-    for run in runs:
-        split = run.split()
-        accepted = f"{run.accepted / run.drafted:.1%}" if run.drafted else "-"
-        rows.append(
-            [
-                run.name.replace("|", "\\|"),
-                *(str(count) for count in (run.requests, len(run.rounds), run.tokens)),
-                f"{run.tokens / len(run.rounds):.2f}",
-                accepted,
-                f"{run.tokens / run.seconds:.1f}" if run.seconds else "-",
-                *(f"{split[part]:.3f}" for part in PARTS),
-            ]
-        )
-    rows.insert(1, ["---"] * len(rows[0]))
+    table = [cells(run) for run in runs]
+    rows = [table[0].keys(), ["---"] * len(table[0]), *(row.values() for row in table)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def draw(runs: Sequence[TraceRun], path: Path) -> None:
+    """Write a PNG: where drafts are accepted, where rounds are long, where the time goes.
+
+    Raises `InputError` if it cannot be written, or matplotlib is not there.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("--png needs matplotlib: pip install matplotlib, or leave it out") from error
+    figure = Figure(figsize=(12, 3.6 + 0.15 * len(runs)), layout="constrained")
+    FigureCanvasAgg(figure)
+    accepted, rounds, times = figure.subplots(1, 3)
+    for run in runs:
+        shares = [100 * share for share in run.accepted_by_position()]
+        accepted.plot(range(1, len(shares) + 1), shares, marker="o", label=run.name)
+        means = {100 * (i + 0.5) / POSITIONS: mean for i, mean in enumerate(run.tokens_per_round()) if mean is not None}
+        rounds.plot(list(means), list(means.values()), marker="o", label=run.name)
+        left = 0.0
+        for part, seconds in run.split().items():
+            times.barh(run.name, seconds, left=left, color=COLOURS[part], label=part if run is runs[0] else None)
+            left += seconds
+    accepted.set(title="Accepted", xlabel="token of the draft", ylabel="% of the rounds that drafted it", ylim=(0, 105))
+    accepted.xaxis.get_major_locator().set_params(integer=True)
+    accepted.legend()
+    rounds.set(title="Tokens per round", xlabel="% of the output", ylabel="tokens", xlim=(0, 100))
+    rounds.set_ylim(bottom=0)
+    times.set(title="Where the time goes", xlabel="seconds")
+    times.invert_yaxis()
+    times.legend()
+    try:
+        figure.savefig(path, dpi=110, format="png")
+    except OSError as error:
+        raise InputError(f"--png {path}: cannot be written ({error.strerror}); name another file") from error
+
+
 def report(traces: Sequence[Path], picture: Path) -> int:
-    if not picture.resolve().parent.is_dir():
-        raise InputError(f"--png {picture}: cannot be written; name a file in a folder that exists")
+    require_writable("png", picture)
     if picture in traces:
         raise InputError(f"--png {picture}: is a trace; name another file")
     stems = [path.stem for path in traces]
@@ -51,19 +87,12 @@ def report(traces: Sequence[Path], picture: Path) -> int:
     return 0
 
 
-def report_parser() -> Parser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m speculative_decoding.report",
-        argument_default=argparse.SUPPRESS,
         description="What main.py --trace wrote, of one run or of several, as a picture and as a Markdown table.",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files that --trace wrote")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="the picture (default: beside the trace)")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = report_parser().parse_args(argv)
-    return common.run(
-        "report", lambda: report(chosen.traces, getattr(chosen, "png", chosen.traces[0].with_suffix(".png")))
-    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="the picture, by default beside the trace")
+    chosen = parser.parse_args(argv)
+    return common.run("report", lambda: report(chosen.traces, chosen.png or chosen.traces[0].with_suffix(".png")))

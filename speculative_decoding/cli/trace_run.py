@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .common import read_text
 
 POSITIONS = 10  # parts of an output: tokens per round are averaged in each
-PARTS = ("encode", "draft", "verify", "host")
-COUNTS = ("request", "round", "position", "drafted", "accepted")
 
 
 @dataclass(frozen=True)
@@ -23,44 +22,29 @@ class TraceRun:
     rounds: Sequence[Mapping[str, Any]]
 
     @property
-    def requests(self) -> int:
-        return len({each["request"] for each in self.rounds})
-
-    @property
     def tokens(self) -> int:
         return sum(len(each["tokens"]) for each in self.rounds)
 
-    @property
-    def drafted(self) -> int:
-        return sum(each["drafted"] for each in self.rounds)
-
-    @property
-    def accepted(self) -> int:
-        return sum(each["accepted"] for each in self.rounds)
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.split().values())
+    def total(self, name: str) -> Any:
+        """The sum of a number that rounds may have."""
+        return sum(each.get(name, 0) for each in self.rounds)
 
     def accepted_by_position(self) -> list[float]:
         """For the first, second ... token of a draft: the share of the drafts at least this long that kept it.
 
         What was drafted behind the end of an output was never judged and does not count.
         """
-        judged = [
-            each["accepted"] if each["accepted"] == len(each["tokens"]) else each["drafted"] for each in self.rounds
+        kept = [each["accepted"] for each in self.rounds]
+        judged = [n if n == len(each["tokens"]) else each["drafted"] for n, each in zip(kept, self.rounds, strict=True)]
+        return [
+            sum(n >= position for n in kept) / sum(n >= position for n in judged)
+            for position in range(1, max(judged) + 1)
         ]
-        shares = []
-        for position in range(1, max(judged) + 1):
-            kept = [each["accepted"] >= position for each, n in zip(self.rounds, judged, strict=True) if n >= position]
-            shares.append(sum(kept) / len(kept))
-        return shares
 
     def tokens_per_round(self) -> list[float | None]:
         """The mean in each tenth of the outputs, by where a round begins; None where none does."""
-        ends: dict[int, int] = {}
-        for each in self.rounds:
-            ends[each["request"]] = max(ends.get(each["request"], 0), each["position"] + len(each["tokens"]))
+        in_order = sorted(self.rounds, key=lambda each: each["position"])
+        ends = {each["request"]: each["position"] + len(each["tokens"]) for each in in_order}  # the last one's
         parts: list[list[int]] = [[] for _ in range(POSITIONS)]
         for each in self.rounds:
             parts[POSITIONS * each["position"] // ends[each["request"]]].append(len(each["tokens"]))
@@ -68,21 +52,14 @@ class TraceRun:
 
     def split(self) -> dict[str, float]:
         """Seconds in the encoder, the draft, the target's passes, and what is left: the host."""
-        encode = sum(each.get("encode_seconds", 0.0) for each in self.rounds)
-        rounds, draft, verify = (
-            sum(each[name] for each in self.rounds) for name in ("seconds", "draft_seconds", "verify_seconds")
-        )
-        return dict(zip(PARTS, (encode, draft, verify, rounds - draft - verify), strict=True))
+        split = {part: float(self.total(f"{part}_seconds")) for part in ("encode", "draft", "verify")}
+        return split | {"host": self.total("seconds") - split["draft"] - split["verify"]}
 
 
 def read_trace(path: Path, name: str) -> TraceRun:
     """Raises `InputError` that names the file and the line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"trace {path}: not readable as UTF-8 text ({error})") from error
     rounds = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path, "trace").splitlines(), start=1):
         try:
             rounds.append(checked(json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
@@ -94,12 +71,15 @@ def read_trace(path: Path, name: str) -> TraceRun:
 
 def checked(line: Any) -> dict[str, Any]:
     """Raises KeyError, TypeError or ValueError for what `cli.trace.Trace` cannot have written."""
-    found: dict[str, Any] = dict(line)
-    if any(type(found[name]) is not int or found[name] < 0 for name in COUNTS):
+    found: dict[str, Any] = {"encode_seconds": 0.0, **line}
+    if any(type(found[name]) is not int or found[name] < 0 for name in ("request", "round", "position", "drafted")):
         raise ValueError("a count is none")
-    seconds = [found["seconds"], found["draft_seconds"], found["verify_seconds"], found.get("encode_seconds", 0.0)]
-    if not all(isinstance(each, int | float) and each >= 0 for each in seconds):
-        raise ValueError("times are missing")
-    if not isinstance(found["tokens"], list) or not found["tokens"] or found["accepted"] > found["drafted"]:
+    if not all(found[name] >= 0 for name in ("seconds", "encode_seconds", "draft_seconds", "verify_seconds")):
+        raise ValueError("a time is negative")
+    if (
+        not isinstance(found["tokens"], list)
+        or not found["tokens"]
+        or found["accepted"] not in range(found["drafted"] + 1)
+    ):
         raise ValueError("tokens do not add up")
     return found

@@ -7,23 +7,24 @@ rows of batches are compared with regular decoding of each prompt alone.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..decoding.divergence import first_divergence
-from ..decoding.ways import PLAIN, Way, ways
+from ..decoding.ways import PLAIN, ways
 from ..errors import InputError
 from ..sampling import GenerationOptions
+from ..sampling.values import Whole
 from ..session import Session
 from . import common
 from .draft_flags import DraftFlags
 from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
+from .main_flags import FOR_PYTHON
 from .models import ModelNames
-from .options import add_options, given_options
-from .parser import Parser, add_flags, chosen_as, whole
+from .parser import Parser, add_flags, chosen_as, given_options, word
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
@@ -32,14 +33,14 @@ def verify_parser() -> Parser:
     parser = Parser(
         prog="python -m speculative_decoding.verify",
         description="Decode prompts with and without a draft and compare the outputs token by token.",
+        argument_default=argparse.SUPPRESS,
     )
-    files = "files with a prompt a line (default: the bundled ones)"
-    parser.add_argument("prompts", nargs="*", type=Path, help=files, default=argparse.SUPPRESS)
+    parser.add_argument("prompts", nargs="*", type=Path, help="a prompt a line (default: the bundled files)")
     add_flags(parser, "models", ModelNames)
-    add_options(parser, lists=("drafter", "num_draft", "seed"))
+    add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON, lists=("drafter", "num_draft", "seed"))
     add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
     slots = "decode so many prompts together (several: each is tried; default: one at a time)"
-    parser.add_argument("--slots", type=whole(1), nargs="+", metavar="N", help=slots, default=argparse.SUPPRESS)
+    parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help=slots)
     return parser
 
 
@@ -53,84 +54,66 @@ def require_comparable(options: GenerationOptions, who: str) -> None:
 
 def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths or sorted(PROMPTS.glob("*.txt")):
-        try:
-            yield from path.read_text(encoding="utf-8").split("\n")  # other line breaks may be text
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"prompts {path}: not readable as UTF-8 text ({error})") from error
+        yield from common.read_text(path, "prompts").split("\n")  # other line breaks may be text
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A way of decoding that is compared with regular decoding. slots: of a batch; None: one prompt at a time."""
-
-    way: Way
-    seed: int
-    slots: int | None
-
-    @property
-    def name(self) -> str:
-        at_once = "" if self.slots is None else f", slots {self.slots}"
-        return f"drafter {self.way.drafter}, num-draft {self.way.num_draft}, seed {self.seed}{at_once}"
-
-    def outputs(self, session: Session, prompts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
-        """(a prompt's index, its tokens), as they are finished."""
-        keywords: dict[str, Any] = self.way.keywords | {"seed": self.seed}
-        if self.slots is None:
-            for index, prompt in enumerate(prompts):
-                yield index, session.generate(prompt, **keywords).tokens
-            return
-        for each in session.batch(prompts, slots=self.slots, **keywords):
-            if each.result is None:
-                raise InputError(f"prompt {each.index + 1}: {each.error}")
-            yield each.index, each.result.tokens
+def outputs(
+    session: Session, prompts: Sequence[str], keywords: Mapping[str, Any], slots: int | None
+) -> Iterator[tuple[int, list[int]]]:
+    """(a prompt's index, its tokens), as they are finished. slots: of a batch; None: one prompt at a time."""
+    if slots is None:
+        yield from ((index, session.generate(prompt, **keywords).tokens) for index, prompt in enumerate(prompts))
+        return
+    for each in session.batch(prompts, slots=slots, **keywords):
+        if each.result is None:
+            raise InputError(f"prompt {each.index + 1}: {each.error}")
+        yield each.index, each.result.tokens
 
 
-def trials(chosen: argparse.Namespace) -> tuple[Plan, list[Trial]]:
-    """All combinations of --drafter, --num-draft, --seed and --slots, and a plan of what they share."""
+def verify(chosen: argparse.Namespace) -> int:
+    """Try all combinations of --drafter, --num-draft, --slots and --seed.
+
+    Exit status 0 if all outputs are identical, 1 if not.
+    """
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
-    drafters = given.pop("drafter", [usual_drafter(folders)])
-    tried = ways(drafters, given.pop("num_draft", [5]))
-    seeds, slots = given.pop("seed", [0]), getattr(chosen, "slots", [None])
-    if tried == [PLAIN] and slots == [None] and getattr(chosen, "num_draft", None) != [0]:
+    drafters, lengths = given.pop("drafter", [usual_drafter(folders)]), given.pop("num_draft", [5])
+    tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [None]), given.pop("seed", [0])
+    if tried == [PLAIN] and slots == [None] and lengths != [0]:
         raise InputError(
             "verify: there is nothing to compare without a draft; choose a --drafter, or name a --draft-model"
         )
     for way in tried:
         make_plan(folders, given | way.keywords, flags)  # raises for what has no effect
     plan = Plan(folders, GenerationOptions(**given), flags)
-    return plan, [Trial(way, seed, count) for way, count, seed in product(tried, slots, seeds)]
-
-
-def verify(chosen: argparse.Namespace) -> int:
-    """Exit status 0 if all outputs are identical, 1 if not."""
-    plan, tried = trials(chosen)
     require_comparable(plan.options, "verify")
     prompts = [prompt for prompt in read_prompt_files(getattr(chosen, "prompts", [])) if prompt.strip()]
-    drafters = {trial.way.drafter for trial in tried}
-    pair = plan.open(use_draft=not drafters.isdisjoint(USES_MODEL))
+    used = {way.drafter for way in tried}
+    pair = plan.open(use_draft=not used.isdisjoint(USES_MODEL))
     identical = tokens = 0
-    # Regular decoding knows nothing of num_draft, but for the width of --strict: once for each seed is enough.
-    regular: dict[tuple[Any, ...], list[list[int]]] = {}
-    with plan.session(pair, copies=not drafters.isdisjoint(COPIES)) as session:
-        for trial in tried:
-            common.say(f"{trial.name}: {len(prompts)} prompts")
-            alone: dict[str, Any] = {"drafter": "none", "seed": trial.seed}
-            if plan.options.strict:
-                alone |= {"num_draft": trial.way.num_draft}
-            known = tuple(alone.values())
-            if known not in regular:
-                regular[known] = [session.generate(prompt, **alone).tokens for prompt in prompts]
-            options = session.options.changed({"seed": trial.seed})
-            for index, found in trial.outputs(session, prompts):
-                tokens += len(found)
+    trials = list(product(tried, slots, seeds))
+    with plan.session(pair, copies=not used.isdisjoint(COPIES)) as session:
+
+        @cache
+        def regular(prompt: str, **options: Any) -> list[int]:
+            return session.generate(prompt, drafter="none", **options).tokens
+
+        for way, together, seed in trials:
+            name = f"drafter {way.drafter}, num-draft {way.num_draft}, seed {seed}"
+            name += "" if together is None else f", slots {together}"
+            common.say(f"{name}: {len(prompts)} prompts")
+            options = session.options.changed({"seed": seed})
+            # regular decoding knows nothing of num_draft, but for the width of strict passes
+            width = {"num_draft": way.num_draft} if options.strict else {}
+            expected = [regular(prompt, seed=seed, **width) for prompt in prompts]
+            for index, found in outputs(session, prompts, way.keywords | {"seed": seed}, together):
                 difference = first_divergence(
-                    session.model, session.tokenizer, prompts[index], regular[known][index], found, options
+                    session.model, session.tokenizer, prompts[index], expected[index], found, options
                 )
-                identical += difference is None
+                tokens, identical = tokens + len(found), identical + (difference is None)
                 if difference is not None:
-                    print(f"prompt {index + 1}, {trial.name}: {difference.text(session.tokenizer)}", flush=True)
-    total = len(prompts) * len(tried)
+                    print(f"prompt {index + 1}, {name}: {difference.text(session.tokenizer)}", flush=True)
+    total = len(prompts) * len(trials)
     print(f"{identical} of {total} identical ({tokens} tokens)")
     return 0 if identical == total else 1
 

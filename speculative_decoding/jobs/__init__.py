@@ -5,8 +5,8 @@ goes on behind the lines that are there.
 """
 
 from .job import Job
-from .output import Journal, Stream
+from .output import Journal
 from .rows import Line, RowParser, choose_format, read_lines
 from .totals import Totals
 
-__all__ = ["Job", "Journal", "Line", "RowParser", "Stream", "Totals", "choose_format", "read_lines"]
+__all__ = ["Job", "Journal", "Line", "RowParser", "Totals", "choose_format", "read_lines"]

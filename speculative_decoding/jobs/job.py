@@ -14,8 +14,7 @@ from itertools import count
 from typing import Any
 
 from ..decoding.results import BatchResult, GenerationResult
-from .output import Sink
-from .rows import Line, Row
+from .rows import COUNTS, Line, Row
 from .totals import Totals
 
 WINDOW_LINES_PER_SLOT = 64
@@ -24,6 +23,7 @@ WINDOW_BYTES = 2**26
 SHOWN_ERRORS = 5  # of which the line numbers are kept
 
 Engine = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
+Write = Callable[[bytes, Line], None]  # takes records in the order of their lines
 
 
 class Job:
@@ -36,14 +36,14 @@ class Job:
         lines: Iterator[Line],
         parse: Callable[[Line], Row],
         engine: Engine,
-        sink: Sink,
+        write: Write,
         *,
         slots: int = 8,
         counts: bool = True,
         totals: Totals | None = None,
     ) -> None:
         self.totals = Totals() if totals is None else totals
-        self._lines, self._parse, self._engine, self._sink = lines, parse, engine, sink
+        self._lines, self._parse, self._engine, self._write = lines, parse, engine, write
         self._slots, self._counts = slots, counts
         self._window = max(WINDOW_LINES, WINDOW_LINES_PER_SLOT * slots)
         self._asked: dict[int, Row] = {}  # by the engine's index
@@ -90,7 +90,7 @@ class Job:
         totals = self.totals
         while totals.lines + 1 in self._done:
             content, line, is_error = self._done.pop(totals.lines + 1)
-            self._sink.write(content, line)
+            self._write(content, line)
             self._waiting_bytes -= len(line.content or b"")
             totals.lines, totals.input_bytes = line.number, line.end
             if is_error:
@@ -106,11 +106,8 @@ def record(row: Row, result: GenerationResult | None, error: str | None, counts:
     elif result is None:
         fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
     else:
-        stats = result.stats
+        names = "prompt_tokens", "generated_tokens", *(COUNTS if counts else ())
         fields |= {"text": result.text, "finish_reason": result.finish_reason}
-        fields |= {"prompt_tokens": stats.prompt_tokens, "generated_tokens": stats.generated_tokens}
-        if row.seed is not None:
-            fields["seed"] = row.seed
-        if counts:
-            fields |= {name: getattr(stats, name) for name in ("target_calls", "drafted_tokens", "accepted_tokens")}
+        fields |= {} if row.seed is None else {"seed": row.seed}
+        fields |= {name: getattr(result.stats, name) for name in names}
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"

@@ -1,5 +1,5 @@
-"""Where records go: a file that survives whatever ends the job, or a stream. Knows nothing of what a record says but
-its line number and whether it is an error.
+"""An output file that survives whatever ends the job. Knows nothing of what a record says but its line number and
+whether it is an error.
 
 Beside the output stands a checkpoint: how many lines are done, how many bytes of output that is, a digest of the input
 so far, and the settings. A record goes to the system in one piece as it comes; once a second the output is
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ..errors import InputError
 from ..loading.safe_folder import sync
@@ -27,23 +27,6 @@ from .rows import Line, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0
-
-
-class Sink(Protocol):
-    """Takes records in the order of their lines."""
-
-    def write(self, record: bytes, line: Line) -> None: ...
-
-
-class Stream:
-    """A pipe or a terminal: each record is flushed, and nothing is known of earlier ones."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, record: bytes, line: Line) -> None:
-        self._file.write(record)
-        self._file.flush()
 
 
 @dataclass(frozen=True)
@@ -63,9 +46,10 @@ class Journal:
 
     def __init__(self, path: Path, file: BinaryIO, settings: Mapping[str, Any]) -> None:
         self.path, self.settings = path, settings
-        self.done = self._on_disk = Checkpoint()
+        self.done = Checkpoint()
         self.errors = 0
         self._file = file
+        self._on_disk: Checkpoint | None = None  # None: nothing of this job yet
         self._failure: OSError | None = None
 
     @staticmethod
@@ -73,37 +57,46 @@ class Journal:
     def open(
         path: Path, settings: Mapping[str, Any], *, resume: bool = False, force: bool = False
     ) -> Iterator[Journal]:
-        """Lock an output and learn what is in it; changes nothing yet.
+        """Lock an output, made if it is not there, and learn what is in it; changes nothing yet. No second process gets
+        it as long as this is open.
 
         settings: all that the output depends on, for JSON. Raises `InputError`.
         """
-        with open_locked(path) as file:
+        if path.exists() and not path.is_file():
+            raise InputError(f"--output {path}: is no regular file; without --output records go to standard output")
+        try:
+            file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"--output {path}: another job is writing it; wait, or name another file") from error
             journal = Journal(path, file, json.loads(json.dumps(settings)))
-            if path.stat().st_size and not force:
-                if not resume:
-                    raise InputError(
-                        f"--output {path}: exists; go on with it with --resume, or replace it with --force"
-                    )
+            if path.stat().st_size and resume:
                 journal._read()
+            elif path.stat().st_size and not force:
+                raise InputError(f"--output {path}: exists; go on with it with --resume, or replace it with --force")
             yield journal
 
     def remaining(self, file: BinaryIO, name: str) -> Iterator[Line]:
         """The lines of the input that are still to do. Raises `InputError` if the others are not what they were."""
+        if (known := self._on_disk) is None:
+            return read_lines(file)
         start = file.tell() if file.seekable() else None
-        lines, digest = read_lines(file), ""
-        for line in islice(lines, self._on_disk.lines):
-            digest = line.digest.hex() if line.number == self._on_disk.lines else ""
-        if digest != self._on_disk.input_sha256:
-            raise InputError(
-                f"--resume: the first {self._on_disk.lines} lines of {name} are not those that {self.path} was made "
-                "from; bring them back, or start over with --force"
-            )
-        if self.done.lines < self._on_disk.lines:
+        lines, digests = read_lines(file), {0: ""}
+        for line in islice(lines, known.lines):
+            if line.number in (self.done.lines, known.lines):
+                digests[line.number] = line.digest.hex()
+        if digests.get(known.lines) != known.input_sha256:
+            why = f"the first {known.lines} lines of {name} are not those that {self.path} was made from"
+            raise cannot_resume(why, "bring them back")
+        if self.done.lines < known.lines:
             if start is None:
-                raise InputError(
-                    f"--resume: {self.path} is shorter than it was, and {name} cannot be read twice; "
-                    "give the input as a file, or start over with --force"
-                )
+                why = f"{self.path} is shorter than it was, and {name} cannot be read twice"
+                raise cannot_resume(why, "give the input as a file")
+            self.done = Checkpoint(self.done.lines, self.done.size, digests[self.done.lines])
             file.seek(start)
             lines = islice(read_lines(file), self.done.lines, None)
         return lines
@@ -114,8 +107,7 @@ class Journal:
         and the checkpoint says so.
         """
         with said(self.path):
-            if not self.done.lines:
-                self._commit()  # before the old records go, so that a kill in between leaves a job that can go on
+            self._commit()  # before anything is cut, so that a kill in between leaves a job that can go on
             self._cut()
         stop = Event()
         committing = Thread(target=self._keep_committing, args=(stop,), name="checkpoints", daemon=True)
@@ -127,8 +119,7 @@ class Journal:
             committing.join()
             with said(self.path):
                 self._cut()
-                if self.done != self._on_disk and self.done.input_sha256:
-                    self._commit()
+                self._commit()
 
     def write(self, record: bytes, line: Line) -> None:
         """Append a record, which ends with a line end, in one piece."""
@@ -144,17 +135,16 @@ class Journal:
         """In a thread of its own: a burst of records is safe a second later, however long the next one takes."""
         while not stop.wait(COMMIT_SECONDS) and self._failure is None:
             try:
-                if self.done != self._on_disk and self.done.input_sha256:
-                    self._commit()
+                self._commit()
             except OSError as error:
                 self._failure = error  # the next record says it
 
     def _commit(self) -> None:
-        """What has been written is on the disk, and the checkpoint says so."""
-        done = self.done
-        os.fsync(self._file.fileno())
-        write_whole(checkpoint_path(self.path), {"version": VERSION, **asdict(done), "settings": self.settings})
-        self._on_disk = done
+        """What has been written is on the disk, and then the checkpoint says so."""
+        if (done := self.done) != self._on_disk:
+            os.fsync(self._file.fileno())
+            write_whole(checkpoint_path(self.path), {"version": VERSION, **asdict(done), "settings": self.settings})
+            self._on_disk = done
 
     def _cut(self) -> None:
         """Behind the last whole record."""
@@ -163,62 +153,57 @@ class Journal:
 
     def _read(self) -> None:
         """What an earlier run left: its checkpoint, and as many of the records it speaks of as are there."""
-        self._on_disk = checkpoint = self._read_checkpoint()
+        self._on_disk = known = read_checkpoint(self.path, self.settings)
         lines = size = 0
         with self.path.open("rb") as records:
-            for record in islice(records, checkpoint.lines):
+            for record in islice(records, known.lines):
                 if not record.endswith(b"\n"):
                     break  # shorter than the checkpoint: somebody cut it
-                self.errors += self._is_error(record, lines + 1)
                 lines, size = lines + 1, size + len(record)
-        if lines == checkpoint.lines and size != checkpoint.size:
-            raise self._changed(f"its first {lines} lines are not as long as they were")
-        self.done = checkpoint if lines == checkpoint.lines else Checkpoint(lines, size)
+                self.errors += is_error(record, lines, self.path)
+        if lines == known.lines and size != known.size:
+            why = f"{self.path} was changed, its first {lines} lines are not as long as they were"
+            raise cannot_resume(why, "bring it back")
+        self.done = known if lines == known.lines else Checkpoint(lines, size)
 
-    def _is_error(self, record: bytes, number: int) -> bool:
-        try:
-            fields = json.loads(record)
-            if fields["line"] == number:
-                return "error" in fields
-        except (ValueError, TypeError, KeyError):
-            pass
-        raise self._changed(f"line {number} is not the record of that line")
 
-    def _changed(self, what: str) -> InputError:
-        return InputError(f"--resume: {self.path} was changed, {what}; bring it back, or start over with --force")
-
-    def _read_checkpoint(self) -> Checkpoint:
-        path = checkpoint_path(self.path)
-        try:
-            content = json.loads(path.read_bytes())
-            version, settings = content.pop("version"), content.pop("settings")
-            checkpoint = Checkpoint(**content) if version == VERSION else None
-        except FileNotFoundError as error:
-            raise InputError(
-                f"--resume: {self.path} has no {path.name} beside it, so nobody knows what it was made from; "
-                "name another --output, or start over with --force"
-            ) from error
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"--resume: {path} cannot be read; start over with --force") from error
-        if checkpoint is None:
-            raise InputError(f"--resume: {path} is of another version; finish with that, or start over with --force")
-        if difference := first_difference(settings, self.settings):
-            raise InputError(
-                f"--resume: {self.path} was made with other settings ({difference}); "
-                "give the same, or start over with --force"
-            )
-        return checkpoint
+def is_error(record: bytes, number: int, path: Path) -> bool:
+    try:
+        fields = json.loads(record)
+        if fields["line"] == number:
+            return "error" in fields
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise cannot_resume(f"{path} was changed, line {number} is not the record of that line", "bring it back")
 
 
 def checkpoint_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.job")
 
 
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    for name in sorted(before.keys() | now.keys()):
-        if (was := before.get(name)) != (value := now.get(name)):
-            return f"{name} was {json.dumps(was)}, is {json.dumps(value)}"
-    return None
+def read_checkpoint(output: Path, settings: Mapping[str, Any]) -> Checkpoint:
+    """Raises `InputError` if there is none, or it is of a job with other settings."""
+    path = checkpoint_path(output)
+    try:
+        content = json.loads(path.read_bytes())
+        version, before = content.pop("version"), content.pop("settings")
+        checkpoint = Checkpoint(**content) if version == VERSION else None
+        differing = sorted(name for name in before.keys() | settings.keys() if before.get(name) != settings.get(name))
+    except FileNotFoundError as error:
+        why = f"{output} has no {path.name} beside it, so nobody knows what it was made from"
+        raise cannot_resume(why, "name another --output") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise cannot_resume(f"{path} cannot be read", "bring it back") from error
+    if checkpoint is None:
+        raise cannot_resume(f"{path} is of another version", "finish with that")
+    for name in differing:
+        was, value = json.dumps(before.get(name)), json.dumps(settings.get(name))
+        raise cannot_resume(f"{output} was made with other settings ({name} was {was}, is {value})", "give the same")
+    return checkpoint
+
+
+def cannot_resume(why: str, instead: str) -> InputError:
+    return InputError(f"--resume: {why}; {instead}, or start over with --force")
 
 
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:
@@ -228,23 +213,6 @@ def write_whole(path: Path, content: Mapping[str, Any]) -> None:
     sync(partial)
     partial.replace(path)
     sync(path.parent)
-
-
-@contextmanager
-def open_locked(path: Path) -> Iterator[BinaryIO]:
-    """Read and write without a buffer; made if it is not there. No second process gets it as long as this is open."""
-    if path.exists() and not path.is_file():
-        raise InputError(f"--output {path}: is no regular file; without --output records go to standard output")
-    try:
-        file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"--output {path}: another job is writing it; wait, or name another file") from error
-        yield file
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
+from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import MOST_DRAFTED, abouts
 from ..sampling.values import Text, Value, Whole
@@ -23,9 +25,8 @@ SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jso
 class Line:
     """A line as it stands in the input, without its end.
 
-    content: None if it is longer than `MAX_LINE`.
-    digest: of this line and of all before it.
-    end: how many bytes of the input it ends behind.
+    content: None if it is longer than `MAX_LINE`. digest: of this line and of all before it. end: how many bytes of the
+    input it ends behind.
     """
 
     number: int  # from 1
@@ -66,12 +67,10 @@ OPTIONS: Mapping[str, Value] = {
     name: about.value for name, about in abouts().items() if about.per_row and name not in ("prefix", "logprobs")
 } | {"num_draft": Whole(0, MOST_DRAFTED)}  # a length that adapts would make a record depend on the rows before it
 FOR_ALL_ROWS = (*(name for name in abouts() if name not in OPTIONS), "slots", "draft_model", "dtype")
+FIELDS = {"prompt": Text(may_be_empty=True), **OPTIONS}
 
-# What a record of output says besides the fields that are carried through.
-RECORD = (
-    *("line", "text", "finish_reason", "prompt_tokens", "generated_tokens", "seed"),
-    *("target_calls", "drafted_tokens", "accepted_tokens", "error"),
-)
+COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")  # in a record, where they are the same in every run
+RECORD = {"line", "text", "finish_reason", "prompt_tokens", "generated_tokens", "seed", "error", *COUNTS}
 
 
 def plain(name: str) -> str:
@@ -79,7 +78,7 @@ def plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 
-LOOKS_LIKE = {plain(name): name for name in ("prompt", *OPTIONS, *FOR_ALL_ROWS)}
+LOOKS_LIKE = {plain(name): name for name in (*FIELDS, *FOR_ALL_ROWS)}
 
 
 @dataclass(frozen=True)
@@ -105,100 +104,89 @@ class RowParser:
     options: GenerationOptions = GenerationOptions()  # noqa: RUF009
 
     def __call__(self, line: Line) -> Row:
-        carried: dict[str, Any] = {}
+        given: dict[str, Any] = {}
         try:
-            return self._parse(line, carried)
-        except RowError as error:
-            return Row(line, carried=carried, error=str(error))
-
-    def _parse(self, line: Line, carried: dict[str, Any]) -> Row:
-        text = decoded(line)
-        if self.format == "text":
-            if not text.strip():
-                return Row(line)
-            request: dict[str, Any] = {"prompt": text}
-        else:
-            given = parsed(text)
-            carried |= {name: value for name, value in given.items() if name not in ("prompt", *OPTIONS, *RECORD)}
-            if unwritable(carried):
-                carried.clear()
-                raise RowError("holds what cannot be written back as JSON: half a character, or a number out of range")
-            check_fields(given, carried)
-            request = {name: value for name, value in given.items() if name == "prompt" or name in OPTIONS}
-        request.setdefault("seed", row_seed(self.options.seed, line.number))
+            text = decoded(line)
+            if self.format == "text":
+                if not text.strip():
+                    return Row(line)
+                given["prompt"] = text
+            else:
+                given |= parsed(text)
+                check_fields(given)
+        except InputError as error:
+            return Row(line, carried=carried(given), error=str(error))
+        request = {name: value for name, value in given.items() if name in FIELDS}
+        seed = request.setdefault("seed", row_seed(self.options.seed, line.number))
         samples = request.get("temperature", self.options.temperature) > 0
-        return Row(line, request, request["seed"] if samples else None, carried)
-
-
-class RowError(Exception):
-    """Why a line is no row, in one line."""
+        return Row(line, request, seed if samples else None, carried(given))
 
 
 def decoded(line: Line) -> str:
+    """Raises `InputError`, like all that reads a line: why it is no row."""
     if line.content is None:
-        raise RowError(f"longer than {MAX_LINE} bytes; split it")
+        raise InputError(f"longer than {MAX_LINE} bytes; split it")
     try:
         return line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise RowError(f"not UTF-8 ({error.reason}, byte {error.start + 1}); convert it to UTF-8") from error
+        raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1}); convert it to UTF-8") from error
 
 
 def parsed(text: str) -> dict[str, Any]:
     if not text.strip():
-        raise RowError('is empty; each line must be a JSON object with a "prompt"')
+        raise InputError('is empty; each line must be a JSON object with a "prompt"')
     try:
-        value = json.loads(text, parse_constant=no_constant, object_pairs_hook=no_duplicates)
+        value = json.loads(text, object_pairs_hook=no_duplicates)
     except json.JSONDecodeError as error:
-        raise RowError(f"not JSON ({error.msg}, column {error.colno})") from error
+        raise InputError(f"not JSON ({error.msg}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:
-        raise RowError(f"not JSON that can be read ({error})") from error
+        raise InputError(f"not JSON that can be read ({error})") from error
     if not isinstance(value, dict):
-        raise RowError('must be a JSON object with a "prompt"')
+        raise InputError('must be a JSON object with a "prompt"')
     return value
 
 
-def no_constant(name: str) -> None:
-    raise RowError(f"not JSON ({name} is no number there)")
-
-
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise RowError(f"field {next(name for name in names if names.count(name) > 1)!r} is given twice")
-    return fields
+    for name, times in Counter(name for name, _ in pairs).items():
+        if times > 1:
+            raise ValueError(f"field {name!r} is given twice")
+    return dict(pairs)
 
 
-def unwritable(fields: Mapping[str, Any]) -> bool:
+def is_writable(value: Any) -> bool:
+    """As JSON; Python also reads NaN, infinity and halves of characters (lone surrogates)."""
     try:
-        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
-        return True
-    return False
+        return False
+    return True
 
 
-def check_fields(given: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
-    """Raise `RowError` for what is missing, of another type, or would be ignored."""
-    for name in given:
-        if name in RECORD and name not in OPTIONS:
-            raise RowError(f"field {name!r} is one that the output has already; rename it")
-    for name in carried:
-        if (meant := LOOKS_LIKE.get(plain(name))) in FOR_ALL_ROWS:
-            raise RowError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
-        if meant is not None:
-            raise RowError(f"unknown option {name!r}; write {meant!r}, or rename the field if it is none")
-    if "prompt" not in given:
-        raise RowError('has no "prompt"')
-    for name, value in {"prompt": Text(may_be_empty=True), **OPTIONS}.items():
-        try:
-            if name in given:
-                value.accept(given[name])
-        except (ValueError, TypeError, OverflowError):
-            raise RowError(f"{name} must be {value.wanted}, not {json.dumps(given[name])[:80]}") from None
-    if not given["prompt"].strip():
-        raise RowError("prompt is empty; give it some text")
-    if unwritable({"prompt": given["prompt"], "stop": given.get("stop")}):
-        raise RowError("prompt or stop holds half a character (a lone surrogate)")
+def carried(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not ours."""
+    ours = FIELDS.keys() | RECORD
+    return {name: value for name, value in given.items() if name not in ours and is_writable([name, value])}
+
+
+def check_fields(given: Mapping[str, Any]) -> None:
+    """Raise `InputError` for what is missing, of another type, or would be ignored."""
+    for name, value in given.items():
+        meant = LOOKS_LIKE.get(plain(name))
+        if not is_writable([name, value]):
+            raise InputError(f"{name!a} is not JSON: half a character (a lone surrogate), or NaN or Infinity")
+        if name in FIELDS:
+            try:
+                FIELDS[name].accept(value)
+            except (ValueError, TypeError, OverflowError):
+                raise InputError(f"{name} must be {FIELDS[name].wanted}, not {json.dumps(value)[:80]}") from None
+        elif name in RECORD:
+            raise InputError(f"field {name!r} is one that the output has already; rename it")
+        elif meant in FOR_ALL_ROWS:
+            raise InputError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
+        elif meant is not None:
+            raise InputError(f"unknown option {name!r}; write {meant!r}, or rename the field if it is none")
+    if not given.get("prompt", "").strip():
+        raise InputError("prompt is empty; give it some text" if "prompt" in given else 'has no "prompt"')
 
 
 def row_seed(seed: int, number: int) -> int:

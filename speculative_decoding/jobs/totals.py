@@ -15,8 +15,7 @@ class Totals:
     `encode_seconds` and `decode_seconds` share out the time of the whole job as the rows' own times divide.
 
     lines, errors: written, with those of earlier runs if it was resumed. All else is of this run alone.
-    error_lines: the first few.
-    input_bytes: how far into the input that reaches.
+    error_lines: the first few. input_bytes: how far into the input that reaches.
     batch_time_to_first_token: until each of the first `slots` rows had one.
     """
 
@@ -40,21 +39,21 @@ class Totals:
 
     @property
     def mean_time_to_first_token(self) -> float:
-        return self.first_token_seconds / self.rows if self.rows else 0.0
+        return ratio(self.first_token_seconds, self.rows)
 
     @property
     def end_to_end_tps(self) -> float:
         """Generated tokens per second of the job."""
-        return self.stats.generated_tokens / self.seconds if self.seconds else 0.0
+        return ratio(self.stats.generated_tokens, self.seconds)
 
     @property
     def decode_tps(self) -> float:
         """Generated tokens per second of decoding, all slots together."""
-        return self.stats.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
+        return ratio(self.stats.generated_tokens, self.decode_seconds)
 
     @property
     def accepted_per_target_call(self) -> float:
-        return self.stats.accepted_tokens / self.stats.target_calls if self.stats.target_calls else 0.0
+        return ratio(self.stats.accepted_tokens, self.stats.target_calls)
 
     @property
     def encode_seconds(self) -> float:
@@ -66,15 +65,18 @@ class Totals:
 
     @property
     def _share(self) -> float:
-        busy = self.stats.encode_seconds + self.stats.decode_seconds
-        return min(1.0, self.seconds / busy) if busy else 0.0
+        return min(1.0, ratio(self.seconds, self.stats.encode_seconds + self.stats.decode_seconds))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
+        of_a_row = ("time_to_first_token", "total_variation", "generation_tps")
         ours = (
             *("lines", "errors", "rows", "seconds", "mean_time_to_first_token", "batch_time_to_first_token"),
             *("decode_tps", "end_to_end_tps", "accepted_per_target_call", "encode_seconds", "decode_seconds"),
         )
-        of_a_row = ("time_to_first_token", "total_variation", "generation_tps")
         stats = {name: value for name, value in self.stats.as_dict().items() if name not in of_a_row}
         return stats | {name: getattr(self, name) for name in ours} | {"iterations": self.stats.target_calls}
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
