@@ -20,7 +20,8 @@ import pytest
 
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.command import completions
-from speculative_decoding.cli.console import Conversation, Quit
+from speculative_decoding.cli.commands import COMMANDS, Quit
+from speculative_decoding.cli.console import Conversation
 from speculative_decoding.cli.drafting import plan_of
 from speculative_decoding.cli.main_flags import main_parser
 from speculative_decoding.cli.models import Pair
@@ -336,11 +337,10 @@ def test_options_that_a_console_would_ignore_are_refused(
 
 
 def test_completion() -> None:
-    commands = Conversation(State(plan_of(main_parser().parse_args([])))).commands
-    assert completions(commands, "/s") == ["/speculative", "/seed", "/set_ngramstorage", "/stats"]
-    assert completions(commands, "/processor top") == ["topk", "topknucleus"]
-    assert completions(commands, "/gamma ") == ["auto", "heuristic", "heuristic_transient"]
-    assert completions(commands, "The /s") == completions(commands, "/length ") == completions(commands, "/x y") == []
+    assert completions(COMMANDS, "/s") == ["/speculative", "/seed", "/set_ngramstorage", "/stats"]
+    assert completions(COMMANDS, "/processor top") == ["topk", "topknucleus"]
+    assert completions(COMMANDS, "/gamma ") == ["auto", "heuristic", "heuristic_transient"]
+    assert completions(COMMANDS, "The /s") == completions(COMMANDS, "/length ") == completions(COMMANDS, "/x y") == []
 
 
 # --- interruptions
