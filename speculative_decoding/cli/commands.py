@@ -1,9 +1,11 @@
-"""The commands of the console: their names, what follows them, what they do. Each answers with a line."""
+"""The commands of the console: their names, what follows them, what they do."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from rich.table import Table
@@ -12,12 +14,28 @@ from rich.text import Text as Line
 from ..errors import InputError
 from ..sampling.options import ACCEPTANCE, SCHEDULES, abouts
 from ..sampling.values import Text, Value, Whole
-from .command import Command, find
 from .parser import word
-from .state import STORAGES, State
+from .state import STORAGES, Copies, State
 from .summaries import accepted_bars, table
 from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET
 
+Run = Callable[[State, str], None]
+Now = Callable[[State], str]
+
+WAYS = {
+    SPECULATIVE: "decode speculatively",
+    TARGET: "decode with the target alone too, to compare",
+    DRAFTER: "decode with the draft alone too",
+    NGRAM: "decode with copies of the text as a draft too",
+}
+SETTINGS = {
+    "/length N": "max_tokens",
+    "/gamma N": "num_draft",
+    "/delta X": "delta",
+    f"/acceptance {'|'.join(ACCEPTANCE)}": "acceptance",
+    "/seed N": "seed",
+    "/output_prefix [TEXT]": "prefix",
+}
 PROCESSORS = {
     "greedy": (),
     "multinomial": ("temperature",),
@@ -32,6 +50,65 @@ class Quit(Exception):
     """The user wants to leave."""
 
 
+@dataclass(frozen=True)
+class Command:
+    """usage: its name and what follows. run: is given the text behind the name. now: how it is set.
+
+    words: what its argument may begin with, for completion.
+    """
+
+    usage: str
+    meaning: str
+    run: Run
+    now: Now | None = None
+    words: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return self.usage.split()[0]
+
+    def do(self, state: State, text: str) -> None:
+        """Run it, and say how it is set then. Raises `InputError` with the usage for what it cannot do."""
+        try:
+            if self.usage == self.name and text.strip():
+                raise InputError(f"takes no argument, not {text!r}")
+            self.run(state, text)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}\nusage: {self.usage}") from error
+        if self.now is not None:
+            state.console.print(f"{self.name.removeprefix('/')}: {self.now(state)}")
+
+
+COMMANDS: dict[str, Command] = {}  # in the order of /help
+
+
+def command(usage: str, meaning: str, now: Now | None = None, words: Sequence[str] = ()) -> Callable[[Run], Run]:
+    """Make the function that is decorated a command."""
+
+    def add(run: Run) -> Run:
+        made = Command(usage, meaning, run, now, words)
+        COMMANDS[made.name] = made
+        return run
+
+    return add
+
+
+def find(name: str) -> Command:
+    """Raises `InputError` that names what is like it."""
+    if name in COMMANDS:
+        return COMMANDS[name]
+    like = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {like[0]}?" if like else "/help lists them"
+    raise InputError(f"there is no command {name}; {hint} (a prompt that begins with / is written with two)")
+
+
+def completions(line: str) -> list[str]:
+    """What the last word of a line may become: the name of a command, or what follows it."""
+    name, space, rest = line.partition(" ")
+    known = COMMANDS if not space else COMMANDS[name].words if name in COMMANDS else ()
+    return [word for word in known if word.startswith(rest if space else name)] if name.startswith("/") else []
+
+
 def parsed(value: Value, text: str, what: str) -> Any:
     try:
         return word(value)(text)
@@ -43,40 +120,47 @@ def on_off(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def way(name: str, meaning: str) -> Command:
+@command("/help [COMMAND]", "this list, or one of it")
+def show_help(state: State, text: str) -> None:
+    if text.strip():
+        one = find(f"/{text.strip().removeprefix('/')}")
+        now = f"\nnow: {one.now(state)}" if one.now else ""
+        state.console.print(f"usage: {one.usage}\n{one.meaning}{now}")
+        return
+    listed = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for each in COMMANDS.values():
+        now = f" (now {each.now(state)})" if each.now else ""
+        listed.add_row(Line(each.usage), Line(each.meaning + now))
+    state.console.print(listed)
+    state.console.print("Any other line is a prompt; one that begins with / is written with two.")
+
+
+def add_way(name: str, meaning: str) -> None:
     """A command that turns a way of decoding on or off."""
 
-    def run(state: State, text: str) -> str:
-        return f"{name}: {on_off(state.toggle(name))}"
+    @command(f"/{name}", f"{meaning}: on or off", lambda state: on_off(name in state.ways))
+    def toggle(state: State, text: str) -> None:
+        state.toggle(name)
 
-    return Command(f"/{name}", meaning, run, lambda state: on_off(name in state.ways))
 
-
-def setting(usage: str, option: str, choices: Sequence[str] = ()) -> Command:
+def add_setting(usage: str, option: str) -> None:
     """A command that sets an option of decoding; what it accepts and means is what `GenerationOptions` says."""
-    name, about = usage.split()[0].removeprefix("/"), abouts()[option]
+    words = {"num_draft": SCHEDULES, "acceptance": ACCEPTANCE}.get(option, ())
 
     def now(state: State) -> str:
-        return str(getattr(state.options, option))
+        value = getattr(state.options, option)
+        return f"{value}; {state.session.length_of(state.options).describe()}" if option == "num_draft" else str(value)
 
-    def run(state: State, text: str) -> str:
-        state.change({option: parsed(about.value, text if option == "prefix" else text.strip(), name)})
-        drafts = option == "num_draft"
-        return f"{name}: {state.session.length_of(state.options).describe() if drafts else now(state) or 'nothing'}"
-
-    return Command(usage, about.help, run, now, choices)
+    @command(usage, abouts()[option].help, now, words)
+    def change(state: State, text: str) -> None:
+        given = text if option == "prefix" else text.strip()
+        state.change({option: parsed(abouts()[option].value, given, option)})
 
 
-def set_processor(state: State, text: str) -> str:
-    name, *given = text.split() or [""]
-    wanted = PROCESSORS[parsed(Text(tuple(PROCESSORS)), name, "the processor")]
-    if len(given) != len(wanted):
-        raise InputError(f"{name} takes {' and '.join(wanted) or 'nothing'}, not {len(given)} values")
-    values = [parsed(abouts()[option].value, each, option) for option, each in zip(wanted, given, strict=True)]
-    if off := [option for option, value in zip(wanted, values, strict=True) if not value]:
-        raise InputError(f"{off[0]} must be above 0 for {name}")
-    state.change({**OFF, **dict(zip(wanted, values, strict=True))})
-    return f"processor: {processor(state)}"
+for name, meaning in WAYS.items():
+    add_way(name, meaning)
+for usage, option in SETTINGS.items():
+    add_setting(usage, option)
 
 
 def processor(state: State) -> str:
@@ -86,137 +170,101 @@ def processor(state: State) -> str:
     return " ".join([name, *(f"{option} {value:g}" for option, value in values.items())])
 
 
-def set_prefix(state: State, text: str) -> str:
+@command(
+    "/processor greedy | multinomial T | topk T K | nucleus T P | topknucleus T K P",
+    "how a token is chosen: temperature T, the K likeliest, the probability P they reach together",
+    processor,
+    tuple(PROCESSORS),
+)
+def set_processor(state: State, text: str) -> None:
+    name, *given = text.split() or [""]
+    wanted = PROCESSORS[parsed(Text(tuple(PROCESSORS)), name, "the processor")]
+    if len(given) != len(wanted):
+        raise InputError(f"{name} takes {' and '.join(wanted) or 'nothing'}, not {len(given)} values")
+    values = {each: parsed(abouts()[each].value, text, each) for each, text in zip(wanted, given, strict=True)}
+    if 0 in values.values():
+        raise InputError(f"{name} takes numbers above 0")
+    state.change(OFF | values)
+
+
+@command("/prefix [TEXT]", "put this in front of every prompt", lambda state: repr(state.prefix))
+def set_prefix(state: State, text: str) -> None:
     state.prefix = text
-    return f"in front of every prompt: {text!r}" if text else "nothing in front of the prompt"
 
 
-def set_model(state: State, text: str) -> str:
+@command(
+    "/debug [rounds]",
+    "show accepted, rejected and corrected tokens; or a line per round",
+    lambda state: state.runner.show_draft or "off",
+    ("rounds",),
+)
+def toggle_debug(state: State, text: str) -> None:
+    wanted = parsed(Text(("text", "rounds")), text.strip() or "text", "the view")
+    state.runner.show_draft = None if state.runner.show_draft == wanted else wanted
+
+
+@command("/model [TARGET [DRAFT]]", "use other models, or say which these are", lambda state: state.plan.describe())
+def set_model(state: State, text: str) -> None:
     names = text.split()
     if len(names) > 2:
         raise InputError(f"takes a target and a draft, not {len(names)} names")
     if names:
         state.exchange(*names)
-    return state.plan.describe()
 
 
-def set_storage(state: State, text: str) -> str:
+@command(
+    f"/set_ngramstorage {'|'.join(STORAGES)} N",
+    "what /ngram remembers from now on: all n-grams up to N tokens, only those of N, or whole texts",
+    lambda state: f"{state.copies.storage} {state.copies.max_ngram_size}",
+    tuple(STORAGES),
+)
+def set_storage(state: State, text: str) -> None:
     kind, _, size = text.strip().partition(" ")
     parsed(Text(tuple(STORAGES)), kind, "the storage")
-    count = parsed(Whole(1), size, "the size")
-    state.set_copies(kind, count, 1 if kind == "texts" else state.copies.filler_top_k)
-    return f"n-gram storage: {storage(state)}; it is empty"
+    filler = 1 if kind == "texts" else state.copies.filler_top_k
+    state.set_copies(Copies(kind, parsed(Whole(1), size, "the size"), filler))
 
 
-def storage(state: State) -> str:
-    return f"{state.copies.storage} {state.copies.max_ngram_size}"
-
-
-def set_filler(state: State, text: str) -> str:
+@command(
+    "/top_k_filler N",
+    "n-grams learn the target's N likeliest tokens too, from now on",
+    lambda state: str(state.copies.filler_top_k),
+)
+def set_filler(state: State, text: str) -> None:
     count = parsed(Whole(1, 64), text, "the number")
     if state.copies.storage == "texts" and count > 1:
         raise InputError("needs n-grams, not whole texts; /set_ngramstorage basic 3 first")
-    state.set_copies(state.copies.storage, state.copies.max_ngram_size, count)
-    return f"n-grams learn the {count} likeliest tokens of each place; the storage is empty"
+    state.set_copies(Copies(state.copies.storage, state.copies.max_ngram_size, count))
 
 
-def toggle_reset(state: State, text: str) -> str:
+@command(
+    "/reset_in_between",
+    "forget the n-grams of earlier prompts: on or off",
+    lambda state: on_off(state.reset_in_between),
+)
+def toggle_reset(state: State, text: str) -> None:
     state.require_own_store()
     state.reset_in_between = not state.reset_in_between
-    return f"n-grams are forgotten in between: {on_off(state.reset_in_between)}"
 
 
-def toggle_debug(state: State, text: str) -> str:
-    wanted = text.strip() or "text"
-    parsed(Text(("text", "rounds")), wanted, "the view")
-    state.runner.show_draft = None if state.runner.show_draft == wanted else wanted
-    return f"the draft is {'shown' if state.runner.show_draft else 'not shown'}"
-
-
-def explain(state: State, text: str) -> str:
-    if text.strip():
-        command = find(COMMANDS, f"/{text.strip().removeprefix('/')}")
-        now = command.now(state)
-        return f"usage: {command.usage}\n{command.meaning}" + (f"\nnow: {now}" if now else "")
-    listed = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for command in COMMANDS.values():
-        now = command.now(state)
-        listed.add_row(Line(command.usage), Line(command.meaning + (f" (now {now})" if now else "")))
-    state.console.print(listed)
-    return "Any other line is a prompt; one that begins with / is written with two."
-
-
-def show_stats(state: State, text: str) -> str:
-    totals = state.runner.totals
+@command("/stats", "what was decoded so far, and how fast")
+def show_stats(state: State, text: str) -> None:
+    totals, console = state.runner.totals, state.console
     if not totals:
-        return "nothing was decoded yet"
-    rows = {name: (stats, "") for name, stats in totals.items()}
-    state.console.print(table(state.console, rows, same_prompts=False))
-    lines = []
+        console.print("nothing was decoded yet")
+        return
+    console.print(table(console, {name: (stats, "") for name, stats in totals.items()}, same_prompts=False))
     for name, stats in totals.items():
         if stats.drafted_tokens:
-            lines += [f"{name}, by round:", *accepted_bars(stats.accepted_histogram, state.console.width)]
-    return "\n".join(lines)
+            bars = accepted_bars(stats.accepted_histogram, console.width)
+            console.print("\n".join([f"{name}, by round:", *bars]))
 
 
-def clear(state: State, text: str) -> str:
+@command("/clear", "clear the screen")
+def clear(state: State, text: str) -> None:
     state.console.clear()
-    return ""
 
 
-def leave(state: State, text: str) -> str:
+@command("/quit", "leave; Ctrl-D too")
+def leave(state: State, text: str) -> None:
     raise Quit
-
-
-ALL = (
-    Command("/help [COMMAND]", "this list, or one of it", explain),
-    way(SPECULATIVE, "decode speculatively: on or off"),
-    way(TARGET, "decode with the target alone too, to compare"),
-    way(DRAFTER, "decode with the draft alone too"),
-    way(NGRAM, "decode with copies of the text as a draft too"),
-    Command(
-        "/debug [rounds]",
-        "show accepted, rejected and corrected tokens; or a line per round",
-        toggle_debug,
-        lambda state: state.runner.show_draft or "off",
-        ("rounds",),
-    ),
-    setting("/length N", "max_tokens"),
-    setting("/gamma N", "num_draft", SCHEDULES),
-    setting("/delta X", "delta"),
-    Command(
-        "/processor greedy | multinomial T | topk T K | nucleus T P | topknucleus T K P",
-        "how a token is chosen: temperature T, the K likeliest, the probability P they reach together",
-        set_processor,
-        processor,
-        tuple(PROCESSORS),
-    ),
-    setting(f"/acceptance {'|'.join(ACCEPTANCE)}", "acceptance", ACCEPTANCE),
-    setting("/seed N", "seed"),
-    setting("/output_prefix [TEXT]", "prefix"),
-    Command("/prefix [TEXT]", "put this in front of every prompt", set_prefix, lambda state: repr(state.prefix)),
-    Command("/model [TARGET [DRAFT]]", "which models these are, or load others", set_model),
-    Command(
-        f"/set_ngramstorage {'|'.join(STORAGES)} N",
-        "what /ngram remembers: all n-grams up to N tokens, only those of N, or whole texts",
-        set_storage,
-        storage,
-        tuple(STORAGES),
-    ),
-    Command(
-        "/top_k_filler N",
-        "n-grams also learn the target's N likeliest tokens",
-        set_filler,
-        lambda state: str(state.copies.filler_top_k),
-    ),
-    Command(
-        "/reset_in_between",
-        "forget the n-grams of earlier prompts: on or off",
-        toggle_reset,
-        lambda state: on_off(state.reset_in_between),
-    ),
-    Command("/stats", "what was decoded so far, and how fast", show_stats),
-    Command("/clear", "clear the screen", clear),
-    Command("/quit", "leave; Ctrl-D too", leave),
-)
-COMMANDS = {command.name: command for command in ALL}

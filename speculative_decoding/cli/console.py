@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from ..errors import InputError
-from .command import find
-from .commands import COMMANDS, Quit
+from .commands import Quit, find
 from .compare import Runner
 from .drafting import Plan
 from .line_input import edit_lines, read_line
@@ -57,7 +56,7 @@ class Conversation:
 
     def run(self) -> int:
         """Answer line by line, until the user leaves; the exit status."""
-        edit_lines(COMMANDS)
+        edit_lines()
         self._say(f"{self.state.plan.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves.")
         while True:
             try:
@@ -73,8 +72,7 @@ class Conversation:
         """Do what one line says."""
         if line.startswith("/") and not line.startswith("//"):
             name, _, text = line.partition(" ")
-            if said := find(COMMANDS, name).answer(self.state, text):
-                self._say(said)
+            find(name).do(self.state, text)
         elif line.strip():
             self._decode(line[1:] if line.startswith("//") else line)
 

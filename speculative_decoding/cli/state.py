@@ -96,24 +96,23 @@ class State:
         self._store = make_store(storage, kept.max_ngram_size, vocabulary.fingerprint, kept.filler_top_k, True)
         self.session = replace(self.session, ngram=NgramDrafter(pieces=vocabulary.pieces, store=self._store))
 
-    def set_copies(self, storage: str, max_ngram_size: int, filler_top_k: int) -> None:
+    def set_copies(self, copies: Copies) -> None:
         self.require_own_store()
-        self.copies = Copies(storage, max_ngram_size, filler_top_k)
+        self.copies = copies
         self.renew_copies()
 
     def require_own_store(self) -> None:
         if (path := self.plan.flags.ngram_store) is not None:
             raise InputError(f"the store is that of --ngram-store {path}; start without it")
 
-    def toggle(self, way: str) -> bool:
-        """Whether that way is on now. The last one cannot be turned off."""
+    def toggle(self, way: str) -> None:
+        """Turn that way on or off. The last one cannot be turned off."""
         if way not in available(self.session):
             raise InputError(f"there is no draft for {way}; name one: /model TARGET DRAFT")
         if self.ways == [way]:
             raise InputError(f"{way} is the only way that is on; turn another one on first")
         wanted = set(self.ways) ^ {way}
         self.ways = [each for each in ORDER if each in wanted]
-        return way in wanted
 
     def prepare_prompt(self, text: str) -> str:
         """The prompt with what is put in front of it; forgets earlier ones if it is to."""
