@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -30,7 +31,7 @@ WAYS = {
 }
 SETTINGS = {
     "/length N": "max_tokens",
-    "/gamma N": "num_draft",
+    f"/gamma N|{'|'.join(SCHEDULES)}": "num_draft",
     "/delta X": "delta",
     f"/acceptance {'|'.join(ACCEPTANCE)}": "acceptance",
     "/seed N": "seed",
@@ -50,22 +51,30 @@ class Quit(Exception):
     """The user wants to leave."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Command:
-    """usage: its name and what follows. run: is given the text behind the name. now: how it is set.
+    """Decorates the function that does it, which is given the text behind the name.
 
-    words: what its argument may begin with, for completion.
+    usage: its name and what follows: words as they are, and placeholders in capitals. now: how it is set.
     """
 
     usage: str
     meaning: str
-    run: Run
     now: Now | None = None
-    words: Sequence[str] = ()
+    run: Run = field(init=False)
+
+    def __call__(self, run: Run) -> None:
+        self.run = run
+        COMMANDS[self.name] = self
 
     @property
     def name(self) -> str:
         return self.usage.split()[0]
+
+    @property
+    def words(self) -> list[str]:
+        """What its argument may begin with."""
+        return re.findall(r"\b[a-z_]+\b", self.usage.removeprefix(self.name))
 
     def do(self, state: State, text: str) -> None:
         """Run it, and say how it is set then. Raises `InputError` with the usage for what it cannot do."""
@@ -82,17 +91,6 @@ class Command:
 COMMANDS: dict[str, Command] = {}  # in the order of /help
 
 
-def command(usage: str, meaning: str, now: Now | None = None, words: Sequence[str] = ()) -> Callable[[Run], Run]:
-    """Make the function that is decorated a command."""
-
-    def add(run: Run) -> Run:
-        made = Command(usage, meaning, run, now, words)
-        COMMANDS[made.name] = made
-        return run
-
-    return add
-
-
 def find(name: str) -> Command:
     """Raises `InputError` that names what is like it."""
     if name in COMMANDS:
@@ -105,8 +103,9 @@ def find(name: str) -> Command:
 def completions(line: str) -> list[str]:
     """What the last word of a line may become: the name of a command, or what follows it."""
     name, space, rest = line.partition(" ")
-    known = COMMANDS if not space else COMMANDS[name].words if name in COMMANDS else ()
-    return [word for word in known if word.startswith(rest if space else name)] if name.startswith("/") else []
+    if not space:
+        return [each for each in COMMANDS if name and each.startswith(name)]
+    return [word for word in COMMANDS[name].words if word.startswith(rest)] if name in COMMANDS else []
 
 
 def parsed(value: Value, text: str, what: str) -> Any:
@@ -120,7 +119,7 @@ def on_off(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-@command("/help [COMMAND]", "this list, or one of it")
+@Command("/help [COMMAND]", "this list, or one of it")
 def show_help(state: State, text: str) -> None:
     if text.strip():
         one = find(f"/{text.strip().removeprefix('/')}")
@@ -138,20 +137,19 @@ def show_help(state: State, text: str) -> None:
 def add_way(name: str, meaning: str) -> None:
     """A command that turns a way of decoding on or off."""
 
-    @command(f"/{name}", f"{meaning}: on or off", lambda state: on_off(name in state.ways))
+    @Command(f"/{name}", f"{meaning}: on or off", lambda state: on_off(name in state.ways))
     def toggle(state: State, text: str) -> None:
         state.toggle(name)
 
 
 def add_setting(usage: str, option: str) -> None:
     """A command that sets an option of decoding; what it accepts and means is what `GenerationOptions` says."""
-    words = {"num_draft": SCHEDULES, "acceptance": ACCEPTANCE}.get(option, ())
 
     def now(state: State) -> str:
         value = getattr(state.options, option)
         return f"{value}; {state.session.length_of(state.options).describe()}" if option == "num_draft" else str(value)
 
-    @command(usage, abouts()[option].help, now, words)
+    @Command(usage, abouts()[option].help, now)
     def change(state: State, text: str) -> None:
         given = text if option == "prefix" else text.strip()
         state.change({option: parsed(abouts()[option].value, given, option)})
@@ -170,11 +168,10 @@ def processor(state: State) -> str:
     return " ".join([name, *(f"{option} {value:g}" for option, value in values.items())])
 
 
-@command(
+@Command(
     "/processor greedy | multinomial T | topk T K | nucleus T P | topknucleus T K P",
     "how a token is chosen: temperature T, the K likeliest, the probability P they reach together",
     processor,
-    tuple(PROCESSORS),
 )
 def set_processor(state: State, text: str) -> None:
     name, *given = text.split() or [""]
@@ -187,23 +184,22 @@ def set_processor(state: State, text: str) -> None:
     state.change(OFF | values)
 
 
-@command("/prefix [TEXT]", "put this in front of every prompt", lambda state: repr(state.prefix))
+@Command("/prefix [TEXT]", "put this in front of every prompt", lambda state: repr(state.prefix))
 def set_prefix(state: State, text: str) -> None:
     state.prefix = text
 
 
-@command(
+@Command(
     "/debug [rounds]",
     "show accepted, rejected and corrected tokens; or a line per round",
     lambda state: state.runner.show_draft or "off",
-    ("rounds",),
 )
 def toggle_debug(state: State, text: str) -> None:
     wanted = parsed(Text(("text", "rounds")), text.strip() or "text", "the view")
     state.runner.show_draft = None if state.runner.show_draft == wanted else wanted
 
 
-@command("/model [TARGET [DRAFT]]", "use other models, or say which these are", lambda state: state.plan.describe())
+@Command("/model [TARGET [DRAFT]]", "use other models, or say which these are", lambda state: state.plan.describe())
 def set_model(state: State, text: str) -> None:
     names = text.split()
     if len(names) > 2:
@@ -212,11 +208,10 @@ def set_model(state: State, text: str) -> None:
         state.exchange(*names)
 
 
-@command(
+@Command(
     f"/set_ngramstorage {'|'.join(STORAGES)} N",
     "what /ngram remembers from now on: all n-grams up to N tokens, only those of N, or whole texts",
     lambda state: f"{state.copies.storage} {state.copies.max_ngram_size}",
-    tuple(STORAGES),
 )
 def set_storage(state: State, text: str) -> None:
     kind, _, size = text.strip().partition(" ")
@@ -225,7 +220,7 @@ def set_storage(state: State, text: str) -> None:
     state.set_copies(Copies(kind, parsed(Whole(1), size, "the size"), filler))
 
 
-@command(
+@Command(
     "/top_k_filler N",
     "n-grams learn the target's N likeliest tokens too, from now on",
     lambda state: str(state.copies.filler_top_k),
@@ -237,7 +232,7 @@ def set_filler(state: State, text: str) -> None:
     state.set_copies(Copies(state.copies.storage, state.copies.max_ngram_size, count))
 
 
-@command(
+@Command(
     "/reset_in_between",
     "forget the n-grams of earlier prompts: on or off",
     lambda state: on_off(state.reset_in_between),
@@ -247,7 +242,7 @@ def toggle_reset(state: State, text: str) -> None:
     state.reset_in_between = not state.reset_in_between
 
 
-@command("/stats", "what was decoded so far, and how fast")
+@Command("/stats", "what was decoded so far, and how fast")
 def show_stats(state: State, text: str) -> None:
     totals, console = state.runner.totals, state.console
     if not totals:
@@ -260,11 +255,11 @@ def show_stats(state: State, text: str) -> None:
             console.print("\n".join([f"{name}, by round:", *bars]))
 
 
-@command("/clear", "clear the screen")
+@Command("/clear", "clear the screen")
 def clear(state: State, text: str) -> None:
     state.console.clear()
 
 
-@command("/quit", "leave; Ctrl-D too")
+@Command("/quit", "leave; Ctrl-D too")
 def leave(state: State, text: str) -> None:
     raise Quit

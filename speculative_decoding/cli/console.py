@@ -14,10 +14,10 @@ from .compare import Runner
 from .drafting import Plan
 from .line_input import edit_lines, read_line
 from .main_flags import Views
-from .screen import has_colour, make_console
 from .state import State
 from .summaries import accepted, lossy, speed
 from .trace import traces_to
+from .views import has_colour, make_console
 from .ways import NGRAM, SPECULATIVE
 
 
@@ -57,16 +57,18 @@ class Conversation:
     def run(self) -> int:
         """Answer line by line, until the user leaves; the exit status."""
         edit_lines()
-        self._say(f"{self.state.plan.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves.")
+        self.state.console.print(
+            f"{self.state.plan.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves."
+        )
         while True:
             try:
                 self.answer(read_line())
             except (EOFError, Quit):
                 return 0
             except InputError as error:
-                self._say(f"error: {error}")
+                self.state.console.print(f"error: {error}")
             except KeyboardInterrupt:
-                self._say("")
+                self.state.console.print("")
 
     def answer(self, line: str) -> None:
         """Do what one line says."""
@@ -76,9 +78,6 @@ class Conversation:
         elif line.strip():
             self._decode(line[1:] if line.startswith("//") else line)
 
-    def _say(self, text: str) -> None:
-        self.state.console.print(text)
-
     def _decode(self, text: str) -> None:
         state = self.state
         prompt = state.prepare_prompt(text)
@@ -87,7 +86,7 @@ class Conversation:
                 runs = state.runner.run(state.session, state.ways, prompt, is_stopped)
         except KeyboardInterrupt:
             state.recover()
-            self._say("\nstopped at once")
+            self.state.console.print("\nstopped at once")
             return
         if len(runs) == 1:
             ((way, run),) = runs.items()
@@ -97,4 +96,4 @@ class Conversation:
             state.console.print(line, style="dim" if has_colour(state.console) else "")
         for run in runs.values():
             if not run.stats.lossless:
-                self._say(lossy(run.stats, state.options))
+                self.state.console.print(lossy(run.stats, state.options))

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
 
 from ..decoding.divergence import first_divergence
 from ..decoding.request import encode_prompt
@@ -21,11 +20,10 @@ from .common import say
 from .compare import Runner
 from .drafting import Plan
 from .main_flags import Views
-from .models import Pair
-from .screen import make_console
 from .summaries import summary
 from .trace import traces_to
 from .verify import require_comparable
+from .views import make_console
 from .ways import usual, warm_up
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
@@ -65,7 +63,9 @@ def decode_prompts(plan: Plan, views: Views) -> int:
         if isinstance(plan.options.num_draft, str):
             say(f"--num-draft {plan.options.num_draft}: {session.length_of(session.options).describe()}")
     if views.stats_json is not None:
-        content = settings(plan, pair) | total.as_dict()
+        draft = None if pair.opened_draft is None else str(pair.opened_draft.folder)
+        models = {"model": str(pair.opened_target.folder), "draft_model": draft}
+        content = models | asdict(plan.options) | {"drafter": plan.drafter} | total.as_dict()
         views.stats_json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0 if same else 1
 
@@ -101,13 +101,3 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         yield text
     if is_empty:
         raise InputError("standard input is empty; give it a prompt a line, or use --prompt")
-
-
-def settings(plan: Plan, pair: Pair) -> dict[str, Any]:
-    draft = None if pair.opened_draft is None else str(pair.opened_draft.folder)
-    return {
-        "model": str(pair.opened_target.folder),
-        "draft_model": draft,
-        **asdict(plan.options),
-        "drafter": plan.drafter,
-    }

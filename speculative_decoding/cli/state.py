@@ -18,7 +18,7 @@ from ..session import Session
 from .compare import Runner
 from .drafting import Plan, make_plan
 from .models import ModelNames, Pair
-from .screen import make_console
+from .views import make_console
 from .ways import ORDER, available, usual
 
 STORAGES = {"basic": "multilevel", "onelevel": "onelevel", "texts": "texts"}  # by the names of their commands

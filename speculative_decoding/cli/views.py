@@ -13,10 +13,27 @@ from rich.text import Text
 
 from ..decoding.stats import Round
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
-from .screen import has_colour, visible
 from .watching import Step
 
+# Control characters would be obeyed by a terminal; a line end and a tab are text.
+CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
+CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space
+
+
+def make_console() -> Console:
+    """Of standard error. Text is printed as it is: nothing is highlighted, no markup, no emoji; wrapped only at a terminal."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console.soft_wrap = not console.is_terminal
+    return console
+
+
+def has_colour(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+def visible(text: str) -> str:
+    return text.translate(CONTROLS)
 
 
 class Kind(NamedTuple):

@@ -41,24 +41,22 @@ def watch(
 ) -> GenerationResult:
     """Run a stream to its end, or to the first token at which it is to stop. The first watcher sees a token first."""
     rounds: list[Round] = []
-    steps = numbered(start(rounds.append), rounds, is_stopped)  # a wrong request raises before anything is shown
+    stream = start(rounds.append)  # a wrong request raises before anything is shown
+
+    def numbered() -> Iterator[Step]:
+        place = 0
+        for response in stream:  # behind the event of its round
+            yield Step(response, rounds[-1], len(rounds) - 1, place)
+            if is_stopped():
+                return
+            place = (place + 1) % len(rounds[-1].tokens)
+
+    steps = numbered()
     for watcher in watchers:
         steps = watcher(steps)
     responses = [step.response for step in steps]
     text, tokens = "".join(each.text for each in responses), [each.token for each in responses]
     return GenerationResult(text, tokens, responses[-1].finish_reason or INTERRUPTED, responses[-1].stats)
-
-
-def numbered(
-    stream: Iterator[GenerationResponse], rounds: Sequence[Round], is_stopped: Callable[[], bool]
-) -> Iterator[Step]:
-    """rounds: those so far; a round is there before its first response is."""
-    place = 0
-    for response in stream:
-        yield Step(response, rounds[-1], len(rounds) - 1, place)
-        if is_stopped():
-            return
-        place = (place + 1) % len(rounds[-1].tokens)
 
 
 def plain_text(file: TextIO) -> Watcher:
