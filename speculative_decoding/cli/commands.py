@@ -147,7 +147,9 @@ def add_setting(usage: str, option: str) -> None:
 
     def now(state: State) -> str:
         value = getattr(state.options, option)
-        return f"{value}; {state.session.length_of(state.options).describe()}" if option == "num_draft" else str(value)
+        if option == "num_draft":
+            return f"{value}; {state.session.length_of(state.options).describe()}"
+        return repr(value) if option == "prefix" else str(value)
 
     @Command(usage, abouts()[option].help, now)
     def change(state: State, text: str) -> None:

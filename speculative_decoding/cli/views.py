@@ -22,7 +22,7 @@ CONTEXT = 8  # tokens: enough to know whether a piece brings a space
 
 
 def make_console() -> Console:
-    """Of standard error. Text is printed as it is: nothing is highlighted, no markup, no emoji; wrapped only at a terminal."""
+    """Of standard error. Prints text as it is, without highlights, markup and emoji; wraps it only at a terminal."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     console.soft_wrap = not console.is_terminal
     return console
