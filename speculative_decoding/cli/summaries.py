@@ -58,11 +58,9 @@ def table(console: Console, rows: Mapping[str, tuple[GenerationStats, str]], *, 
     regular = speed(rows[TARGET][0]) if same_prompts and TARGET in rows else None
     is_narrow = console.width < NARROW
     made = Table(box=None, padding=(0, 1 if is_narrow else 2, 0, 0), header_style="bold")
-    wide = ("tokens", "calls", "tokens/s", "speed-up", "accepted")
-    made.add_column("")
-    for heading in ("tok/s", "gain", "acc.") if is_narrow else wide:
-        made.add_column(heading, justify="right")
-    made.add_column("" if is_narrow else "text")
+    wide = ("", "tokens", "calls", "tokens/s", "speed-up", "accepted", "text")
+    for heading in ("", "tok/s", "gain", "acc.", "") if is_narrow else wide:
+        made.add_column(heading, justify="left" if heading in ("", "text") else "right")
     for way, (stats, text) in rows.items():
         made.add_row(
             SHORT[way] if is_narrow else way,
