@@ -117,9 +117,9 @@ def run(name: str, commands: Sequence[str], columns: int, rows: int, **environme
 def console() -> None:
     terminal = Terminal(92, 34, **python())
     terminal.type("python main.py --interactive", "/quit leaves.")
-    terminal.type("/prefix translate English to German:", "in front of")
+    terminal.type("/prefix translate English to German:", "prefix: '")
     terminal.type("The method returns the value of the property.", "tokens/s")
-    terminal.type("/debug", "is shown")
+    terminal.type("/debug", "debug: text")
     terminal.type("This method can be used to access the elements of an array.", "tokens/s", 2)
     terminal.type("/target", "target: on")
     terminal.type("/drafter", "drafter: on")
@@ -134,22 +134,22 @@ def every_command() -> None:
     terminal.type("python main.py --interactive", "/quit leaves.")
     for line, then in (
         ("/help", "is written with two"),
-        ("/model", "target models"),
+        ("/model", "model: target models"),
         ("/length ten", "usage: /length N"),
         ("/length 60", "length: 60"),
         ("/gamma 4", "drafts 4"),
-        ("/prefix grammar:", "in front of every prompt"),
+        ("/prefix grammar:", "prefix: 'grammar:'"),
         ("He were reading a old book.", "tokens/s"),
-        ("/prefix", "nothing in front of the prompt"),
-        ("/debug rounds", "is shown"),
+        ("/prefix", "prefix: ''"),
+        ("/debug rounds", "debug: rounds"),
         (GERMAN, "round 3"),
-        ("/debug rounds", "not shown"),
+        ("/debug rounds", "debug: off"),
         ("/target", "target: on"),
         ("/drafter", "drafter: on"),
         ("/ngram", "ngram: on"),
-        ("/set_ngramstorage basic 3", "it is empty"),
-        ("/top_k_filler 2", "2 likeliest"),
-        ("/reset_in_between", "in between: off"),
+        ("/set_ngramstorage basic 3", "set_ngramstorage: basic 3"),
+        ("/top_k_filler 2", "top_k_filler: 2"),
+        ("/reset_in_between", "reset_in_between: off"),
         (GERMAN, "identical"),
         ("/stats", "ngram, by round"),
         ("/target", "target: off"),
@@ -165,9 +165,9 @@ def every_command() -> None:
         ("/delta 0.5", "delta: 0.5"),
         (GERMAN, "LOSSY"),
         ("/delta 0", "delta: 0"),
-        ("/output_prefix Diese Methode", "every output begins"),
+        ("/output_prefix Diese Methode", "output_prefix: 'Diese"),
         (GERMAN, "gibt"),
-        ("/output_prefix", "nothing in front of the output"),
+        ("/output_prefix", "output_prefix: ''"),
         ("/lenght 3", "did you mean /length?"),
         ("/length 100000", "length: 100000"),
         ("/processor multinomial 5", "processor: multinomial"),

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from speculative_decoding import GenerationStats
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.compare import table
+from speculative_decoding.cli.summaries import table
 
 PROMPT = "translate English to German: The method returns the value of the property."
 TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."

@@ -19,8 +19,8 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.command import completions
-from speculative_decoding.cli.console import Conversation, Quit
+from speculative_decoding.cli.commands import Quit, completions
+from speculative_decoding.cli.console import Conversation
 from speculative_decoding.cli.drafting import plan_of
 from speculative_decoding.cli.main_flags import main_parser
 from speculative_decoding.cli.models import Pair
@@ -243,12 +243,12 @@ def test_stats(talk) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_the_draft_is_shown_in_the_text_or_by_round(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "the draft is shown" in talk("/debug")[1]
+    assert "debug: text" in talk("/debug")[1]
     out, err = talk(GERMAN)
     assert out == f"{TEXT}\n" and "accepted [-rejected-] {+correction or bonus+}" in err and "{+ der+}" in err
     _, err = talk("/debug rounds", GERMAN)
     assert "round 1: 5 of 5 accepted, model, " in err and "round 3: " in err
-    assert "the draft is not shown" in talk("/debug rounds")[1] and "round" not in talk(GERMAN)[1]
+    assert "debug: off" in talk("/debug rounds")[1] and "round" not in talk(GERMAN)[1]
 
 
 def accepted(err: str) -> int:
@@ -259,16 +259,16 @@ def test_n_grams_remember_until_they_are_told_not_to(talk) -> None:  # type: ign
     talk("/ngram", "/speculative")
     first = accepted(talk(GERMAN)[1])
     assert accepted(talk(GERMAN)[1]) == first
-    assert "forgotten in between: off" in talk("/reset_in_between")[1]
+    assert "reset_in_between: off" in talk("/reset_in_between")[1]
     talk(GERMAN)
     assert accepted(talk(GERMAN)[1]) > first
     for storage in ("basic 3", "onelevel 2", "texts 16"):
-        assert "it is empty" in talk(f"/set_ngramstorage {storage}")[1]
+        assert f"set_ngramstorage: {storage}" in talk(f"/set_ngramstorage {storage}")[1]
         assert talk(GERMAN)[0] == f"{TEXT}\n"
         assert accepted(talk(GERMAN)[1]) > first
     with pytest.raises(ValueError, match="needs n-grams, not whole texts"):
         talk("/top_k_filler 3")
-    assert "3 likeliest" in talk("/set_ngramstorage basic 3", "/top_k_filler 3")[1]
+    assert "top_k_filler: 3" in talk("/set_ngramstorage basic 3", "/top_k_filler 3")[1]
     assert talk(GERMAN)[0] == f"{TEXT}\n"
 
 
@@ -336,11 +336,10 @@ def test_options_that_a_console_would_ignore_are_refused(
 
 
 def test_completion() -> None:
-    commands = Conversation(State(plan_of(main_parser().parse_args([])))).commands
-    assert completions(commands, "/s") == ["/speculative", "/seed", "/set_ngramstorage", "/stats"]
-    assert completions(commands, "/processor top") == ["topk", "topknucleus"]
-    assert completions(commands, "/gamma ") == ["auto", "heuristic", "heuristic_transient"]
-    assert completions(commands, "The /s") == completions(commands, "/length ") == completions(commands, "/x y") == []
+    assert completions("/s") == ["/speculative", "/seed", "/set_ngramstorage", "/stats"]
+    assert completions("/processor top") == ["topk", "topknucleus"]
+    assert completions("/gamma ") == ["auto", "heuristic", "heuristic_transient"]
+    assert completions("The /s") == completions("/length ") == completions("/x y") == []
 
 
 # --- interruptions

@@ -1,117 +1,107 @@
-"""Side by side: what each way of decoding a prompt took, and whether its text is the target's."""
+"""Prompts decoded in one way or several: each text as it comes, and what the ways took, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console
-from rich.table import Table
 
 from ..decoding.divergence import first_divergence
+from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
 from ..session import Session
-from .views import share
-from .watching import Run
-from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, Audience, available, run_ways, start
+from .summaries import table
+from .views import DraftView
+from .watching import INTERRUPTED, Watcher, never, plain_text, watch
+from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, start
 
-NARROW = 60  # columns: below it a table shows what matters most
-WARM_UP_TOKENS = 4
 IDENTICAL = "identical"
-SHORT = {SPECULATIVE: "spec.", NGRAM: "ngram", TARGET: "target", DRAFTER: "draft"}
 
 
 @dataclass
-class Comparison:
-    """--compare, over one prompt after another."""
+class Runner:
+    """Decodes prompts, shows them, and adds up what each way took.
 
-    session: Session
-    audience: Audience
-    ways: list[str] = field(init=False)
+    console: of standard error. show_draft: None, "text" or "rounds". traces: watch the answer.
+    identical: how many of the `prompts` gave the target's text.
+    """
+
+    console: Console
+    show_draft: str | None = None
+    traces: Sequence[Watcher] = ()
     totals: dict[str, GenerationStats] = field(default_factory=dict)
-    identical: dict[str, int] = field(default_factory=dict)
+    identical: Counter[str] = field(default_factory=Counter)
     prompts: int = 0
+    _explained: str | None = None  # the show_draft of the last legend
 
-    def __post_init__(self) -> None:
-        self.ways = [way for way in available(self.session) if way != NGRAM]
+    def run(
+        self, session: Session, names: Sequence[str], prompt: str, is_stopped: Callable[[], bool] = never
+    ) -> dict[str, GenerationResult]:
+        """Decode in each of the ways, and compare them if there are several.
 
-    def add(self, prompt: str) -> Run:
-        """Decode in each way and show the table; the speculative run."""
-        if not self.prompts:
-            warm_up(self.session, prompt)
+        The first is the answer: it comes last, and its text alone goes to standard output.
+        """
+        if self.show_draft not in (None, self._explained):
+            DraftView(self.console, session.tokenizer).legend()
+        self._explained = self.show_draft
+        runs = {}
+        for name in reversed(names):
+            if len(names) > 1:
+                self.console.print(f"{name}:", style="bold")
+            runs[name] = self._run_one(session, name, prompt, is_stopped, is_answer=name == names[0])
+            if is_stopped():
+                self.console.print("stopped")
+                break
+        rows = {}
+        for name in (name for name in (TARGET, DRAFTER, NGRAM, SPECULATIVE) if name in runs):
+            text = same_text(name, session, prompt, runs)
+            rows[name] = (runs[name].stats, text)
+            self.identical[name] += text == IDENTICAL
+            self.totals.setdefault(name, GenerationStats()).add(runs[name].stats)
         self.prompts += 1
-        runs = run_ways(self.ways, self.session, prompt, self.audience)
-        texts = {way: same_text(way, self.session, prompt, runs) for way in runs}
-        for way, run in runs.items():
-            self.totals.setdefault(way, GenerationStats()).add(run.stats)
-            self.identical[way] = self.identical.get(way, 0) + (texts[way] == IDENTICAL)
-        rows = {way: (run.stats, texts[way]) for way, run in runs.items()}
-        self.audience.console.print(table(self.audience.console, rows))
-        return runs[SPECULATIVE]
+        if len(rows) > 1:
+            self.console.print(table(self.console, rows))
+        return runs
 
-    def finish(self) -> None:
-        """The sum, if there was more than one prompt."""
-        if self.prompts < 2:
-            return
-        rows = {
-            way: (stats, "" if way == TARGET else f"{self.identical[way]} of {self.prompts} {IDENTICAL}")
-            for way, stats in self.totals.items()
-        }
-        self.audience.console.print(f"{self.prompts} prompts:", style="bold")
-        self.audience.console.print(table(self.audience.console, rows))
+    def _run_one(
+        self, session: Session, name: str, prompt: str, is_stopped: Callable[[], bool], *, is_answer: bool
+    ) -> GenerationResult:
+        watchers: list[Watcher] = []
+        shows_draft = self.show_draft is not None and (is_answer or name in (SPECULATIVE, NGRAM))
+        if shows_draft:
+            watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
+        one_screen = sys.stdout.isatty() and sys.stderr.isatty()  # then text on both would be seen twice
+        if not shows_draft or (is_answer and not one_screen):
+            watchers.append(plain_text(sys.stdout if is_answer else sys.stderr))
+        traces = self.traces if is_answer else ()
+        timed = shows_draft or bool(traces)
+        begin = partial(start, name=name, session=session, prompt=prompt, timed=timed)
+        return watch(begin, [*watchers, *traces], is_stopped)
+
+    def sum_up(self) -> None:
+        """All prompts, if there was more than one."""
+        if self.prompts > 1:
+            texts = {name: f"{self.identical[name]} of {self.prompts} {IDENTICAL}" for name in self.totals}
+            rows = {name: (stats, "" if name == TARGET else texts[name]) for name, stats in self.totals.items()}
+            self.console.print(f"{self.prompts} prompts:", style="bold")
+            self.console.print(table(self.console, rows))
 
 
-def warm_up(session: Session, prompt: str) -> None:
-    """The first passes of a process are slower than the others; none of the ways is to pay for it. No store learns."""
-    short = replace(session, options=replace(session.options, drafter=None, max_tokens=WARM_UP_TOKENS))
-    for way in (TARGET, DRAFTER, SPECULATIVE):
-        if way in available(short):
-            list(start(way, short, prompt))
-
-
-def same_text(way: str, session: Session, prompt: str, runs: Mapping[str, Run]) -> str:
+def same_text(name: str, session: Session, prompt: str, runs: Mapping[str, GenerationResult]) -> str:
     """How the output of a way relates to the target's own; empty where that is not known."""
-    run, regular = runs[way], runs.get(TARGET)
-    if regular is None or way == TARGET or None in (run.finish_reason, regular.finish_reason):
+    run, regular = runs[name], runs.get(TARGET)
+    if regular is None or name == TARGET or INTERRUPTED in (run.finish_reason, regular.finish_reason):
         return ""
     if run.tokens == regular.tokens:
         return IDENTICAL
-    if way == DRAFTER:
+    if name == DRAFTER:
         return "differs"
     if not session.options.is_comparable:
         return "another sample"
     difference = first_divergence(session.model, session.tokenizer, prompt, regular.tokens, run.tokens, session.options)
     assert difference is not None
     return f"differs at token {difference.position}"
-
-
-def table(console: Console, rows: Mapping[str, tuple[GenerationStats, str]], *, same_prompts: bool = True) -> Table:
-    """rows: for each way its statistics, and how its text relates to the target's. Speeds include encoding.
-
-    same_prompts: only then can they be compared.
-    """
-    speeds = {way: stats.generated_tokens / seconds_of(stats) for way, (stats, _) in rows.items()}
-    regular = speeds.get(TARGET) if same_prompts else None
-    is_narrow = console.width < NARROW
-    made = Table(box=None, padding=(0, 1 if is_narrow else 2, 0, 0), header_style="bold")
-    made.add_column("")
-    for heading in ("tok/s",) if is_narrow else ("tokens", "calls", "tokens/s"):
-        made.add_column(heading, justify="right")
-    made.add_column("gain" if is_narrow else "speed-up", justify="right")
-    made.add_column("acc." if is_narrow else "accepted", justify="right")
-    made.add_column("" if is_narrow else "text")
-    for way, (stats, text) in rows.items():
-        faster = speeds[way] / regular - 1 if regular else None
-        made.add_row(
-            SHORT[way] if is_narrow else way,
-            *([] if is_narrow else [str(stats.generated_tokens), str(stats.target_calls)]),
-            f"{speeds[way]:.1f}",
-            "" if faster is None or way == TARGET else f"{faster:+.1%}",
-            share(stats.accepted_tokens, stats.drafted_tokens) if way in (SPECULATIVE, NGRAM) else "",
-            text,
-        )
-    return made
-
-
-def seconds_of(stats: GenerationStats) -> float:
-    return max(stats.encode_seconds + stats.decode_seconds, 1e-9)

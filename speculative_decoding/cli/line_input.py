@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 from ..errors import InputError
-from .command import Command, completions
+from .commands import completions
 
 PROMPT = "> "
 
@@ -28,7 +27,7 @@ def read_line() -> str:
     return line
 
 
-def edit_lines(commands: Mapping[str, Command]) -> None:
+def edit_lines() -> None:
     """History and completion, where Python was built with readline."""
     try:
         import readline
@@ -36,7 +35,7 @@ def edit_lines(commands: Mapping[str, Command]) -> None:
         return
 
     def complete(word: str, number: int) -> str | None:
-        found = completions(commands, readline.get_line_buffer()[: readline.get_endidx()])
+        found = completions(readline.get_line_buffer()[: readline.get_endidx()])
         return f"{found[number]} " if number < len(found) else None
 
     readline.set_completer(complete)

@@ -1,6 +1,6 @@
 """main.py without --input or --interactive: prompts in, text out as it is accepted, statistics behind it.
 
-Says what all texts took together; how one is decoded is for ways.py, how it is shown for views.py and compare.py.
+How a prompt is decoded and shown is for compare.py.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
 
 from ..decoding.divergence import first_divergence
 from ..decoding.request import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
-from ..sampling import GenerationOptions
 from ..session import Session
 from .common import say
-from .compare import Comparison
+from .compare import Runner
 from .drafting import Plan
 from .main_flags import Views
-from .models import Pair
-from .screen import make_console
+from .summaries import summary
 from .trace import traces_to
 from .verify import require_comparable
-from .views import lossy
-from .watching import Run
-from .ways import NGRAM, Audience, available, run_ways
+from .views import make_console
+from .ways import usual, warm_up
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 
@@ -46,37 +42,35 @@ def decode_prompts(plan: Plan, views: Views) -> int:
     say(plan.describe())
     if first.strip():
         encode_prompt(pair.target, pair.tokenizer, first, plan.options.allow_long_prompt)
-    total, same = GenerationStats(), True
+    same = True
     with plan.session(pair) as session, traces_to(views.trace) as traces:
-        audience = Audience(make_console(), views.show_draft, traces)
-        comparison = Comparison(session, audience) if views.compare else None
-        audience.legend(session)
+        runner = Runner(make_console(), views.show_draft, traces)
+        answer, *others = usual(session)
+        names = [answer, *others] if views.compare else [answer]
         for prompt in chain([first], prompts):
             if not prompt.strip():  # a blank line of input gives a blank line of output
                 print(flush=True)
                 continue
-            run = decode_one(session, prompt, audience) if comparison is None else comparison.add(prompt)
-            total.add(run.stats)
+            if views.compare and not runner.prompts:
+                warm_up(session, prompt)
+            run = runner.run(session, names, prompt)[answer]
             if views.verify:
-                same = compare(session, prompt, run.tokens) and same
-        if comparison is not None:
-            comparison.finish()
+                same = verify(session, prompt, run.tokens) and same
+        if views.compare:
+            runner.sum_up()
+        total = runner.totals.get(answer, GenerationStats())
         say(summary(total, plan.options))
         if isinstance(plan.options.num_draft, str):
             say(f"--num-draft {plan.options.num_draft}: {session.length_of(session.options).describe()}")
     if views.stats_json is not None:
-        content = settings(plan, pair) | total.as_dict()
+        draft = None if pair.opened_draft is None else str(pair.opened_draft.folder)
+        models = {"model": str(pair.opened_target.folder), "draft_model": draft}
+        content = models | asdict(plan.options) | {"drafter": plan.drafter} | total.as_dict()
         views.stats_json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0 if same else 1
 
 
-def decode_one(session: Session, prompt: str, audience: Audience) -> Run:
-    """Show the text of one prompt, and a line end."""
-    name = next(name for name in available(session) if name != NGRAM)
-    return run_ways([name], session, prompt, audience)[name]
-
-
-def compare(session: Session, prompt: str, tokens: list[int]) -> bool:
+def verify(session: Session, prompt: str, tokens: list[int]) -> bool:
     """Decode once more without a draft; say and return whether that gives the same tokens."""
     regular = session.generate(prompt, drafter="none").tokens
     difference = first_divergence(session.model, session.tokenizer, prompt, regular, tokens, session.options)
@@ -107,28 +101,3 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         yield text
     if is_empty:
         raise InputError("standard input is empty; give it a prompt a line, or use --prompt")
-
-
-def summary(stats: GenerationStats, options: GenerationOptions) -> str:
-    times = f"decode {stats.decode_seconds:.3f} s"
-    if stats.draft_seconds is not None and stats.verify_seconds is not None:
-        times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"
-    lines = [
-        f"{stats.generated_tokens} tokens at {stats.generation_tps:.1f} tokens/s; "
-        f"{stats.target_calls} target calls, {stats.tokens_per_target_call:.2f} tokens per call",
-        f"accepted {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens ({stats.acceptance_rate:.1%})",
-        f"encode {stats.encode_seconds:.3f} s, {times}; peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
-    ]
-    if not stats.lossless:
-        lines.append(lossy(stats, options.delta, is_greedy=options.is_greedy))
-    return "\n".join(lines)
-
-
-def settings(plan: Plan, pair: Pair) -> dict[str, Any]:
-    draft = None if pair.opened_draft is None else str(pair.opened_draft.folder)
-    return {
-        "model": str(pair.opened_target.folder),
-        "draft_model": draft,
-        **asdict(plan.options),
-        "drafter": plan.drafter,
-    }

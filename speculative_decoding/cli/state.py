@@ -1,23 +1,25 @@
-"""What a console has open and how it is set: models, options, ways of decoding, what was spent. Prints nothing."""
+"""What a console has open and how it is set: models, options, ways of decoding, what was decoded so far."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..decoding.stats import GenerationStats
+from rich.console import Console
+
 from ..drafters import NgramDrafter, Store
 from ..drafters.ngram_store import make_store
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..session import Session
+from .compare import Runner
 from .drafting import Plan, make_plan
-from .models import ModelNames
-from .watching import Run, Watcher
-from .ways import ORDER, available
+from .models import ModelNames, Pair
+from .views import make_console
+from .ways import ORDER, available, usual
 
 STORAGES = {"basic": "multilevel", "onelevel": "onelevel", "texts": "texts"}  # by the names of their commands
 SHAPES_DRAFTS = ("confidence_threshold", "max_ngram_size", "min_ngram_size")
@@ -31,23 +33,17 @@ class Copies:
     max_ngram_size: int = 3
     filler_top_k: int = 1
 
-    def store(self, session: Session) -> Store:
-        fingerprint = session.tokenizer.vocabulary.fingerprint
-        return make_store(STORAGES[self.storage], self.max_ngram_size, fingerprint, self.filler_top_k, True)
-
 
 @dataclass
 class State:
     """plan: of the models that are open. ways: those that are on. prefix: in front of every prompt."""
 
     plan: Plan
-    traces: Sequence[Watcher] = ()
+    runner: Runner = field(default_factory=lambda: Runner(make_console()))
     ways: list[str] = field(default_factory=list)
-    show_draft: str | None = None
     prefix: str = ""
     copies: Copies = Copies()
     reset_in_between: bool = True
-    totals: dict[str, GenerationStats] = field(default_factory=dict)
     session: Session = field(init=False)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
     _store: Store | None = field(init=False, default=None)
@@ -59,66 +55,64 @@ class State:
         self._opened.close()
 
     @property
+    def console(self) -> Console:
+        return self.runner.console
+
+    @property
     def options(self) -> GenerationOptions:
         return self.session.options
 
-    def change(self, **changes: Any) -> None:
+    def change(self, changes: Mapping[str, Any]) -> None:
         """Only to what fits together."""
-        self.session.options = self.session.options.changed(changes)
+        self.session.options = self.options.changed(changes)
 
-    def open(self, plan: Plan) -> None:
-        """Load the models of the plan, in the place of those that are open. If it fails those stay."""
-        pair = plan.open()
-        before = replace(self.plan, options=self.options) if hasattr(self, "session") else None
-        self._opened.close()  # first, so that two targets are never in memory
-        if before is not None:
-            del self.session
-        try:
-            session = self._opened.enter_context(plan.session(pair))
-        except BaseException:
-            if before is not None:
-                self.open(before)
-            raise
-        self.plan, self.session = plan, session
-        if session.ngram is None:
+    def open(self, plan: Plan, pair: Pair | None = None) -> None:
+        """Load the models of the plan. pair: those models, where they were found already."""
+        self.session = self._opened.enter_context(plan.session(pair or plan.open()))
+        self.plan = plan
+        if self.session.ngram is None:
             self.renew_copies()
-        possible = available(session)
-        self.ways = [way for way in self.ways if way in possible] or [next(way for way in possible if way != "ngram")]
+        self.ways = [way for way in self.ways if way in available(self.session)] or usual(self.session)[:1]
 
     def exchange(self, model: str, draft_model: str | None = None) -> None:
-        """Open other models, with the options as they are but for the draft."""
+        """Open other models, with the options as they are but for the draft. If that fails the old ones come back."""
         folders = ModelNames(model, draft_model, self.plan.folders.dtype).find()
-        own = {name: getattr(self.options, name) for name in SHAPES_DRAFTS}
-        made = make_plan(
-            folders, {name: value for name, value in own.items() if value != default(name)}, self.plan.flags
-        )
+        own = {name: value for name in SHAPES_DRAFTS if (value := getattr(self.options, name)) != default(name)}
         options = replace(self.options, drafter=None, num_draft=default("num_draft"))
-        self.open(replace(made, options=options))
+        plan = replace(make_plan(folders, own, self.plan.flags), options=options)
+        pair, before = plan.open(), replace(self.plan, options=self.options)
+        self._opened.close()
+        del self.session  # so that two targets are never in memory
+        try:
+            self.open(plan, pair)
+        except BaseException:
+            self.open(before)
+            raise
 
     def renew_copies(self) -> None:
         """An empty store and a drafter without experience."""
-        self._store = self.copies.store(self.session)
-        pieces = self.session.tokenizer.vocabulary.pieces
-        self.session = replace(self.session, ngram=NgramDrafter(pieces=pieces, store=self._store))
+        vocabulary, kept = self.session.tokenizer.vocabulary, self.copies
+        storage = STORAGES[kept.storage]
+        self._store = make_store(storage, kept.max_ngram_size, vocabulary.fingerprint, kept.filler_top_k, True)
+        self.session = replace(self.session, ngram=NgramDrafter(pieces=vocabulary.pieces, store=self._store))
 
-    def set_copies(self, storage: str, max_ngram_size: int, filler_top_k: int) -> None:
+    def set_copies(self, copies: Copies) -> None:
         self.require_own_store()
-        self.copies = Copies(storage, max_ngram_size, filler_top_k)
+        self.copies = copies
         self.renew_copies()
 
     def require_own_store(self) -> None:
         if (path := self.plan.flags.ngram_store) is not None:
             raise InputError(f"the store is that of --ngram-store {path}; start without it")
 
-    def toggle(self, way: str) -> bool:
-        """Whether that way is on now. The last one cannot be turned off."""
+    def toggle(self, way: str) -> None:
+        """Turn that way on or off. The last one cannot be turned off."""
         if way not in available(self.session):
             raise InputError(f"there is no draft for {way}; name one: /model TARGET DRAFT")
         if self.ways == [way]:
             raise InputError(f"{way} is the only way that is on; turn another one on first")
         wanted = set(self.ways) ^ {way}
         self.ways = [each for each in ORDER if each in wanted]
-        return way in wanted
 
     def prepare_prompt(self, text: str) -> str:
         """The prompt with what is put in front of it; forgets earlier ones if it is to."""
@@ -132,7 +126,3 @@ class State:
         self.session = replace(self.session)
         if self._store is not None:
             self.renew_copies()
-
-    def spend(self, runs: Mapping[str, Run]) -> None:
-        for way, run in runs.items():
-            self.totals.setdefault(way, GenerationStats()).add(run.stats)

@@ -5,48 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..decoding.results import GenerationResponse
-from ..decoding.stats import Round
 from ..errors import InputError
-from .watching import Watcher
+from .watching import Step, Watcher
 
 COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft_seconds", "verify_seconds")
 
 
-class Trace(Watcher):
-    """Writes a round when all its tokens are out, at once and whole, so that an interrupted run leaves whole lines.
+class Trace:
+    """A watcher that writes a round when all its tokens are out, at once and whole, so that an interrupted run leaves
+    whole lines.
 
     Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`, finish_reason;
     the first of a request also encode_seconds.
     """
 
     def __init__(self, file: TextIO) -> None:
-        self._file, self._request = file, -1
+        self._file, self._requests = file, count()
 
-    def begin(self) -> None:
-        self._request += 1
-        self._round, self._position = -1, 0
-
-    def round(self, event: Round) -> None:
-        self._event, self._text, self._left = event, "", len(event.tokens)
-        self._round += 1
-
-    def add(self, response: GenerationResponse) -> None:
-        self._text += response.text
-        self._left -= 1
-        if self._left:
-            return
-        line: dict[str, Any] = {"request": self._request, "round": self._round, "position": self._position}
-        if self._round == 0:
-            line["encode_seconds"] = response.stats.encode_seconds
-        line |= {"text": self._text, **{name: getattr(self._event, name) for name in COPIED}}
-        line["finish_reason"] = self._event.finish_reason
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
-        self._position += len(self._event.tokens)
+    def __call__(self, steps: Iterator[Step]) -> Iterator[Step]:
+        request, position, text = next(self._requests), 0, ""
+        for step in steps:
+            text += step.response.text
+            if step.ends_round:
+                line: dict[str, Any] = {"request": request, "round": step.number, "position": position}
+                if step.number == 0:
+                    line["encode_seconds"] = step.response.stats.encode_seconds
+                line |= {"text": text, **{name: getattr(step.round, name) for name in COPIED}}
+                line["finish_reason"] = step.round.finish_reason
+                self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                self._file.flush()
+                position, text = position + len(step.round.tokens), ""
+            yield step
 
 
 @contextmanager

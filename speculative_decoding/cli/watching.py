@@ -1,94 +1,71 @@
-"""A generation and those who watch it: text on standard output, a view, a trace. Knows nothing of colours."""
+"""A generation and those who watch it as it comes. Knows nothing of colours."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
-from ..decoding.results import GenerationResponse
-from ..decoding.stats import GenerationStats, Round
+from ..decoding.results import GenerationResponse, GenerationResult
+from ..decoding.stats import Round
 
 OnRound = Callable[[Round], None]
+INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
 
 
-class Watcher:
-    """Sees a generation as it comes: each round, then the responses of its tokens. Overrides what it cares for."""
-
-    def begin(self) -> None:
-        pass
-
-    def round(self, event: Round) -> None:
-        pass
-
-    def add(self, response: GenerationResponse) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
+def never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
-class Run:
-    """What came of a generation. finish_reason: None if it was stopped."""
+class Step:
+    """A token as it comes. number: of its round, and place: of the token in the round, both from 0."""
 
-    text: str
-    tokens: list[int]
-    finish_reason: str | None
-    stats: GenerationStats
-
-    @property
-    def seconds(self) -> float:
-        """The whole request: encoding, and all rounds with their drafts."""
-        return self.stats.encode_seconds + self.stats.decode_seconds
+    response: GenerationResponse
+    round: Round
+    number: int
+    place: int
 
     @property
-    def tokens_per_second(self) -> float:
-        return len(self.tokens) / self.seconds if self.seconds else 0.0
+    def ends_round(self) -> bool:
+        return self.place + 1 == len(self.round.tokens)
+
+
+Watcher = Callable[[Iterator[Step]], Iterator[Step]]  # shows each step, and hands it on
 
 
 def watch(
     start: Callable[[OnRound], Iterator[GenerationResponse]],
     watchers: Sequence[Watcher] = (),
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> Run:
-    """Run a stream to its end, or to the first token at which it is to stop."""
+    is_stopped: Callable[[], bool] = never,
+) -> GenerationResult:
+    """Run a stream to its end, or to the first token at which it is to stop. The first watcher sees a token first."""
+    rounds: list[Round] = []
+    stream = start(rounds.append)  # a wrong request raises before anything is shown
 
-    def on_round(event: Round) -> None:
-        for watcher in watchers:
-            watcher.round(event)
+    def numbered() -> Iterator[Step]:
+        place = 0
+        for response in stream:  # behind the event of its round
+            yield Step(response, rounds[-1], len(rounds) - 1, place)
+            if is_stopped():
+                return
+            place = (place + 1) % len(rounds[-1].tokens)
 
-    stream = start(on_round)  # raises what is wrong with the request before anything is shown
+    steps = numbered()
     for watcher in watchers:
-        watcher.begin()
-    text, tokens, reason, stats = "", [], None, GenerationStats()
-    for response in stream:
-        text += response.text
-        tokens.append(response.token)
-        reason, stats = response.finish_reason, response.stats
-        for watcher in watchers:
-            watcher.add(response)
-        if is_stopped():
-            break
-    for watcher in watchers:
-        watcher.end()
-    return Run(text, tokens, reason, stats)
+        steps = watcher(steps)
+    responses = [step.response for step in steps]
+    text, tokens = "".join(each.text for each in responses), [each.token for each in responses]
+    return GenerationResult(text, tokens, responses[-1].finish_reason or INTERRUPTED, responses[-1].stats)
 
 
-class PlainText(Watcher):
+def plain_text(file: TextIO) -> Watcher:
     """The text as it comes, and a line end behind it."""
 
-    def __init__(self, *, to_errors: bool = False) -> None:
-        """to_errors: standard error, for text that is not the program's answer."""
-        self._file = sys.stderr if to_errors else sys.stdout
+    def show(steps: Iterator[Step]) -> Iterator[Step]:
+        for step in steps:
+            print(step.response.text, end="", flush=True, file=file)
+            yield step
+        print(flush=True, file=file)
 
-    def add(self, response: GenerationResponse) -> None:
-        print(response.text, end="", flush=True, file=self._file)
-
-    def end(self) -> None:
-        print(flush=True, file=self._file)
-
-
-def one_screen() -> bool:
-    """Whether standard output and standard error are both a terminal, so that text on both would be seen twice."""
-    return sys.stdout.isatty() and sys.stderr.isatty()
+    return show

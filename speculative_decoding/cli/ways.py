@@ -1,21 +1,19 @@
-"""The ways to decode a prompt: speculatively, with copies, the target alone, the draft alone; and who watches each."""
+"""The ways to decode a prompt: speculatively, with copies of the text as a draft, the target alone, the draft alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-
-from rich.console import Console
+from collections.abc import Iterator
+from dataclasses import replace
 
 from ..decoding.results import GenerationResponse
 from ..decoding.ways import PLAIN, Way
 from ..drafters import DraftModel
 from ..session import Session
-from .views import DraftView
-from .watching import OnRound, PlainText, Run, Watcher, one_screen, watch
+from .watching import OnRound
 
 SPECULATIVE, NGRAM, TARGET, DRAFTER = "speculative", "ngram", "target", "drafter"
 ORDER = (SPECULATIVE, NGRAM, TARGET, DRAFTER)  # the first of those that are on is the program's answer
+WARM_UP_TOKENS = 4
 
 
 def available(session: Session) -> dict[str, Way]:
@@ -28,72 +26,26 @@ def available(session: Session) -> dict[str, Way]:
     return ways if session.draft_model is None else {**ways, DRAFTER: PLAIN}
 
 
-def draft_alone(session: Session) -> Session:
-    """A session whose target is the draft model."""
-    draft = session.draft_model
-    assert draft is not None
-    model = draft.model if isinstance(draft, DraftModel) else draft
-    return Session(model, session.tokenizer, options=replace(session.options, drafter="none"))
+def usual(session: Session) -> list[str]:
+    """Those that a comparison is of; copies are for who wants them. The first is decoded with where nobody compares."""
+    return [name for name in available(session) if name != NGRAM]
 
 
 def start(
-    name: str, session: Session, prompt: str, *, on_round: OnRound | None = None, timed: bool = False
+    on_round: OnRound | None, name: str, session: Session, prompt: str, *, timed: bool = False
 ) -> Iterator[GenerationResponse]:
     """The stream of that way."""
     way = available(session)[name]
-    decoder = draft_alone(session) if name == DRAFTER else session
-    return decoder.stream(prompt, on_round=on_round, timed=timed, **way.keywords)
+    if name == DRAFTER:
+        draft = session.draft_model
+        assert draft is not None
+        model = draft.model if isinstance(draft, DraftModel) else draft
+        session = Session(model, session.tokenizer, options=replace(session.options, drafter="none"))
+    return session.stream(prompt, on_round=on_round, timed=timed, **way.keywords)
 
 
-@dataclass(frozen=True)
-class Audience:
-    """Who watches which way. Only the text of the answer goes to standard output.
-
-    console: of standard error. show_draft: None, "text" or "rounds". traces: watch the answer.
-    """
-
-    console: Console
-    show_draft: str | None = None
-    traces: Sequence[Watcher] = ()
-
-    def of(self, name: str, session: Session, *, is_answer: bool) -> list[Watcher]:
-        watchers: list[Watcher] = []
-        shows_draft = self.shows_draft(name, is_answer=is_answer)
-        if shows_draft:
-            watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
-        if is_answer and not (shows_draft and one_screen()):
-            watchers.append(PlainText())
-        if not is_answer and not shows_draft:
-            watchers.append(PlainText(to_errors=True))
-        return [*watchers, *self.traces] if is_answer else watchers
-
-    def shows_draft(self, name: str, *, is_answer: bool) -> bool:
-        return self.show_draft is not None and (is_answer or name in (SPECULATIVE, NGRAM))
-
-    def legend(self, session: Session) -> None:
-        if self.show_draft is not None:
-            DraftView(self.console, session.tokenizer).legend()
-
-
-def run_ways(
-    names: Sequence[str],
-    session: Session,
-    prompt: str,
-    audience: Audience,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> dict[str, Run]:
-    """Decode in each of the ways, the answer last; with their names if there are several."""
-    runs: dict[str, Run] = {}
-    for name in reversed(names):
-        is_answer = name == names[0]
-        timed = audience.shows_draft(name, is_answer=is_answer) or (is_answer and bool(audience.traces))
-        if len(names) > 1:
-            audience.console.print(f"{name}:", style="bold")
-
-        def begin(on_round: OnRound, name: str = name, timed: bool = timed) -> Iterator[GenerationResponse]:
-            return start(name, session, prompt, on_round=on_round, timed=timed)
-
-        runs[name] = watch(begin, audience.of(name, session, is_answer=is_answer), is_stopped)
-        if is_stopped():
-            break
-    return {name: runs[name] for name in (TARGET, DRAFTER, NGRAM, SPECULATIVE) if name in runs}
+def warm_up(session: Session, prompt: str) -> None:
+    """The first passes of a process are slower than the others; none of the ways is to pay for it. No store learns."""
+    short = replace(session, options=replace(session.options, drafter=None, max_tokens=WARM_UP_TOKENS))
+    for name in reversed(usual(short)):
+        list(start(None, name, short, prompt))
