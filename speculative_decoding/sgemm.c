@@ -3,9 +3,8 @@
  * Most are x times W transposed, and x has few rows. OpenBLAS packs the whole of W before it computes, as if W were to be
  * used again; with few rows that costs more than the product. Here W is read once, where it lies, by all threads; a tile of
  * four rows by four columns stays in registers. Small products of attention are computed here as well. Every element is
- * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch. That is
- * why one row comes here too, even of large matrices, where OpenBLAS's matrix-vector product is up to 15 % faster on idle
- * cores: on busy ones its threads and those of this file keep each other waiting.
+ * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch (but for
+ * one row and large matrices, which models from T5-base on have).
  *
  * All other products go to OpenBLAS, and on a processor without AVX-512 these too: one row to its matrix-vector product, up
  * to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows" and "A product of our
@@ -218,6 +217,8 @@ static void multiply(struct product g) {
 
 /* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n), small; attention has one for each row and head */
 
+enum { LARGE = 768 }; /* One row times a matrix of that size each way is faster in OpenBLAS, by 15 %. A model should have all its
+                         matrices here or all there: idle threads of the one keep those of the other waiting. */
 enum { SMALL_WORK = 256 * 1024 }; /* multiplications up to which it is one */
 
 /* `rows` rows of x by `vectors` vectors of sixteen columns, of which the last may have fewer. */
@@ -262,7 +263,7 @@ static AVX512 void small_product(const struct product *g) {
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                          float *c, int ldc) {
   struct product g = {m, n, k, lda, ldb, ldc, alpha, a, b, c, 0};
-  if (!__builtin_cpu_supports("avx512f") || k <= 0)
+  if (!__builtin_cpu_supports("avx512f") || k <= 0 || (m == 1 && k >= LARGE && n >= LARGE))
     return 0;
   if (trans_b == TRANS)
     multiply(g);

@@ -276,7 +276,7 @@ import mlx.core as mx
 if "avx512f" not in open("/proc/cpuinfo").read():
     print("other processor")
     raise SystemExit
-for k, n in [(64, 64), (128, 8192), (1024, 256), (1024, 1024), (333, 257)]:
+for k, n in [(64, 64), (128, 8192), (1024, 256), (333, 257)]:
     x, w = mx.array(rng.normal(size=(40, k)), mx.float32), mx.array(rng.normal(size=(n, k)), mx.float32)
     alone = mx.concatenate([x[i : i + 1] @ w.T for i in range(40)])
     for rows in range(2, 41):
