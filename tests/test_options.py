@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import pydoc
+import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from typing import Any, get_type_hints
@@ -379,7 +380,7 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
         ({"num_draft": object()}, "num_draft must be a whole number, the name of a schedule or a DraftLength, not"),
         ({"drafter": object()}, "drafter must be"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in every process
 )
 def test_keywords_of_batches_are_checked(keywords: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError) as error:
