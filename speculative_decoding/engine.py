@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -60,8 +61,7 @@ class Request:
         return texts
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """What one round brought one request. texts: of each token of the round; empty while a character is incomplete, or
     while text may belong to a stop string.
     """

@@ -115,7 +115,7 @@ def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:
             for i, kept in enumerate(each.verdict.accepted.tolist()):
                 if kept < len(proposed[i]):
                     following[i] = proposed[i][kept]
-            found.append(replace(each, verdict=replace(each.verdict, next_token=mx.array(following))))
+            found.append(each._replace(verdict=each.verdict._replace(next_token=mx.array(following))))
         return commit(found, proposed)
 
     monkeypatch.setattr(loop, "commit", with_rejected)

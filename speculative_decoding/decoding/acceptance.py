@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -23,8 +24,7 @@ TINY = 1e-30
 HUGE = 1e30  # as a weight it leaves nothing of q: the next token is drawn from p
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Lazy. `accepted` (B,): how many drafted tokens are kept; `next_token` (B,): what follows them.
 
     price (B, K): for each drafted token the total variation between the law it was decided by and the target's,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -14,8 +13,7 @@ from .acceptance import Verdict, kind_of_rule, rule_for
 from .batch import Batch, DecodedRow
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """The verdict on some rows; lazy. Row i of its arrays is `rows[i]`, None for one that takes no part.
 
     logprobs: (B, K + 1) of the drafted tokens, and behind them of the next one; None where no row asks for them.
@@ -33,8 +31,7 @@ class Judged:
         return [each for each in found if each is not None]
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A row's part of a round. tokens: committed; the first `accepted` were drafted. price: see `Verdict`, summed over
     them. judged: how many drafted tokens the rule accepted, of which the output may have ended before the last.
     """

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A row that may have a draft. room: most tokens it could use. kind: of the draft (`BatchDrafter.kind`)."""
 
     room: int
     kind: str = ""
 
 
-@dataclass(frozen=True)
-class Drafted:
+class Drafted(NamedTuple):
     """A row's part of a round: how many tokens were asked for, really proposed, and accepted of these."""
 
     asked: int

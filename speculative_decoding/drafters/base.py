@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -97,8 +98,7 @@ class Draft:
         return History(tokens, self.tokens)
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(NamedTuple):
     """What the target's pass of a round left for those who learn from it; lazy, but for `counts`.
 
     states: (B, L, d) what its head read. logits: (B, L, V), raw. counts: how many new tokens each row has, by slot;

@@ -9,7 +9,7 @@ Shapes: B rows, L positions, V ids. `rows`: the options of each row. A step that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -17,8 +17,7 @@ from .options import GenerationOptions
 from .random import Use, gumbel, keys
 
 
-@dataclass(frozen=True)
-class History:
+class History(NamedTuple):
     """What stands before each position, for options that look back.
 
     tokens: the committed ids of each row. drafted: (B, N) ids behind them, lazy: the last position sees all of them,
