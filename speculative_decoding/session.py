@@ -165,13 +165,9 @@ class Session:
             return choose_length(name)
         if (name, slots) not in self._lengths:
             draft = None if self._draft is None else self._draft.model
-            make = partial(adaptive_length, self.model, draft, slots)
+            make = partial(adaptive_length, self.model, draft)
             self._lengths[name, slots] = choose_length(name, make)
         return self._lengths[name, slots]
-
-    def describe_length(self) -> str:
-        """What this session's draft length has come to, in one line."""
-        return self.length_of(self.options).describe()
 
     @cached_property
     def _draft(self) -> DraftModel | None:

@@ -110,4 +110,4 @@ def test_adaptive_length_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     model = tiny_model()
     for name in ("encode", "decode", "states"):
         monkeypatch.setattr(type(model), name, None)
-    assert adaptive_length(model, tiny_model(8), 4).most >= 1
+    assert adaptive_length(model, tiny_model(8)).most >= 1

@@ -39,6 +39,6 @@ def choose_length(num_draft: int | str | DraftLength, adaptive: Callable[[], Dra
     return HeuristicLength(transient=num_draft == "heuristic_transient")
 
 
-def adaptive_length(target: EncoderDecoder, draft_model: EncoderDecoder | None = None, rows: int = 1) -> DraftLength:
+def adaptive_length(target: EncoderDecoder, draft_model: EncoderDecoder | None = None) -> DraftLength:
     """That of "auto". Its costs are predicted from the models' shapes, for any number of rows; nothing is measured."""
     return AdaptiveLength(predicted(target, draft_model))
