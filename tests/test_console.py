@@ -17,14 +17,14 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from speculative_decoding.cli.state import State
 
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.commands import Quit, completions
 from speculative_decoding.cli.console import Conversation
 from speculative_decoding.cli.drafting import plan_of
-from speculative_decoding.cli.main_flags import main_parser
+from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.models import Pair
-from speculative_decoding.cli.state import State
 from speculative_decoding.loading.load import BUNDLED
 
 ROOT = BUNDLED.parent

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.cli.draft_flags import DraftFlags
 from speculative_decoding.cli.drafting import NEEDS, Plan, make_plan
-from speculative_decoding.cli.main_flags import main_parser, require_consistent
+from speculative_decoding.cli.flags import DraftFlags, main_parser, require_consistent
 from speculative_decoding.cli.models import Folders, ModelNames, Pair
 from speculative_decoding.cli.parser import chosen_as, flag, given_options
 from speculative_decoding.drafters import DraftModel, NgramStore, TextStore

@@ -11,7 +11,7 @@ import pytest
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import report as report_command
 from speculative_decoding.cli.report import markdown
-from speculative_decoding.cli.trace_run import TraceRun, read_trace
+from speculative_decoding.cli.trace import TraceRun, read_trace
 
 PROMPT = "translate English to German: The method returns the value of the property."
 

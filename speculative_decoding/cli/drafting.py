@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.request import check_token_ids
-from ..drafters import DraftModel, NgramDrafter
+from ..drafters import DraftModel, NgramDrafter, Store, TextStore
+from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..session import Session
-from .draft_flags import DraftFlags
+from .common import read_text
+from .flags import DraftFlags
 from .models import Folders, ModelNames, Pair
-from .parser import chosen_as, flag, given_options, in_words_of_flags
+from .parser import chosen_as, flag, given_options, in_words_of_flags, require_writable
 
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
 NEEDS = {"draft_vocab": USES_MODEL, "draft_vocab_text": USES_MODEL, "ngram_store": COPIES}
@@ -63,10 +65,10 @@ class Plan:
         ngram = store = None
         if self.drafter in COPIES if copies is None else copies:
             most, least = self.options.max_ngram_size, self.options.min_ngram_size
-            store = self.flags.open_store(pair, most)
+            store = self._open_store(pair)
             pieces = pair.tokenizer.vocabulary.pieces
             ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
-        vocabulary = self.flags.vocabulary(pair)
+        vocabulary = self._draft_vocabulary(pair)
         pair.load_weights()
         draft = None if pair.draft is None else DraftModel(pair.draft, vocabulary)
         try:
@@ -74,6 +76,24 @@ class Plan:
         finally:
             if self.flags.ngram_store is not None and store is not None:
                 store.save(self.flags.ngram_store)
+
+    def _open_store(self, pair: Pair) -> Store | None:
+        """The store in the file, or an empty one for it."""
+        path, fingerprint = self.flags.ngram_store, pair.tokenizer.vocabulary.fingerprint
+        if path is None:
+            return None
+        if path.exists():
+            return Store.load(path, fingerprint)
+        require_writable("ngram_store", path)
+        return TextStore(self.options.max_ngram_size, vocabulary=fingerprint)
+
+    def _draft_vocabulary(self, pair: Pair) -> DraftVocabulary | None:
+        """Of the tokens that the draft model may propose; None: all."""
+        path, size = self.flags.draft_vocab_text, self.flags.draft_vocab
+        if path is None or size is None:
+            return None
+        lines = read_text(path, "--draft-vocab-text").split("\n")
+        return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)
 
 
 def usual_drafter(folders: Folders, num_draft: int | str | None = None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import InputError
 from . import common
 from .parser import Parser, require_writable
-from .trace_run import POSITIONS, TraceRun, read_trace
+from .trace import POSITIONS, TraceRun, read_trace
 
 COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
 
@@ -69,10 +69,8 @@ def draw(runs: Sequence[TraceRun], path: Path) -> None:
     times.set(title="Where the time goes", xlabel="seconds")
     times.invert_yaxis()
     times.legend()
-    try:
+    with common.writing("--png", path):
         figure.savefig(path, dpi=110, format="png")
-    except OSError as error:
-        raise InputError(f"--png {path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def report(traces: Sequence[Path], picture: Path) -> int:

@@ -20,9 +20,8 @@ from ..sampling import GenerationOptions
 from ..sampling.values import Whole
 from ..session import Session
 from . import common
-from .draft_flags import DraftFlags
 from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
-from .main_flags import FOR_PYTHON
+from .flags import FOR_PYTHON, DraftFlags
 from .models import ModelNames
 from .parser import Parser, add_flags, chosen_as, given_options, word
 

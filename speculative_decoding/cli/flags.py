@@ -1,4 +1,4 @@
-"""Every flag of main.py, and which of them contradict each other."""
+"""The flags of main.py in groups, and which of them contradict each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..errors import InputError
 from ..jobs.rows import FORMATS
 from ..sampling import GenerationOptions
 from ..sampling.values import Number, Switch, Text, Whole
-from .draft_flags import DraftFlags
 from .models import ModelNames
 from .parser import File, Parser, add_flags, flag
 
@@ -35,6 +34,8 @@ INPUT = (
 )
 INPUT_FORMAT = "what the lines are (default: by the file's name, or else by whether the first begins with {)"
 OUTPUT = "a JSON object for each line of the input, in its order (default: standard output)"
+VOCABULARY = "the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt"
+STORE = "what was read and written before is copied from too, and kept there for the next time"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,19 @@ class Files:
     force: A[bool, Switch(), "replace an existing output"] = False
     slots: A[int, Whole(1), "rows decoded together"] = 8
     max_memory: A[float | None, Number(0, above=True), "use fewer slots rather than more memory"] = None
+
+
+@dataclass(frozen=True)
+class DraftFlags:
+    """What shapes drafts and is no option of decoding. Raises `InputError` for what does not go together."""
+
+    draft_vocab: A[int | None, Whole(1), VOCABULARY] = None
+    draft_vocab_text: A[Path | None, File(), "text like the outputs to come"] = None
+    ngram_store: A[Path | None, File(), STORE] = None
+
+    def __post_init__(self) -> None:
+        if (self.draft_vocab is None) != (self.draft_vocab_text is None):
+            raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
 
 
 def main_parser() -> Parser:
