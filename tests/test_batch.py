@@ -115,6 +115,8 @@ def test_rows_may_have_options_of_their_own(slots: int) -> None:
     results = batch(rows, slots=slots, **shared)
     for row, result in zip(rows, results, strict=True):
         options = shared | row
+        if options["num_draft"] == 0:  # a single call says so: the drafter would have no effect
+            del options["drafter"]
         prompt = options.pop("prompt")
         assert same(result, generate(TARGET, Letters(), prompt, **options)), row
 
