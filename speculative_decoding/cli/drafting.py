@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.request import check_token_ids
-from ..drafters import DraftModel, NgramDrafter, Store, TextStore
+from ..drafters import DraftModel, NgramDrafter, Store, TextStore, usual_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
 from ..sampling import GenerationOptions
@@ -23,7 +23,6 @@ from .parser import chosen_as, flag, given_options, in_words_of_flags, require_w
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
 NEEDS = {"draft_vocab": USES_MODEL, "draft_vocab_text": USES_MODEL, "ngram_store": COPIES}
 OF_A_DRAFT_MODEL = ("draft_vocab", "confidence_threshold")
-OF_A_DRAFT = ("num_draft", "delta", *OF_A_DRAFT_MODEL)
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Plan:
     @property
     def drafter(self) -> str:
         """By its name."""
-        return self.options.drafter or usual_drafter(self.folders, self.options.num_draft)
+        return drafter_of(self.folders, self.options.drafter, self.options.num_draft)
 
     @property
     def is_plain(self) -> bool:
@@ -96,9 +95,9 @@ class Plan:
         return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)
 
 
-def usual_drafter(folders: Folders, num_draft: int | str | None = None) -> str:
-    """Where nobody chose one."""
-    return "none" if folders.draft is None or num_draft == 0 else "model"
+def drafter_of(folders: Folders, chosen: str | None, num_draft: int | str | None) -> str:
+    """By its name, also where nobody chose one."""
+    return chosen or ("none" if num_draft == 0 else usual_drafter(folders.draft))
 
 
 def plan_of(chosen: argparse.Namespace) -> Plan:
@@ -111,12 +110,11 @@ def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags) -> 
     """given: options by their names. What options say of one another they check themselves; here, what only the
     models and the flags know.
     """
-    name = given.get("drafter") or usual_drafter(folders, given.get("num_draft"))
+    name = drafter_of(folders, given.get("drafter"), given.get("num_draft"))
     named = {each for each, value in given.items() if value not in (default(each), 0)}  # 0 drafts nothing anyway
     named |= {each for each in NEEDS if getattr(flags, each) is not None}
     if folders.draft is None:
-        of_none = () if "drafter" in given else OF_A_DRAFT
-        for each in {"model": ("drafter",), "auto": OF_A_DRAFT_MODEL, "none": of_none}.get(name, ()):
+        for each in ("drafter",) if name == "model" else OF_A_DRAFT_MODEL if name != "none" else ():
             if each in named:
                 raise InputError(
                     f"{flag(each)} {given.get(each, '')}".rstrip() + " has no effect without a draft model; "

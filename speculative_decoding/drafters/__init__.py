@@ -34,7 +34,13 @@ __all__ = [
     "choose_drafter",
     "new_ngram",
     "require_same_tokens",
+    "usual_drafter",
 ]
+
+
+def usual_drafter(draft_model: object | None) -> str:
+    """The one that fits, where nobody chose one: copies and the draft model, or copies alone without one."""
+    return "ngram" if draft_model is None else "auto"
 
 
 def choose_drafter(
@@ -50,7 +56,7 @@ def choose_drafter(
     """
     choice, vocab_size = options.drafter, target.config.vocab_size
     if choice is None:
-        choice = "none" if draft_model is None else "model"
+        choice = usual_drafter(draft_model)
     if not isinstance(choice, str):
         return custom(choice, vocab_size)
     if choice == "none":
