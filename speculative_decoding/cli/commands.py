@@ -258,7 +258,7 @@ def set_model(state: State, text: str) -> None:
         state.exchange(target, draft[0] if draft else None)
 
 
-@Command("/draft-model NAME", "use another draft for this target", describe, lambda: [*model_names(), SELF_DRAFT])
+@Command("/draft-model NAME", "use another draft with this target", words=lambda: [*model_names(), SELF_DRAFT])
 def set_draft_model(state: State, text: str) -> None:
     state.exchange(str(state.plan.folders.target), parsed(Text(), text.strip(), "the draft"))
 

@@ -44,9 +44,13 @@ class Plan:
 
     def describe(self) -> str:
         """Which models are used, and where drafts come from."""
-        folders, copies = self.folders, "n-grams as a draft"
+        folders, copies = self.folders, "copies of the text as a draft"
         draft = f"draft {folders.draft}" + ("" if folders.bits is None else f" in {folders.bits} bits")
-        sources = {"model": draft, "auto": copies if folders.draft is None else f"{draft} and n-grams", "ngram": copies}
+        sources = {
+            "model": draft,
+            "auto": copies if folders.draft is None else f"{draft} and copies of the text",
+            "ngram": copies,
+        }
         return f"target {folders.target}, " + sources.get(self.drafter, "no draft: regular decoding")
 
     def open(self, *, use_draft: bool | None = None) -> Pair:

@@ -112,9 +112,9 @@ class DraftView:
         """Print it behind its numbers; a new line."""
         event, close = step.round, "" if self._colour else self._kind.behind
         kind = f", {event.kind}" if event.kind else ""
+        drafted = f"{event.accepted} of {event.drafted} accepted{kind}" if event.drafted else "nothing drafted"
         draft = "" if event.draft_seconds is None else f" (draft {1000 * event.draft_seconds:.1f})"
-        numbers = f"round {step.number + 1}: {event.accepted} of {event.drafted} accepted{kind}"
-        numbers += f", {1000 * event.seconds:.1f} ms{draft}: "
+        numbers = f"round {step.number + 1}: {drafted}, {1000 * event.seconds:.1f} ms{draft}: "
         self._console.print(Text(numbers, "dim" if self._colour else "").append_text(line).append(close))
         self._kind = PLAIN
         return Text()
