@@ -107,6 +107,17 @@ def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> No
         assert out.startswith(" den Wert ") and ("verify: identical" in err) == bool(more)
 
 
+def test_what_was_cut_is_said(main_py) -> None:  # type: ignore[no-untyped-def]
+    assert "stopped at" not in main_py("--prompt", PROMPT)[2]
+    assert "\nstopped at --max-tokens 3\n" in main_py("--prompt", PROMPT, "-m", "3")[2]
+    _, _, err = main_py("-m", "9", stdin=f"{PROMPT}\n{HARDER}\n".encode())
+    assert "\nstopped at --max-tokens 9: 1 of 2 texts\n" in err
+
+
+def test_regular_decoding_says_nothing_of_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
+    assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
+
+
 def test_delta_is_labelled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
     _, _, err = main_py("--prompt", PROMPT, "--delta", "0.5")
     assert "LOSSY: --delta 0.5" in err
@@ -336,6 +347,41 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     err = process.stderr.read()
     process.wait()
     assert process.returncode == 1 and b"Traceback" not in err and b"Exception" not in err
+
+
+@pytest.mark.parametrize("more", [[], ["--input", "data/grammar.txt", "-m", "1"]])
+def test_a_full_device_is_one_line(
+    more: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.chdir(ROOT)
+        assert main_command.main(more or ["--prompt", PROMPT]) == 2
+        err = capfd.readouterr().err
+    assert err.splitlines()[1:] == ["main.py: error: standard output: No space left on device"]
+    for name in ("--stats-json", "--trace"):
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        assert main_command.main(["--prompt", PROMPT, name, "/dev/full"]) == 2
+        assert f"main.py: error: {name} /dev/full: cannot be written (No space left" in capfd.readouterr().err
+
+
+def test_closed_streams(tmp_path: Path) -> None:
+    """What is opened next has their numbers, and would be printed into."""
+    command = f'{sys.executable} main.py --stats-json "$1/s" --prompt "$2"'
+    shell = ["sh", "-c", f'{command} >&- 2>"$1/err"; echo $?; {command} <&- 2>&-; echo $?', "sh", str(tmp_path), PROMPT]
+    out = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out.split("\n") == ["2", "Die Methode gibt den Wert zurück.", "0", ""]
+    assert (tmp_path / "err").read_text() == (
+        "main.py: error: standard output is closed; send it to a file, or to /dev/null\n"
+    )
+    assert json.loads((tmp_path / "s").read_text())["lossless"]
+
+
+def test_text_and_draft_in_one_pipe_are_not_mixed() -> None:
+    process = start("--show-draft", *FIXED, "--prompt", HARDER, stderr=subprocess.STDOUT)
+    lines = process.communicate()[0].decode().splitlines()
+    assert lines[2].endswith("gibt den Wert{+ der+} Eigenschaft[- des Eigenschafts zurück-]{+ zurück+}.")
+    assert lines[3].startswith("10 tokens at ")
 
 
 @pytest.mark.parametrize(

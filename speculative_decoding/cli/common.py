@@ -80,16 +80,16 @@ def run(program: str, command: Callable[[], int]) -> int:
 
 
 def require_streams() -> None:
-    """Without standard error nobody reads what is said; without standard output there is nothing to do. Where one of
-    the three is closed its number is taken, so that no file gets it and is written into.
+    """Where one of the three is closed its number is taken, so that no file gets it and is written into; input is empty
+    then, and what would be said is lost. Raises `InputError` without standard output.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         raise InputError("standard output is closed; send it to a file, or to /dev/null")
 

@@ -31,7 +31,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     """The exit status: 1 if some lines were errors."""
     output, totals = files.output, Totals()
     with ExitStack() as stack:
-        file, name, size = stack.enter_context(open_input(files.input, output))
+        file, name, size = stack.enter_context(open_input(files.input))
         pair = plan.open()
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
@@ -76,11 +76,9 @@ def write_to_stdout(record: bytes, line: Line) -> None:
 
 
 @contextmanager
-def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader, str, int | None]]:
+def open_input(name: str) -> Iterator[tuple[BufferedReader, str, int | None]]:
     """The file, what to call it, and its size if it has one."""
     if name == "-":
-        if sys.stdin is None:
-            raise InputError("--input -: there is no standard input; name a file")
         yield sys.stdin.buffer, "standard input", None  # type: ignore[misc]
         return
     try:
@@ -88,8 +86,6 @@ def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader,
     except OSError as error:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
     with file:
-        if output is not None and output.exists() and os.path.samefile(name, output):
-            raise InputError(f"--output {output}: is the input itself; name another file")
         yield file, name, os.fstat(file.fileno()).st_size or None
 
 

@@ -39,9 +39,11 @@ class Parser(argparse.ArgumentParser):
 class File(Value):
     """A path, of a file that may be there or not."""
 
-    wanted: str = "a path"
+    wanted: str = "the path of a file (- is none)"
 
     def accept(self, value: Any) -> Path:
+        if value in ("", "-"):
+            raise ValueError
         return Path(value)
 
 

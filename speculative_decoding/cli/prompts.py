@@ -81,7 +81,7 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
             raise InputError(f"--prompt {prompt!r}: is empty; give it some text")
         yield prompt
         return
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin.isatty():
         say(f"no --prompt, so an example: {EXAMPLE}")
         yield EXAMPLE
         return

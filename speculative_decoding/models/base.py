@@ -20,6 +20,7 @@ from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
 
 Head = Callable[[mx.array], mx.array]
+LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
 
 class EncoderDecoderConfig(Protocol):
@@ -33,6 +34,9 @@ class EncoderDecoderConfig(Protocol):
 
     @property
     def pad_token_id(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -161,6 +165,8 @@ class EncoderDecoder(nn.Module):
         """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
         lengths = [len(source) for source in sources]
         longest, padding = max(lengths), self.config.pad_token_id
+        if longest > LONGEST_TOGETHER:
+            return [self.encode(mx.array([source])) for source in sources]
         tokens = mx.array([[*source, *[padding] * (longest - len(source))] for source in sources])
         is_ragged = min(lengths) < longest
         memory = self.encode(tokens, mx.arange(longest) < mx.array(lengths)[:, None] if is_ragged else None)
