@@ -219,8 +219,9 @@ class Session:
             if engine.is_idle:
                 return
             for event in engine.step():
-                if event.request.finish_reason:
-                    yield BatchResult(indices.pop(event.request), result_of(event.request))
+                if (request := event.request).finish_reason:
+                    result = None if request.error else result_of(request)
+                    yield BatchResult(indices.pop(request), result, request.error)
 
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
@@ -240,6 +241,8 @@ def stream_of(
             if on_round is not None:
                 on_round(event.round)
             yield from responses(event)
+    if request.error:
+        raise InputError(request.error)
 
 
 def responses(event: Event) -> Iterator[GenerationResponse]:

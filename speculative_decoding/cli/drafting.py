@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.request import check_token_ids
-from ..drafters import DraftModel, NgramDrafter, Store, TextStore, usual_drafter
+from ..drafters import DraftModel, NgramDrafter, TextStore, usual_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
 from ..sampling import GenerationOptions
@@ -80,13 +80,13 @@ class Plan:
             if self.flags.ngram_store is not None and store is not None:
                 store.save(self.flags.ngram_store)
 
-    def _open_store(self, pair: Pair) -> Store | None:
+    def _open_store(self, pair: Pair) -> TextStore | None:
         """The store in the file, or an empty one for it."""
         path, fingerprint = self.flags.ngram_store, pair.tokenizer.vocabulary.fingerprint
         if path is None:
             return None
         if path.exists():
-            return Store.load(path, fingerprint)
+            return TextStore.load(path, fingerprint)
         require_writable("ngram_store", path)
         return TextStore(self.options.max_ngram_size, vocabulary=fingerprint)
 

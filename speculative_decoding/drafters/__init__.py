@@ -13,8 +13,8 @@ from .base import BatchDrafter, Draft, Drafter, Row, Wanted
 from .draft_model import DraftModel, require_same_tokens
 from .model import BatchModelDrafter
 from .ngram import NgramDrafter
-from .ngram_store import NgramStore, Store, TextStore
 from .separate import CustomDrafter, NoDrafter, SeparateDrafters
+from .text_store import TextStore
 
 __all__ = [
     "AutoDrafter",
@@ -24,11 +24,9 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "NgramDrafter",
-    "NgramStore",
     "NoDrafter",
     "Row",
     "SeparateDrafters",
-    "Store",
     "TextStore",
     "Wanted",
     "choose_drafter",
