@@ -11,6 +11,7 @@ from typing import Any
 from ..decoding.request import check_token_ids
 from ..drafters import DraftModel, NgramDrafter
 from ..errors import InputError
+from ..loading.hub import suggested_draft
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..session import Session
@@ -46,7 +47,9 @@ class Plan:
         folders, copies = self.folders, "n-grams as a draft"
         draft = f"draft {folders.draft}" + ("" if folders.bits is None else f" in {folders.bits} bits")
         sources = {"model": draft, "auto": copies if folders.draft is None else f"{draft} and n-grams", "ngram": copies}
-        return f"target {folders.target}, " + sources.get(self.drafter, "no draft: regular decoding")
+        better = suggested_draft(folders.target) if folders.draft is None and self.options.drafter is None else None
+        hint = "" if better is None else f"; a draft model for it: --draft-model {better}"
+        return f"target {folders.target}, " + sources.get(self.drafter, "no draft: regular decoding") + hint
 
     def open(self, *, use_draft: bool | None = None) -> Pair:
         """The models without their weights. use_draft: by default where the drafter does."""
