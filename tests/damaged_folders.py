@@ -28,7 +28,7 @@ Random = random.Random
 BUNDLED_TARGET = BUNDLED / "t5-web-docs"
 TEXT = "the method returns a value \U0001f389 <extra_id_0>"
 SPECIAL = ("<pad>", "</s>", "<unk>")
-SMALL = {
+SMALL: dict[str, Any] = {
     "version": "1.0",
     "truncation": None,
     "padding": None,
