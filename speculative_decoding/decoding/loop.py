@@ -28,20 +28,42 @@ def speculate(batch: Batch) -> dict[int, Round]:
 
     states = batch.model.states(batch.fed(draft), batch.cache)  # (B, K + 1, d)
     logits = batch.model.logits(states)  # (B, K + 1, V)
-    judged = judge(batch, draft, logits)  # a verdict for each kind of rule
+    judged = judge(batch, rows, draft, logits)  # a verdict for each kind of rule
     mx.eval([each.arrays for each in judged], draft.tokens)  # the round's only wait
     clock.verified()
 
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(token_rows(draft.tokens))]
     outcomes = commit(judged, proposed)
     batch.rewind()
-    batch.drafter.observe(rows, Verified(states, logits, {slot: len(each.tokens) for slot, each in outcomes.items()}))
+    outcomes |= judged_again(batch, [row for row in rows if row.slot not in outcomes])
+    batch.drafter.observe(rows, Verified(states, {slot: len(each.tokens) for slot, each in outcomes.items()}))
     observe_lengths(rows, wanted, proposed, outcomes, clock.informative_seconds)
     for row in rows:
         if row.finish_reason:
             batch.drafter.end(row)
     kinds = {each.row.slot: each.kind for each in wanted}
     return {row.slot: clock.round(row, proposed[row.slot], outcomes[row.slot], kinds.get(row.slot, "")) for row in rows}
+
+
+def judged_again(batch: Batch, rows: Sequence[DecodedRow]) -> dict[int, Outcome]:
+    """Of rows whose logits were not finite: once more, without a draft and with nothing behind the tokens in the cache.
+
+    What a mask hides has probability 0, but 0 times infinity is NaN: a token that was never committed must not decide.
+    A row whose logits still are not finite ends with an error.
+    """
+    if not rows:
+        return {}
+    for row in rows:
+        batch.cache.clear_behind(row.slot)
+    none = Draft.empty(len(batch.rows))
+    judged = judge(batch, rows, none, batch.model.decode(batch.fed(none), batch.cache))
+    mx.eval([each.arrays for each in judged])
+    outcomes = commit(judged, [()] * len(batch.rows))
+    batch.rewind()
+    for row in rows:
+        if row.slot not in outcomes:
+            row.finish_reason = "error"
+    return {row.slot: Outcome([], 0, 0, 0.0, None) for row in rows} | outcomes
 
 
 def choose_lengths(rows: Sequence[DecodedRow], drafter: BatchDrafter) -> list[Wanted]:

@@ -55,6 +55,14 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
     return list(text)
 
 
+def not_finite(number: int) -> str:
+    """Why there is no token of this number, from 1."""
+    return (
+        f"the target's scores for token {number} of the output are not finite: its weights are damaged, or overflow in "
+        "this dtype; convert it anew, or use float32"
+    )
+
+
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids") -> None:
     """Raise `InputError` unless the model has a row for each of them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
-from .request import check_token_ids, encode_prompt
+from .request import check_token_ids, encode_prompt, not_finite
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def score(
     read = mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]])
     logits = model.logits(model.teacher_forced(read, model.encode(mx.array([ids]))))  # (1, N, V)
     logprobs = [float(each) for each in token_logprobs(logits[0], mx.array(tokens)).tolist()]  # type: ignore[union-attr,arg-type]
+    if undefined := [number for number, each in enumerate(logprobs, 1) if math.isnan(each)]:
+        raise InputError(not_finite(undefined[0]))
     return Score(sum(logprobs), tokens, logprobs)
 
 
