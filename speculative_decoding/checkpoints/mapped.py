@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo
+from .files import open_regular
 
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -35,7 +36,7 @@ class MappedFile:
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise self.error(f"not a readable {kind} file ({error})") from error

@@ -25,10 +25,12 @@ MAX_HEADER_BYTES = 4096
 def read_npz(path: Path) -> Checkpoint:
     """Open a `.npz`. Checksums are left to `verify_npz`: at every start they would take longer than the loading."""
     file = MappedFile(path, ".npz")
-    return MappedCheckpoint(
-        file,
-        {name.removesuffix(".npy"): read_header(file, name, entry) for name, entry in zip_entries(file).items()},
-    )
+    arrays: dict[str, tuple[TensorInfo, Extent]] = {}
+    for entry, extent in zip_entries(file).items():
+        if (name := entry.removesuffix(".npy")) in arrays:
+            raise file.error(f"array {name!r} appears twice")
+        arrays[name] = read_header(file, entry, extent)
+    return MappedCheckpoint(file, arrays)
 
 
 def read_header(file: MappedFile, name: str, entry: Extent) -> tuple[TensorInfo, Extent]:

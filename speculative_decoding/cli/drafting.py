@@ -12,6 +12,7 @@ from ..decoding.request import check_token_ids
 from ..drafters import DraftModel, NgramDrafter, TextStore, usual_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
+from ..loading.hub import suggested_draft
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..session import Session
@@ -44,14 +45,15 @@ class Plan:
 
     def describe(self) -> str:
         """Which models are used, and where drafts come from."""
-        folders, copies = self.folders, "copies of the text as a draft"
+        folders = self.folders
         draft = f"draft {folders.draft}" + ("" if folders.bits is None else f" in {folders.bits} bits")
-        sources = {
-            "model": draft,
-            "auto": copies if folders.draft is None else f"{draft} and copies of the text",
-            "ngram": copies,
-        }
-        return f"target {folders.target}, " + sources.get(self.drafter, "no draft: regular decoding")
+        if self.drafter == "ngram" or folders.draft is None:
+            draft = "copies of the text as a draft"
+        elif self.drafter == "auto":
+            draft += " and copies of the text"
+        better = suggested_draft(folders.target) if folders.draft is None and self.options.drafter is None else None
+        hint = "" if better is None else f"; a draft model for it: --draft-model {better}"
+        return f"target {folders.target}, {'no draft: regular decoding' if self.is_plain else draft}{hint}"
 
     def open(self, *, use_draft: bool | None = None) -> Pair:
         """The models without their weights. use_draft: by default where the drafter does."""

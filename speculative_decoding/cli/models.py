@@ -8,7 +8,7 @@ from typing import Annotated as A
 
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
-from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
+from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling.values import Text
@@ -16,8 +16,8 @@ from ..sampling.values import Text
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
 MODEL = (
-    "the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, else the "
-    "bundled pair)"
+    "the target: a folder, one under models/, or a model on the Hub, organisation/model (default: t5-11b with t5-small "
+    "if both are converted, else the bundled pair)"
 )
 DRAFT_MODEL = (
     "the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, or with "
@@ -103,6 +103,6 @@ class Pair:
 
 def find(name: str, option: str) -> Path:
     try:
-        return find_folder(name)
+        return locate(name)
     except InputError as error:
         raise InputError(f"{option}: {error}") from error

@@ -41,6 +41,7 @@ def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allo
         raise too_long(f"{length} characters", limit)
     require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
     source = tokenizer.encode(prompt)
+    check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
     if limit is not None and len(source) > limit:
         raise too_long(f"{len(source)} tokens", limit)
     require_encodable(model, len(source))
@@ -58,6 +59,7 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
     """Text as the decoder would write it, without an end; ids are taken as they are. `name`: of the argument."""
     if isinstance(text, str):
         ids = tokenizer.encode(text) if text else []
+        check_token_ids(ids, model.config.vocab_size, f"tokens of {name}")
         return ids[:-1] if ids and ids[-1] in model.config.eos_token_ids else ids
     check_token_ids(text, model.config.vocab_size, name)
     if ended := set(text) & set(model.config.eos_token_ids):
@@ -74,6 +76,14 @@ def not_finite(number: int) -> str:
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids") -> None:
+    """Raise `InputError` unless the model has a row for each of them.
+
+    MLX reads whatever lies in memory where an id points to, so none may point outside of the table. It cannot: ids of
+    config.json and generation_config.json are checked when they are read (`T5Config.from_dict`); all that tokenizers
+    and callers give, here; what drafters look up, in `SeparateDrafters`; all others were chosen among a model's scores,
+    of which there is one for each row. A draft model with fewer rows than the target is given its last one for those
+    it lacks (`encode_rows`, `BatchModelDrafter`).
+    """
     for token in ids:
         if not 0 <= token < vocab_size:
             raise InputError(f"{name} must be between 0 and {vocab_size - 1}, not {token}")
