@@ -12,8 +12,7 @@ from rich.text import Text
 
 from speculative_decoding import stream_generate
 from speculative_decoding.cli.summaries import accepted_bars
-from speculative_decoding.cli.views import DraftView, has_colour, visible
-from speculative_decoding.cli.watching import watch
+from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder

@@ -20,8 +20,7 @@ from ..drafters import DraftModel
 from ..session import Session
 from .common import note_unknown
 from .summaries import table
-from .views import DraftView
-from .watching import INTERRUPTED, OnRound, Watcher, never, plain_text, watch
+from .views import INTERRUPTED, DraftView, OnRound, Watcher, never, plain_text, watch
 
 SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
 IDENTICAL = "identical"

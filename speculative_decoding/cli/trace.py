@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from ..errors import InputError
 from .common import read_text, writing
-from .watching import Step, Watcher
+from .views import Step, Watcher
 
 COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft_seconds", "verify_seconds")
 POSITIONS = 10  # parts of an output: tokens per round are averaged in each
