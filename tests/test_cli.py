@@ -111,7 +111,7 @@ def test_what_was_cut_is_said(main_py) -> None:  # type: ignore[no-untyped-def]
     assert "stopped at" not in main_py("--prompt", PROMPT)[2]
     assert "\nstopped at --max-tokens 3\n" in main_py("--prompt", PROMPT, "-m", "3")[2]
     _, _, err = main_py("-m", "9", stdin=f"{PROMPT}\n{HARDER}\n".encode())
-    assert "\nstopped at --max-tokens 9: 1 of 2 texts\n" in err
+    assert "\n1 of 2 texts stopped at --max-tokens 9\n" in err
 
 
 def test_regular_decoding_says_nothing_of_drafts(main_py) -> None:  # type: ignore[no-untyped-def]

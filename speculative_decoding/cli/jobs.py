@@ -18,10 +18,12 @@ from ..errors import InputError
 from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_lines
 from ..loading import manifest
 from ..loading.load import Opened
+from ..sampling import GenerationOptions
 from .common import say, write_stats
 from .drafting import Plan
 from .flags import Files
 from .models import Pair
+from .summaries import summary_notes
 
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
 NOTE_SECONDS = 30.0  # between notes where there is no terminal
@@ -64,7 +66,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
             way_out = "" if output is None else "; the same command with --resume goes on from there"
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
-    say(summary(totals, files.slots))
+    say(summary(totals, plan.options))
     if stats_json is not None:
         write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
@@ -150,7 +152,7 @@ def pace(totals: Totals) -> str:
     return f"{totals.lines} lines{errors}, {totals.end_to_end_tps:.1f} tokens/s{accepted}"
 
 
-def summary(totals: Totals, slots: int) -> str:
+def summary(totals: Totals, options: GenerationOptions) -> str:
     stats, errors = totals.stats, ""
     if totals.errors:
         here = f" (in this run first at line {', '.join(map(str, totals.error_lines))})" if totals.error_lines else ""
@@ -160,18 +162,11 @@ def summary(totals: Totals, slots: int) -> str:
     )
     if totals.rows:
         text += (
-            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average, "
-            f"of all {min(slots, totals.rows)} slots after {totals.batch_time_to_first_token:.3f} s"
-            f"\ndecoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
-            f"\naccepted {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens "
-            f"({stats.acceptance_rate:.1%}), {totals.accepted_per_target_call:.2f} per target call"
+            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average; "
+            f"decoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
             f"\n{stats.target_calls} iterations, {stats.tokens_per_target_call:.2f} tokens each"
             f"\nencode {totals.encode_seconds:.3f} s, decode {totals.decode_seconds:.3f} s; "
             f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB"
         )
-    if not stats.lossless:
-        text += (
-            "\nLOSSY: delta accepts tokens that the target alone would not write; "
-            f"measured price {stats.delta_total_variation:.4f} per token"
-        )
-    return text
+    notes = summary_notes(stats, options, totals.rows, totals.cut)
+    return "\n".join([text, *notes])

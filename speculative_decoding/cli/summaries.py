@@ -24,7 +24,6 @@ def accepted(stats: GenerationStats) -> str:
 
 
 def summary(stats: GenerationStats, options: GenerationOptions, texts: int, cut: int) -> str:
-    """cut: how many of the texts ended at max_tokens."""
     times = f"decode {stats.decode_seconds:.3f} s"
     if stats.draft_seconds is not None and stats.verify_seconds is not None:
         times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"
@@ -33,11 +32,16 @@ def summary(stats: GenerationStats, options: GenerationOptions, texts: int, cut:
         f"{stats.target_calls} target calls, {stats.tokens_per_target_call:.2f} tokens per call",
         f"encode {stats.encode_seconds:.3f} s, {times}; peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
     ]
-    if stats.drafted_tokens:
-        lines.insert(1, f"{accepted(stats)} ({stats.acceptance_rate:.1%})")
+    return "\n".join([*lines, *summary_notes(stats, options, texts, cut)])
+
+
+def summary_notes(stats: GenerationStats, options: GenerationOptions, texts: int, cut: int) -> list[str]:
+    """What is not to be said of every run. cut: how many of the texts ended at max_tokens."""
+    notes = [f"{accepted(stats)} ({stats.acceptance_rate:.1%})"] if stats.drafted_tokens else []
     if cut:
-        lines.append(f"stopped at --max-tokens {options.max_tokens}" + (f": {cut} of {texts} texts" * (texts > 1)))
-    return "\n".join(lines if stats.lossless else [*lines, lossy(stats, options)])
+        how_many = f"{cut} of {texts} texts " if texts > 1 else ""
+        notes.append(f"{how_many}stopped at --max-tokens {options.max_tokens}")
+    return notes if stats.lossless else [*notes, lossy(stats, options)]
 
 
 def lossy(stats: GenerationStats, options: GenerationOptions) -> str:

@@ -1,7 +1,7 @@
-"""A generation and those who watch it as it comes: its plain text, or how the text looks with its draft: accepted green,
-rejected red and struck out, the target's own blue.
+"""A generation and those who watch it as it comes: its plain text, or the text with its draft.
 
-Where there is no colour (`NO_COLOR`, a pipe, a dumb terminal) marks take its place: [-rejected-] {+the target's own+}.
+Accepted is green, rejected red and struck out, the target's own blue. Where there is no colour (`NO_COLOR`, a pipe, a
+dumb terminal) marks take its place: [-rejected-] {+the target's own+}.
 """
 
 from __future__ import annotations
