@@ -111,7 +111,7 @@ def test_what_was_cut_is_said(main_py) -> None:  # type: ignore[no-untyped-def]
     assert "stopped at" not in main_py("--prompt", PROMPT)[2]
     assert "\nstopped at --max-tokens 3\n" in main_py("--prompt", PROMPT, "-m", "3")[2]
     _, _, err = main_py("-m", "9", stdin=f"{PROMPT}\n{HARDER}\n".encode())
-    assert "\n1 of 2 texts stopped at --max-tokens 9\n" in err
+    assert "\nstopped at --max-tokens: 1 of 2 texts\n" in err
 
 
 def test_regular_decoding_says_nothing_of_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -143,7 +143,7 @@ def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixtu
     assert "4 of 4 identical" in capsys.readouterr().out
     (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
     assert verify_command.main([*arguments, "--delta", "1", *FIXED]) == 1
-    assert "prompt 1, drafter model, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
+    assert "prompt 1, drafter model, num-draft 5, seed 0, slots 1: first divergence at token" in capsys.readouterr().out
     assert verify_command.main([*arguments, "--temperature", "1"]) == 2
 
 

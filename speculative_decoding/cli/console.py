@@ -14,12 +14,10 @@ from types import FrameType
 from ..errors import InputError
 from .commands import Quit, State, completions, find
 from .common import say
-from .compare import Runner
+from .compare import Runner, speed, summary_notes
 from .drafting import Plan
 from .flags import Views
-from .summaries import accepted, lossy, speed
-from .trace import traces_to
-from .views import has_colour, make_console
+from .views import has_colour, make_console, traces_to
 
 PROMPT = "> "
 HISTORY = "~/.speculative_decoding_history"
@@ -93,18 +91,10 @@ class Conversation:
             state.recover()
             state.console.print("\nstopped at once")
             return
-        style = "dim" if has_colour(state.console) else ""
-        if len(runs) == 1:
-            (run,) = runs.values()
-            line = f"{len(run.tokens)} tokens at {speed(run.stats):.1f} tokens/s"
-            line += f"; {accepted(run.stats)}" if run.stats.drafted_tokens else ""
-            state.console.print(line, style=style)
-        answer = runs.get(state.ways[0])
-        if answer is not None and answer.finish_reason == "length":
-            state.console.print(f"stopped at /max-tokens {state.options.max_tokens}", style=style)
-        for run in runs.values():
-            if not run.stats.lossless:
-                state.console.print(lossy(run.stats, state.options))
+        if (run := runs.get(state.ways[0])) is not None:
+            notes = summary_notes(run.stats, state.options, 1, run.finish_reason == "length")
+            line = "; ".join([f"{len(run.tokens)} tokens at {speed(run.stats):.1f} tokens/s", *notes])
+            state.console.print(line, style="dim" if has_colour(state.console) else "")
 
 
 def read_line() -> str:

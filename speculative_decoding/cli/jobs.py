@@ -20,10 +20,10 @@ from ..loading import manifest
 from ..loading.load import Opened
 from ..sampling import GenerationOptions
 from .common import say, write_stats
+from .compare import summary_notes
 from .drafting import Plan
 from .flags import Files
 from .models import Pair
-from .summaries import summary_notes
 
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
 NOTE_SECONDS = 30.0  # between notes where there is no terminal
@@ -33,7 +33,8 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     """The exit status: 1 if some lines were errors."""
     output, totals = files.output, Totals()
     with ExitStack() as stack:
-        file, name, size = stack.enter_context(open_input(files.input))
+        file = stack.enter_context(open_input(files.input))
+        size = os.fstat(file.fileno()).st_size or None
         pair = plan.open()
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
@@ -43,7 +44,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
         if output is not None:
             opening = Journal.open(output, settings, resume=files.resume, force=files.force)
             journal = stack.enter_context(opening)
-            lines, write, running = journal.remaining(file, name), journal.write, journal.running()
+            lines, write, running = journal.remaining(file, files.input), journal.write, journal.running()
             totals.lines, totals.errors = journal.done.lines, journal.errors
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
@@ -77,18 +78,13 @@ def write_to_stdout(record: bytes, line: Line) -> None:
     sys.stdout.buffer.flush()
 
 
-@contextmanager
-def open_input(name: str) -> Iterator[tuple[BufferedReader, str, int | None]]:
-    """The file, what to call it, and its size if it has one."""
+def open_input(name: str) -> BufferedReader:
     if name == "-":
-        yield sys.stdin.buffer, "standard input", None  # type: ignore[misc]
-        return
+        return sys.stdin.buffer  # type: ignore[return-value]
     try:
-        file = open(name, "rb")  # noqa: SIM115
+        return open(name, "rb")
     except OSError as error:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
-    with file:
-        yield file, name, os.fstat(file.fileno()).st_size or None
 
 
 def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
@@ -129,19 +125,17 @@ def progress(size: int | None, *, is_watched: bool) -> Iterator[Callable[[Totals
 
 def notes(size: int | None) -> Callable[[Totals], None]:
     """A line every `NOTE_SECONDS`, none for a short job."""
-    said = time.monotonic()
-    began: tuple[float, int] | None = None  # when, and behind which byte
+    start, said, first = time.monotonic(), 0.0, -1  # byte where it began: a job that is resumed does not begin with 0
 
     def show(totals: Totals) -> None:
-        nonlocal said, began
-        now, done, left = time.monotonic(), totals.input_bytes, ""
-        start, first = began = began or (now, done)
-        if now - said < NOTE_SECONDS:
-            return
-        if size is not None and done > first:
-            left = f", about {(now - start) * (size - done) / (done - first) / 60:.0f} min left"
-        said = now
-        say(pace(totals) + left)
+        nonlocal said, first
+        seconds, done = time.monotonic() - start, totals.input_bytes
+        first = done if first < 0 else first
+        if seconds - said >= NOTE_SECONDS:
+            said, left = seconds, ""
+            if size is not None and done > first:
+                left = f", about {seconds * (size - done) / (done - first) / 60:.0f} min left"
+            say(pace(totals) + left)
 
     return show
 

@@ -16,13 +16,9 @@ from ..sampling.values import Text
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
 MODEL = (
-    "the target: a folder, one under models/, or a model on the Hub, organisation/model (default: t5-11b with t5-small "
-    "if both are converted, else the bundled pair)"
+    "the target: a folder, one in models/, or a name on the Hub (default: t5-11b with t5-small, or the bundled pair)"
 )
-DRAFT_MODEL = (
-    "the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, or with "
-    "--drafter ngram"
-)
+DRAFT_MODEL = "the draft, likewise; or self-8bit: the target itself in 8 bits; without it copies of the text are drafts"
 DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"
 
 

@@ -16,7 +16,7 @@ from .parser import File, Parser, require_writable, word
 
 COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
 
-Rounds = Sequence[Mapping[str, Any]]  # of one file, each as `trace.Trace` describes it
+Rounds = Sequence[Mapping[str, Any]]  # of one file, each as `views.Trace` describes it
 
 
 def read_trace(path: Path) -> Rounds:

@@ -67,10 +67,6 @@ class Totals:
         return ratio(self.stats.generated_tokens, self.decode_seconds)
 
     @property
-    def accepted_per_target_call(self) -> float:
-        return ratio(self.stats.accepted_tokens, self.stats.target_calls)
-
-    @property
     def encode_seconds(self) -> float:
         return self.stats.encode_seconds * self._share
 
@@ -85,10 +81,8 @@ class Totals:
     def as_dict(self) -> dict[str, Any]:
         """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
         of_a_row = ("time_to_first_token", "total_variation", "generation_tps")
-        ours = (
-            *("lines", "errors", "rows", "cut", "seconds", "mean_time_to_first_token", "decode_tps", "end_to_end_tps"),
-            *("accepted_per_target_call", "encode_seconds", "decode_seconds"),
-        )
+        times = ("seconds", "mean_time_to_first_token", "encode_seconds", "decode_seconds")
+        ours = ("lines", "errors", "rows", "cut", *times, "decode_tps", "end_to_end_tps")
         stats = {name: value for name, value in self.stats.as_dict().items() if name not in of_a_row}
         return stats | {name: getattr(self, name) for name in ours} | {"iterations": self.stats.target_calls}
 
