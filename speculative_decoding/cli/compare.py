@@ -169,9 +169,10 @@ def summary(stats: GenerationStats, options: GenerationOptions, texts: int, cut:
     lines = [
         f"{stats.generated_tokens} tokens at {stats.generation_tps:.1f} tokens/s; "
         f"{stats.target_calls} target calls, {stats.tokens_per_target_call:.2f} tokens per call",
+        *summary_notes(stats, options, texts, cut),
         f"encode {stats.encode_seconds:.3f} s, {times}; peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
     ]
-    return "\n".join([*lines, *summary_notes(stats, options, texts, cut)])
+    return "\n".join(lines)
 
 
 def summary_notes(stats: GenerationStats, options: GenerationOptions, texts: int, cut: int) -> list[str]:
