@@ -1,8 +1,9 @@
 """Lossless speculative decoding for encoder-decoder models on MLX."""
 
-from . import blas
+from . import blas, kernels
 
 blas.load_fast_blas()  # before anything imports mlx
+kernels.use_private_folder()
 
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult  # noqa: E402
 from .decoding.scoring import Score, encode, score  # noqa: E402

@@ -1,0 +1,140 @@
+"""Where MLX keeps the kernels that it compiles on a CPU, and a clock that stands still while it compiles them.
+
+MLX fuses operations into kernels, which `g++` compiles when they are first used, and loads whatever already lies in
+`$TMPDIR/mlx`. On Linux all users share that folder: what lies there may be somebody else's code. So MLX gets a folder
+of this user's, or compiles nothing. macOS has a temporary folder for each user, and Metal needs no `g++`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from .errors import InputError
+
+UNFUSED = "MLX computes without fused kernels, which is slower"
+WAY_OUT = "name another folder for caches in XDG_CACHE_HOME"
+Found = TypeVar("Found")
+
+_folder: Path | None = None  # what MLX takes for the folder of temporary files
+_note: str | None = None  # what is wrong, to be said once
+_is_said = False  # that kernels are compiled
+_lost = 0.0  # seconds, with a compiler in them
+
+
+def use_private_folder() -> None:
+    """Call before MLX evaluates anything. Runs no compiler and never fails."""
+    global _folder, _note
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = private_folder(private_folder(cache.resolve() / "speculative-decoding") / "kernels")
+        remove_unsafe(folder)
+    except (OSError, RuntimeError) as error:  # the latter where there is no home folder
+        _note = f"{UNFUSED}: {error}; {WAY_OUT}"
+        disable_fusing()
+        return
+    _folder = folder
+    # In C's environment alone: `os.environ` and `tempfile` keep what the user set. MLX has no other setting and reads this
+    # for each kernel, so it cannot be set back; a program that is started without its own environment inherits it.
+    os.putenv("TMPDIR", str(folder))
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that nobody but this user can enter: what lies in it is loaded as code."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()  # of itself: not of what a link points to
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise OSError(f"{path} is not a folder of your own; remove it")
+    path.chmod(0o700)
+    return path
+
+
+def remove_unsafe(folder: Path) -> None:
+    """Kernels that are somebody else's, links, or cut short as by a power failure: MLX then compiles them anew."""
+    for path in folder.glob("mlx/*/cpu/lib*.so"):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not is_whole(path):
+            path.unlink(missing_ok=True)
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a library (ELF, 64 bits) is as long as its header says: the table of its sections is its end."""
+    with library.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return False
+    (start,), (size, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return bool(start + size * count <= library.stat().st_size)
+
+
+def disable_fusing() -> None:
+    import mlx.core as mx  # not at the top: blas.py comes first
+
+    mx.disable_compile()
+
+
+def check() -> None:
+    """Before a model is used: can kernels be compiled, and loaded? Otherwise none are, and this is said once."""
+    global _note
+    import mlx.core as mx
+
+    if _folder is not None and mx.default_device() == mx.cpu:
+        try:
+            without_compiler(lambda: mx.eval(mx.compile(lambda x: mx.exp(x) + 1)(mx.ones(3))))
+        except InputError as error:
+            _note = f"{UNFUSED}: {error}"
+            disable_fusing()
+    if _note is not None:
+        warnings.warn(_note, stacklevel=2)
+        _note = None
+
+
+def clock() -> float:
+    """Seconds, as `time.perf_counter` counts them, but for those in which there was a compiler."""
+    return time.perf_counter() - _lost
+
+
+def without_compiler(compute: Callable[[], Found], undo: Callable[[], None] = lambda: None) -> Found:
+    """compute(), for the time that it takes: where MLX compiled kernels for it, that time is lost, and it is undone and
+    computed again. Raises `InputError` where kernels cannot be compiled.
+    """
+    global _lost, _is_said
+    before, started = newest_kernel(), time.perf_counter()
+    try:
+        found = compute()
+    except RuntimeError as error:
+        if "[Compile::" not in str(error) and "C++ shared library" not in str(error):
+            raise
+        raise InputError(
+            f"no kernel can be compiled in {_folder} ({str(error).splitlines()[-1]}); {WAY_OUT}"
+        ) from error
+    if newest_kernel() == before:
+        return found
+    if not _is_said:
+        _is_said = True
+        warnings.warn(f"MLX compiles kernels for this kind of model: some seconds, once ({_folder})", stacklevel=2)
+    undo()
+    _lost += time.perf_counter() - started
+    return compute()
+
+
+def newest_kernel() -> int:
+    """When MLX last compiled one; 0: never."""
+    import mlx.core as mx
+
+    if _folder is None:
+        return 0
+    try:
+        return os.stat(_folder / "mlx" / mx.__version__ / "cpu").st_mtime_ns
+    except FileNotFoundError:
+        return 0
