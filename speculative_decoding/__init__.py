@@ -1,8 +1,11 @@
 """Lossless speculative decoding for encoder-decoder models on MLX."""
 
-from . import blas, kernels
+from . import blas
 
 blas.load_fast_blas()  # before anything imports mlx
+
+from . import kernels  # noqa: E402
+
 kernels.use_private_folder()
 
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult  # noqa: E402

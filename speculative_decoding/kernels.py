@@ -17,10 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import mlx.core as mx
+
 from .errors import InputError
 
 UNFUSED = "MLX computes without fused kernels, which is slower"
 WAY_OUT = "name another folder for caches in XDG_CACHE_HOME"
+VERSION: str = mx.__version__  # type: ignore[attr-defined]
 Found = TypeVar("Found")
 
 _folder: Path | None = None  # what MLX takes for the folder of temporary files
@@ -37,25 +40,24 @@ def use_private_folder() -> None:
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = private_folder(private_folder(cache.resolve() / "speculative-decoding") / "kernels")
+        folder = own_folder(own_folder(cache.resolve() / "speculative-decoding", 0o002) / "kernels", 0o077)
         remove_unsafe(folder)
     except (OSError, RuntimeError) as error:  # the latter where there is no home folder
         _note = f"{UNFUSED}: {error}; {WAY_OUT}"
-        disable_fusing()
+        mx.disable_compile()
         return
     _folder = folder
-    # In C's environment alone: `os.environ` and `tempfile` keep what the user set. MLX has no other setting and reads this
-    # for each kernel, so it cannot be set back; a program that is started without its own environment inherits it.
+    # In C's environment alone: `os.environ` and `tempfile` keep what the user set. MLX has no other setting, and reads
+    # this for each kernel, so it cannot be set back; a program started without an environment of its own inherits it.
     os.putenv("TMPDIR", str(folder))
 
 
-def private_folder(path: Path) -> Path:
-    """A folder that nobody but this user can enter: what lies in it is loaded as code."""
+def own_folder(path: Path, forbidden: int) -> Path:
+    """A folder of this user's, without these permissions for others: what lies in it is loaded as code."""
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()  # of itself: not of what a link points to
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise OSError(f"{path} is not a folder of your own; remove it")
-    path.chmod(0o700)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & forbidden:
+        raise OSError(f"{path} is not a folder that is yours alone; remove it")
     return path
 
 
@@ -77,23 +79,15 @@ def is_whole(library: Path) -> bool:
     return bool(start + size * count <= library.stat().st_size)
 
 
-def disable_fusing() -> None:
-    import mlx.core as mx  # not at the top: blas.py comes first
-
-    mx.disable_compile()
-
-
 def check() -> None:
     """Before a model is used: can kernels be compiled, and loaded? Otherwise none are, and this is said once."""
     global _note
-    import mlx.core as mx
-
     if _folder is not None and mx.default_device() == mx.cpu:
         try:
             without_compiler(lambda: mx.eval(mx.compile(lambda x: mx.exp(x) + 1)(mx.ones(3))))
         except InputError as error:
             _note = f"{UNFUSED}: {error}"
-            disable_fusing()
+            mx.disable_compile()
     if _note is not None:
         warnings.warn(_note, stacklevel=2)
         _note = None
@@ -130,11 +124,7 @@ def without_compiler(compute: Callable[[], Found], undo: Callable[[], None] = la
 
 def newest_kernel() -> int:
     """When MLX last compiled one; 0: never."""
-    import mlx.core as mx
-
-    if _folder is None:
-        return 0
     try:
-        return os.stat(_folder / "mlx" / mx.__version__ / "cpu").st_mtime_ns
+        return 0 if _folder is None else os.stat(_folder / "mlx" / VERSION / "cpu").st_mtime_ns
     except FileNotFoundError:
         return 0
