@@ -22,11 +22,11 @@ def speculate(batch: Batch) -> dict[int, Round]:
     """One round for all rows that are not finished; what came of it, by slot (Leviathan et al. 2023, algorithm 1)."""
     rows, timer = batch.active, Timer()
     wanted = choose_lengths(rows, batch.drafter)
-    draft, states, logits, judged = without_compiler(lambda: verify(batch, wanted, timer), undo=batch.rewind)
+    draft, states, judged = without_compiler(lambda: verify(batch, wanted, timer), undo=batch.rewind)
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(token_rows(draft.tokens))]
     outcomes = commit(judged, proposed)
     batch.rewind()
-    batch.drafter.observe(rows, Verified(states, logits, {slot: len(each.tokens) for slot, each in outcomes.items()}))
+    batch.drafter.observe(rows, Verified(states, {slot: len(each.tokens) for slot, each in outcomes.items()}))
     observe_lengths(rows, wanted, proposed, outcomes, timer.informative_seconds)
     for row in rows:
         if row.finish_reason:
@@ -35,7 +35,7 @@ def speculate(batch: Batch) -> dict[int, Round]:
     return {row.slot: timer.round(row, proposed[row.slot], outcomes[row.slot], kinds.get(row.slot, "")) for row in rows}
 
 
-def verify(batch: Batch, wanted: Sequence[Wanted], timer: Timer) -> tuple[Draft, mx.array, mx.array, list[Judged]]:
+def verify(batch: Batch, wanted: Sequence[Wanted], timer: Timer) -> tuple[Draft, mx.array, list[Judged]]:
     """The draft and what the target says of it: all that the device does in a round. Nothing is committed yet."""
     draft = batch.drafter.propose(wanted, len(batch.rows)) if wanted else Draft.empty(len(batch.rows))
     if any(row.options.timed for row in batch.active):
@@ -45,7 +45,7 @@ def verify(batch: Batch, wanted: Sequence[Wanted], timer: Timer) -> tuple[Draft,
     judged = judge(batch, draft, logits)  # a verdict for each kind of rule
     mx.eval([each.arrays for each in judged], draft.tokens)  # the round's only wait
     timer.verified()
-    return draft, states, logits, judged
+    return draft, states, judged
 
 
 def choose_lengths(rows: Sequence[DecodedRow], drafter: BatchDrafter) -> list[Wanted]:
