@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,9 +65,10 @@ def own_folder(path: Path, forbidden: int) -> Path:
 def remove_unsafe(folder: Path) -> None:
     """Kernels that are somebody else's, links, or cut short as by a power failure: MLX then compiles them anew."""
     for path in folder.glob("mlx/*/cpu/lib*.so"):
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not is_whole(path):
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process may be doing the same
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not is_whole(path):
+                path.unlink()
 
 
 def is_whole(library: Path) -> bool:

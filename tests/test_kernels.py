@@ -28,8 +28,10 @@ import os, tempfile, warnings
 warnings.showwarning = lambda message, *_, **__: print(message)
 import speculative_decoding.kernels as kernels
 import mlx.core as mx
-kernels.check()
-kernels.check()
+for _ in range(2):
+    kernels.check()
+if kernels._lost:
+    print("the clock stood still")
 assert os.environ["TMPDIR"] == tempfile.gettempdir()
 print(mx.compile(lambda x: mx.exp(x) + 1)(mx.zeros(2)).tolist())
 """
@@ -67,14 +69,14 @@ def machine(tmp_path: Path) -> Machine:
 
 @on_linux_cpu
 def test_kernels_are_compiled_in_a_folder_of_the_users_own_and_damaged_ones_anew(machine: Machine) -> None:
-    (said,) = machine.check()
-    assert "MLX compiles kernels" in said and str(machine.folder) in said
+    said, stood_still = machine.check()
+    assert "MLX compiles kernels" in said and str(machine.folder) in said and "still" in stood_still
     assert machine.folder.stat().st_mode & 0o777 == 0o700
     (library,) = machine.libraries
     size = library.stat().st_size
     os.truncate(library, size // 2)
-    (said,) = machine.check()
-    assert "MLX compiles kernels" in said
+    said, stood_still = machine.check()
+    assert "MLX compiles kernels" in said and "still" in stood_still
     assert [library.stat().st_size] == [each.stat().st_size for each in machine.libraries] == [size]
     assert machine.check() == []  # nothing new, nothing to say
 
