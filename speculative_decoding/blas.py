@@ -24,24 +24,23 @@ PREFIX = "scipy_"  # of every symbol in the scipy-openblas32 wheel
 SLOW = "MLX runs on its slow reference BLAS, where speculation cannot win"
 INSTALL = "install this package again where there is a C compiler, or a library with: apt install libopenblas0-pthread"
 
-_note: str | None = None  # why there is none, to be said once
+problems: list[str] = []  # what makes MLX slow here, to be said once
 _chosen: str | None = None  # the library that MLX calls,
 _openblas: ctypes.CDLL | None = None  # and the one that knows its threads
 
 
 def load_fast_blas() -> None:
     """Find one and load it. Call before the first import of `mlx.core`."""
-    global _note
     named = os.environ.get(VARIABLE)
     if not sys.platform.startswith("linux") or named == "none" or not bundles_reference_blas():
         return
     if "mlx.core" in sys.modules:
-        _note = f"{SLOW}: mlx was imported before speculative_decoding; import it after"
+        problems.append(f"{SLOW}: mlx was imported before speculative_decoding; import it after")
         return
     try:
         load(named) if named else load_best()
     except OSError as error:
-        _note = f"{SLOW}: {VARIABLE}: {error}" if named else f"{SLOW}: {error}"
+        problems.append(f"{SLOW}: {VARIABLE}: {error}" if named else f"{SLOW}: {error}")
 
 
 def chosen() -> str | None:
@@ -58,11 +57,9 @@ def threads() -> int | None:
 
 
 def warn_if_slow() -> None:
-    """Say once that there is no fast BLAS, and what to do about it."""
-    global _note
-    if _note is not None:
-        warnings.warn(_note, stacklevel=2)
-        _note = None
+    """Say once what makes MLX slow here, and what to do about it."""
+    while problems:
+        warnings.warn(problems.pop(), stacklevel=2)
 
 
 def bundles_reference_blas() -> bool:

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
+from .blas import problems, warn_if_slow
 from .errors import InputError
 
 UNFUSED = "MLX computes without fused kernels, which is slower"
@@ -28,14 +29,13 @@ VERSION: str = mx.__version__  # type: ignore[attr-defined]
 Found = TypeVar("Found")
 
 _folder: Path | None = None  # what MLX takes for the folder of temporary files
-_note: str | None = None  # what is wrong, to be said once
 _is_said = False  # that kernels are compiled
 _lost = 0.0  # seconds, with a compiler in them
 
 
 def use_private_folder() -> None:
     """Call before MLX evaluates anything. Runs no compiler and never fails."""
-    global _folder, _note
+    global _folder
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -44,7 +44,7 @@ def use_private_folder() -> None:
         folder = own_folder(own_folder(cache.resolve() / "speculative-decoding", 0o002) / "kernels", 0o077)
         remove_unsafe(folder)
     except (OSError, RuntimeError) as error:  # the latter where there is no home folder
-        _note = f"{UNFUSED}: {error}; {WAY_OUT}"
+        problems.append(f"{UNFUSED}: {error}; {WAY_OUT}")
         mx.disable_compile()
         return
     _folder = folder
@@ -82,17 +82,14 @@ def is_whole(library: Path) -> bool:
 
 
 def check() -> None:
-    """Before a model is used: can kernels be compiled, and loaded? Otherwise none are, and this is said once."""
-    global _note
+    """Before a model is used: can kernels be compiled, and loaded? Otherwise none are. Says once what is slow."""
     if _folder is not None and mx.default_device() == mx.cpu:
         try:
             without_compiler(lambda: mx.eval(mx.compile(lambda x: mx.exp(x) + 1)(mx.ones(3))))
         except InputError as error:
-            _note = f"{UNFUSED}: {error}"
+            problems.append(f"{UNFUSED}: {error}")
             mx.disable_compile()
-    if _note is not None:
-        warnings.warn(_note, stacklevel=2)
-        _note = None
+    warn_if_slow()
 
 
 def clock() -> float:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..version import __version__
 from . import common
 
 PROGRAM = "speculative-decoding"
@@ -25,9 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, implied, _ = COMMANDS[name]
         status: int = import_module(f".{module}", __package__).main([*implied, *rest], f"{PROGRAM} {name}")
         return status
-    if name == "--version":
-        print(f"{PROGRAM} {__version__}")
-    elif name in ("-h", "--help"):
+    if name in ("-h", "--help"):
         about = [f"  {each:10}{text}" for each, (*_, text) in COMMANDS.items()]
         print("\n".join([f"usage: {PROGRAM} COMMAND ...", "", *about, "", "COMMAND --help lists its options"]))
     else:
