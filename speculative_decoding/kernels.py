@@ -44,7 +44,7 @@ def use_private_folder() -> None:
         folder = own_folder(own_folder(cache.resolve() / "speculative-decoding", 0o002) / "kernels", 0o077)
         remove_unsafe(folder)
     except (OSError, RuntimeError) as error:  # the latter where there is no home folder
-        problems.append(f"{UNFUSED}: {error}; {WAY_OUT}")
+        problems.append(f"{UNFUSED}: {error}, or {WAY_OUT}")
         mx.disable_compile()
         return
     _folder = folder
@@ -109,7 +109,7 @@ def without_compiler(compute: Callable[[], Found], undo: Callable[[], None] = la
         if "[Compile::" not in str(error) and "C++ shared library" not in str(error):
             raise
         raise InputError(
-            f"no kernel can be compiled in {_folder} ({str(error).splitlines()[-1]}); {WAY_OUT}"
+            f"no kernel can be compiled in {_folder} ({str(error).splitlines()[-1]}); make room there, or {WAY_OUT}"
         ) from error
     if newest_kernel() == before:
         return found
