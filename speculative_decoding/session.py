@@ -14,7 +14,7 @@ from .decoding.memory import slots_within
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
-from .draft_length import adaptive_length, choose_length
+from .draft_length import choose_length
 from .draft_length.base import DraftLength
 from .drafters import (
     BatchDrafter,
@@ -184,8 +184,7 @@ class Session:
             return choose_length(name)
         if (name, slots) not in self._lengths:
             draft = None if self._draft is None else self._draft.model
-            make = partial(adaptive_length, self.model, draft)
-            self._lengths[name, slots] = choose_length(name, make)
+            self._lengths[name, slots] = choose_length(name, self.model, draft)
         return self._lengths[name, slots]
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -150,18 +151,14 @@ class Either(Value):
 
     def accept(self, value: Any) -> Any:
         for kind in self.kinds:
-            try:
+            with suppress(ValueError, TypeError):
                 return kind.accept(value)
-            except (ValueError, TypeError):
-                continue
         if self.also and not isinstance(value, str | bytes | bool | int | float | list | tuple | dict | None):
             return value
         raise ValueError
 
     def parse(self, text: str) -> Any:
         for kind in self.kinds:
-            try:
+            with suppress(ValueError, TypeError):
                 return kind.parse(text)
-            except (ValueError, TypeError):
-                continue
         raise ValueError
