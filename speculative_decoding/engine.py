@@ -14,7 +14,7 @@ import mlx.core as mx
 from .decoding.batch import Batch, DecodedRow, read_prefix, strict_width
 from .decoding.ending import Ending
 from .decoding.loop import speculate
-from .decoding.request import prepare
+from .decoding.request import not_finite, prepare
 from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .drafters import BatchDrafter
@@ -31,7 +31,8 @@ QUEUE_PER_SLOT = 4  # requests that a client does well to submit ahead: they are
 class Request:
     """A prompt that was submitted, and its output as it grows.
 
-    stats: one object that runs along. finish_reason: see `Round`; "cancelled" for a request that was.
+    stats: one object that runs along. finish_reason: see `Round`; "cancelled" for a request that was. error: one line,
+        where that is "error".
     started: when its encoding began.
     """
 
@@ -44,6 +45,10 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
 
+    @property
+    def error(self) -> str | None:
+        return not_finite(len(self.tokens) + 1) if self.finish_reason == "error" else None
+
     def add(self, event: Round) -> list[str]:
         """What came of a round; the text of each of its tokens."""
         stats = self.stats
@@ -53,9 +58,9 @@ class Request:
         if not self.tokens:
             stats.time_to_first_token = clock() - self.started
         texts = [self.ending.next_text() for _ in event.tokens]
-        if event.finish_reason:
+        self.finish_reason = event.finish_reason
+        if event.finish_reason and texts:
             texts[-1] += self.ending.finish()
-            self.finish_reason = event.finish_reason
         self.tokens += event.tokens
         self.logprobs += event.logprobs or []
         self.text += "".join(texts)
@@ -177,7 +182,11 @@ class Engine:
 
     def _encoded_rows(self, group: Sequence[Request]) -> list[mx.array]:
         memories = self._model.encode_rows([request.row.source for request in group])
-        mx.eval(memories)
+        finite = mx.stack([mx.isfinite(memory).all() for memory in memories]).all()
+        mx.eval(memories, finite)
+        if len(group) > 1 and not finite.item():  # padding need not be finite, and a mask hides only what is
+            memories = [self._model.encode_rows([request.row.source])[0] for request in group]
+            mx.eval(memories)
         return memories
 
     def _assign(self, slot: int, request: Request, memory: mx.array) -> None:

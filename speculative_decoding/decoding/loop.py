@@ -22,10 +22,11 @@ def speculate(batch: Batch) -> dict[int, Round]:
     """One round for all rows that are not finished; what came of it, by slot (Leviathan et al. 2023, algorithm 1)."""
     rows, timer = batch.active, Timer()
     wanted = choose_lengths(rows, batch.drafter)
-    draft, states, judged = without_compiler(lambda: verify(batch, wanted, timer), undo=batch.rewind)
+    draft, states, judged = without_compiler(lambda: verify(batch, rows, wanted, timer), undo=batch.rewind)
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(token_rows(draft.tokens))]
     outcomes = commit(judged, proposed)
     batch.rewind()
+    outcomes |= judged_again(batch, [row for row in rows if row.slot not in outcomes])
     batch.drafter.observe(rows, Verified(states, {slot: len(each.tokens) for slot, each in outcomes.items()}))
     observe_lengths(rows, wanted, proposed, outcomes, timer.informative_seconds)
     for row in rows:
@@ -35,17 +36,38 @@ def speculate(batch: Batch) -> dict[int, Round]:
     return {row.slot: timer.round(row, proposed[row.slot], outcomes[row.slot], kinds.get(row.slot, "")) for row in rows}
 
 
-def verify(batch: Batch, wanted: Sequence[Wanted], timer: Timer) -> tuple[Draft, mx.array, list[Judged]]:
+def verify(
+    batch: Batch, rows: Sequence[DecodedRow], wanted: Sequence[Wanted], timer: Timer
+) -> tuple[Draft, mx.array, list[Judged]]:
     """The draft and what the target says of it: all that the device does in a round. Nothing is committed yet."""
     draft = batch.drafter.propose(wanted, len(batch.rows)) if wanted else Draft.empty(len(batch.rows))
-    if any(row.options.timed for row in batch.active):
+    if any(row.options.timed for row in rows):
         timer.wait_for(draft)
     states = batch.model.states(batch.fed(draft), batch.cache)  # (B, K + 1, d)
     logits = batch.model.logits(states)  # (B, K + 1, V)
-    judged = judge(batch, draft, logits)  # a verdict for each kind of rule
+    judged = judge(batch, rows, draft, logits)  # a verdict for each kind of rule
     mx.eval([each.arrays for each in judged], draft.tokens)  # the round's only wait
     timer.verified()
     return draft, states, judged
+
+
+def judged_again(batch: Batch, rows: Sequence[DecodedRow]) -> dict[int, Outcome]:
+    """Of rows whose logits were not finite: once more, without a draft and with nothing behind the tokens in the cache.
+
+    What a mask hides has probability 0, but 0 times infinity is NaN: a token that was never committed must not decide.
+    A row whose logits still are not finite ends with an error.
+    """
+    if not rows:
+        return {}
+    for row in rows:
+        batch.cache.clear_behind(row.slot)
+    *_, judged = without_compiler(lambda: verify(batch, rows, (), Timer()), undo=batch.rewind)
+    outcomes = commit(judged, [()] * len(batch.rows))
+    batch.rewind()
+    for row in rows:
+        if row.slot not in outcomes:
+            row.finish_reason = "error"
+    return {row.slot: Outcome([], 0, 0, 0.0, None) for row in rows} | outcomes
 
 
 def choose_lengths(rows: Sequence[DecodedRow], drafter: BatchDrafter) -> list[Wanted]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..sampling import GenerationOptions, History
+from ..sampling import GenerationOptions
 
 MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
 
@@ -90,10 +90,6 @@ class Draft:
             None if self.probs is None else mx.take(self.probs, index, axis=0),
             None if self.lengths is None else [self.lengths[slot] for slot in slots],
         )
-
-    def behind(self, tokens: Sequence[Sequence[int]]) -> History:
-        """The committed ids of each row and the draft behind them."""
-        return History(tokens, self.tokens)
 
 
 class Verified(NamedTuple):
