@@ -150,8 +150,6 @@ def every_command() -> None:
         ("/target", "target: on"),
         ("/drafter", "drafter: on"),
         ("/ngram", "ngram: on"),
-        ("/set_ngramstorage basic 3", "set_ngramstorage: basic 3"),
-        ("/top_k_filler 2", "top_k_filler: 2"),
         ("/reset_in_between", "reset_in_between: off"),
         (GERMAN, "identical"),
         ("/stats", "ngram, by round"),

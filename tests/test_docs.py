@@ -146,4 +146,9 @@ def test_examples_of_output_are_what_comes_out(folder: Path) -> None:
     (example,) = re.findall(r"^```\n(target models/.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     first = next(block for block in SHELL if block.page.name == "README.md")
     printed = shell(f"({first.text.strip().replace(INSTALLING, '')}) 2>&1", folder)
-    assert re.sub(r"\d+(\.\d+)?", "N", printed) == re.sub(r"\d+(\.\d+)?", "N", example)
+    assert without_numbers(printed) == without_numbers(example)
+
+
+def without_numbers(text: str) -> str:
+    text = re.sub(r"(?m)^main.py: note: MLX compiles kernels .*\n", "", text)  # on a fresh machine
+    return re.sub(r"\d+(\.\d+)?", "N", text)

@@ -64,9 +64,9 @@ class Files:
     max_memory: A[float | None, Number(0, above=True), "use fewer slots rather than more memory"] = None
 
 
-def main_parser() -> Parser:
+def main_parser(program: str = "main.py") -> Parser:
     parser = Parser(
-        prog="main.py",
+        prog=program,
         description="Speculative decoding for T5-like models: a draft proposes, the target verifies, the text is the "
         "target's own. Text goes to standard output, everything else to standard error.",
     )

@@ -9,6 +9,7 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
+from ..sampling.options import short
 from .batch import DecodedRow
 from .ending import Ending
 
@@ -30,7 +31,9 @@ def prepare(
 
 def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allow_long: bool = False) -> list[int]:
     """Text -> the ids that the encoder reads. Raises `InputError` for an empty or too long prompt."""
-    if not isinstance(prompt, str) or not prompt.strip():
+    if not isinstance(prompt, str):
+        raise InputError(f"prompt must be text, not {short(prompt)}")
+    if not prompt.strip():
         raise InputError("prompt is empty; give it some text")
     source = tokenizer.encode(prompt)
     limit = model.config.max_source_tokens
@@ -51,6 +54,14 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
     if ended := set(text) & set(model.config.eos_token_ids):
         raise InputError(f"{name} must not contain {min(ended)}, which ends an output")
     return list(text)
+
+
+def not_finite(number: int) -> str:
+    """Why there is no token of this number, from 1."""
+    return (
+        f"the target's scores for token {number} of the output are not finite: its weights are damaged, or overflow in "
+        "this dtype; convert it anew, or use float32"
+    )
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids") -> None:

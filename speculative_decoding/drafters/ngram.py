@@ -10,13 +10,18 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from ..errors import InputError
+from ..sampling import GenerationOptions
 from .alignment import Alignment, Pieces
-from .base import COPY, Drafter, Likeliest
-from .chances import CopyChances, reach
-from .ngram_store import Store
+from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
+from .text_store import TextStore
 
 LOOKED_AHEAD = 16  # ids of a match, also where fewer are to be drafted: what was not drafted is observed too
+
+# The chance before anything was seen, for matches of 0, 1, 2-3, 4-7, 8 or more tokens.
+PRIOR = (0.5, 0.5, 0.7, 0.8, 0.9)
+PRIOR_WEIGHT = 5.0  # how many seen tokens the prior is worth
+MEMORY = 60  # tokens after which old observations count half
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class NgramDrafter(Drafter):
     """Looks for the last tokens in the source, in the output so far and in a store, and copies what follows there.
 
     In each text the longest match wins; among equally long ones in the source the next one ahead of where the output is
-    aligned, in the output the earliest (it has the longest continuation), in a store of texts the latest. Among the
+    aligned, in the output the earliest (it has the longest continuation), in a store the latest. Among the
     texts the one whose match, by its length, is right most often wins; of equals the source, then the output.
 
     pieces: `tokenizer.vocabulary.pieces`; with it the same word with and without a leading space or a capital matches,
@@ -62,17 +67,12 @@ class NgramDrafter(Drafter):
         pieces: Mapping[int, str] | Pieces | None = None,
         search_input: bool = True,
         search_output: bool = True,
-        store: Store | None = None,
+        store: TextStore | None = None,
         max_ngram_size: int = 16,
         min_ngram_size: int = 1,
         min_chance: float = 0.15,
     ) -> None:
-        if min_ngram_size < 1:
-            raise InputError(f"min_ngram_size must be >= 1, not {min_ngram_size}")
-        if max_ngram_size < min_ngram_size:
-            raise InputError(
-                f"max_ngram_size must be >= min_ngram_size ({min_ngram_size}), not {max_ngram_size}; change one of them"
-            )
+        GenerationOptions(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)  # checks them
         if not 0 <= min_chance < 1:
             raise InputError(f"min_chance must be >= 0 and < 1, not {min_chance}")
         if not (search_input or search_output or store is not None):
@@ -116,21 +116,12 @@ class NgramDrafter(Drafter):
             self._match = max(matches, key=lambda match: match.chance, default=Match())
         return self._match
 
-    def observe(self, tokens: Sequence[int], likeliest: Likeliest) -> None:
-        """Teach a store that counts the target's likeliest ids as well (`filler_top_k` above 1)."""
-        if self._store is not None and self._store.filler_top_k > 1:
-            self._teach(self._store, tokens, likeliest(self._store.filler_top_k))
-
     def end(self, tokens: Sequence[int]) -> None:
         """Teach the store what it has not seen."""
         self._synchronise(tokens)
-        if self._store is not None:
-            self._teach(self._store, tokens)
-
-    def _teach(self, store: Store, tokens: Sequence[int], likeliest: Sequence[Sequence[int]] = ()) -> None:
-        if len(tokens) > max(self._taught, 1):  # more than the start token, and more than last time
+        if self._store is not None and len(tokens) > max(self._taught, 1):  # more than the start token or last time
             start = len(self._source) + self._taught if self._taught else 0
-            store.learn([*self._source, *tokens], start, likeliest)
+            self._store.learn([*self._source, *tokens], start)
             self._taught = len(tokens)
 
     def _synchronise(self, tokens: Sequence[int]) -> None:
@@ -164,5 +155,46 @@ class NgramDrafter(Drafter):
             length, continuation = self._store.look_up(recent, count)
             if length >= len(tokens):  # it reaches into the source: its end and the start token are in every request
                 length = max(length - 2, 0)
-            if length >= self._min_size or not self._store.stop_if_unknown:
+            if length >= self._min_size:
                 yield "store", length, continuation
+
+
+class CopyChances:
+    """For matches of each origin and class of length: the chance that the next token is right if those before it were.
+
+    A match counts whether its tokens were drafted or not, so that copies that were given up are made again once they
+    would be right again.
+    """
+
+    def __init__(self, prior: Sequence[float] = PRIOR) -> None:
+        """prior: by the number of binary digits of the match's length; the last holds for all longer ones."""
+        self._prior = prior
+        self._counts: dict[tuple[str, int], list[float]] = {}  # [tokens that were right, tokens seen]
+
+    def chance(self, origin: str, length: int) -> float:
+        right, seen = self._of(origin, length)
+        return right / seen
+
+    def observe(self, origin: str, length: int, copied: Sequence[int], written: Sequence[int]) -> None:
+        """What a match offered and what the target wrote there. Behind the first wrong token nothing is learned."""
+        counts = self._of(origin, length)
+        for ours, theirs in zip(copied, written, strict=False):
+            counts[1] += 1
+            if ours != theirs:
+                break
+            counts[0] += 1
+        if counts[1] > MEMORY:
+            counts[:] = [value / 2 for value in counts]
+
+    def _of(self, origin: str, length: int) -> list[float]:
+        digits = min(length.bit_length(), len(self._prior) - 1)
+        return self._counts.setdefault((origin, digits), [self._prior[digits] * PRIOR_WEIGHT, PRIOR_WEIGHT])
+
+
+def reach(chance: float, least: float, most: int) -> int:
+    """The longest draft, `most` tokens at most, that is right as a whole with a chance of at least `least`."""
+    count, whole = 0, chance
+    while count < most and whole >= least:
+        count += 1
+        whole *= chance
+    return count
