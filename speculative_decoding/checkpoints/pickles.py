@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .base import MAX_DIMENSION, MAX_DIMENSIONS
-from .mapped import MappedFile
+from .files import MappedFile
 
 # An opcode pushes one value, mark or memo entry at most, so this bounds them all. T5-11B needs 25,000.
 MAX_OPCODES = 250_000

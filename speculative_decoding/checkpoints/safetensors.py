@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .mapped import Extent, MappedCheckpoint, MappedFile
+from .files import Extent, MappedCheckpoint, MappedFile
 
 DTYPES = {
     "F64": mx.float64,

@@ -13,9 +13,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .mapped import Extent, MappedFile
+from .files import Extent, MappedFile
+from .npz import ZIP_START, verify, zip_entries
 from .pickles import MAX_BYTES, Pickle, StoredTensor, read_pickle
-from .stored_zip import ZIP_START, verify, zip_entries
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_VERSION = 1001

@@ -14,8 +14,7 @@ import mlx.core as mx
 
 from .. import blas, checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import CastCheckpoint
-from ..checkpoints.quantized import QuantizedCheckpoint
+from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from . import hub, manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from ..checkpoints.files import require_regular
+from ..checkpoints.files import open_regular
 from ..errors import InputError
 
 # Every file a T5-like tokenizer may consist of; conversion copies those that are there.
@@ -110,7 +110,8 @@ class TransformersTokenizer:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     for name in TOKENIZER_FILES:
-        require_regular(folder / name, MAX_BYTES)
+        if (folder / name).exists():
+            open_regular(folder / name, MAX_BYTES).close()
     if (path := folder / "tokenizer.json").is_file():
         return FastTokenizer(path)
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
