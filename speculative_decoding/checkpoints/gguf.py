@@ -36,7 +36,6 @@ MAX_ARRAY_STRINGS = 1_000_000
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
 
-
 # Of these the `gguf` package knows how to make float32; other kinds of numbers have not been met in a T5.
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 KEPT = {"F16": mx.float16, "BF16": mx.bfloat16}  # all others are read as float32
@@ -76,6 +75,10 @@ class Header:
     metadata: Mapping[str, Any]  # scalars and short strings only
     tensors: Mapping[str, GgufTensor]  # by llama.cpp's names
 
+    @property
+    def is_gated(self) -> bool:
+        return "enc.blk.0.ffn_gate.weight" in self.tensors
+
 
 class Cursor:
     """A place in the file that never leaves it."""
@@ -107,10 +110,7 @@ class Cursor:
     def name(self) -> str:
         size = self.count(MAX_NAME_BYTES, "bytes in a name")
         start = self.skip(size)
-        try:
-            return self.data[start : start + size].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.error("a name is not UTF-8") from error
+        return self.data[start : start + size].decode("utf-8", "replace")
 
     def value(self) -> Any:
         """A metadata value; None for an array or a long string, which are only stepped over."""
@@ -135,7 +135,7 @@ class Cursor:
 
 
 def read_header(path: Path) -> Header:
-    """Everything before the data. Every tensor is checked to lie inside the file, apart from the others."""
+    """Everything before the data, of a T5. Every tensor is checked to lie inside the file, apart from the others."""
     file = MappedFile(path, "GGUF")
     cursor = Cursor(file)
     magic, version = cursor.scalar("<4s"), cursor.scalar("<I")
@@ -148,6 +148,10 @@ def read_header(path: Path) -> Header:
         if (key := cursor.name()) in metadata:
             raise cursor.error(f"field {key!r} appears twice")
         metadata[key] = cursor.value()
+    if (architecture := metadata.get("general.architecture")) != "t5":
+        raise file.error(f"a model of architecture {architecture!r}; only 't5' can be read")
+    if metadata.get("split.count", 1) != 1:
+        raise file.error("one part of a split model; join the parts with llama-gguf-split --merge")
     infos: dict[str, tuple[GgmlType, TensorInfo, int]] = {}
     for _ in range(num_tensors):
         if (name := cursor.name()) in infos:
@@ -192,19 +196,6 @@ BLOCK = re.compile(r"(enc|dec)\.blk\.(\d{1,4})\.(\w+)", re.ASCII)
 OURS = re.compile(r"shared|lm_head|(encoder|decoder)\.(final_layer_norm|block\.0\..*)")
 
 
-def t5_header(path: Path) -> Header:
-    header = read_header(path)
-    if (architecture := header.metadata.get("general.architecture")) != "t5":
-        raise header.file.error(f"a model of architecture {architecture!r}; only 't5' can be read")
-    if header.metadata.get("split.count", 1) != 1:
-        raise header.file.error("one part of a split model; join the parts with llama-gguf-split --merge")
-    return header
-
-
-def is_gated(header: Header) -> bool:
-    return "enc.blk.0.ffn_gate.weight" in header.tensors
-
-
 @cache
 def names_of_one_block(gated: bool) -> Mapping[str, str]:
     """llama.cpp's names of T5's tensors -> Hugging Face's, as the package has them."""
@@ -231,7 +222,7 @@ class GgufCheckpoint(Checkpoint):
         self._file = header.file
         self._tensors: dict[str, GgufTensor] = {}
         for name, tensor in header.tensors.items():
-            known = hugging_face_name(name, is_gated(header))
+            known = hugging_face_name(name, header.is_gated)
             if known is None or known in self._tensors:
                 raise self._file.error(f"tensor {name!r} is not one of T5's, or appears twice")
             self._tensors[known] = tensor
@@ -263,7 +254,7 @@ def dequantised(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float3
 
 def read_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file of a T5 model. Raises `CheckpointError` if it is damaged or another model's."""
-    return GgufCheckpoint(t5_header(path))
+    return GgufCheckpoint(read_header(path))
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -271,7 +262,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
     llama.cpp keeps neither the activation nor the largest distance; it computes with gated GELU or ReLU, and 128.
     """
-    header = t5_header(path)
+    header = read_header(path)
     metadata = header.metadata
     pad = metadata.get("tokenizer.ggml.padding_token_id", 0)
     config = {field: metadata.get(f"t5.{key}") for field, key in CONFIG_SIZES.items()}
@@ -293,7 +284,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         **config,
         "relative_attention_max_distance": 128,
         "layer_norm_epsilon": float(str(np.float32(epsilon))),  # 1e-06, not what float32 made of it
-        "feed_forward_proj": "gated-gelu" if is_gated(header) else "relu",
+        "feed_forward_proj": "gated-gelu" if header.is_gated else "relu",
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **ids,
     }

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.npz import verify_npz, write_npz
+from ..checkpoints.npz import write_npz
 from ..errors import InputError
 from ..models.base import checked_sources
 from . import hub, manifest
@@ -74,7 +74,6 @@ def convert(
             for file_name in ("generation_config.json", *TOKENIZER_FILES):
                 if (folder / file_name).is_file():
                     shutil.copyfile(folder / file_name, partial / file_name)
-            verify_npz(partial / WEIGHTS)  # what is on the disk is what was meant to be there
             quantization = None
             if storage.quantize is not None:
                 parts = storage.quantize, storage.group_size, [*storage.keep]
