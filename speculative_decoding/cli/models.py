@@ -89,6 +89,12 @@ class Pair:
     def draft(self) -> EncoderDecoder | None:
         return None if self.opened_draft is None else self.opened_draft.model
 
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """For statistics."""
+        draft = None if self.opened_draft is None else str(self.opened_draft.folder)
+        return {"model": str(self.opened_target.folder), "draft_model": draft}
+
     def load_weights(self) -> None:
         self.opened_target.load_weights()
         if self.opened_draft is not None:

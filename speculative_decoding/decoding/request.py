@@ -11,6 +11,9 @@ from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
 from .batch import DecodedRow
 from .ending import Ending
+from .memory import require_encodable
+
+TOKEN_CHARACTERS = 64  # text has a token for each so many characters at least
 
 
 def prepare(
@@ -32,15 +35,24 @@ def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allo
     """Text -> the ids that the encoder reads. Raises `InputError` for an empty or too long prompt."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise InputError("prompt is empty; give it some text")
+    limit = None if allow_long else model.config.max_source_tokens
+    # before it is tokenised, which takes minutes and gigabytes for what is much too long
+    if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
+        raise too_long(f"{length} characters", limit)
+    require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
     source = tokenizer.encode(prompt)
     check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
-    limit = model.config.max_source_tokens
-    if limit is not None and len(source) > limit and not allow_long:
-        raise InputError(
-            f"prompt has {len(source)} tokens, but the model was trained on at most {limit}; "
-            "shorten or split it, or allow long prompts"
-        )
+    if limit is not None and len(source) > limit:
+        raise too_long(f"{len(source)} tokens", limit)
+    require_encodable(model, len(source))
     return source
+
+
+def too_long(size: str, limit: int) -> InputError:
+    return InputError(
+        f"prompt has {size}, but the model was trained on at most {limit} tokens; "
+        "shorten or split it, or allow long prompts"
+    )
 
 
 def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:

@@ -22,7 +22,7 @@ from threading import Event, Thread
 from typing import Any, BinaryIO
 
 from ..errors import InputError
-from ..loading.safe_folder import sync
+from ..loading.safe_folder import write_file
 from .rows import Line, read_lines
 
 VERSION = 2
@@ -208,11 +208,7 @@ def cannot_resume(why: str, instead: str) -> InputError:
 
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file in one step: it is the old one or the new one, at any moment."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    write_file(path, json.dumps(content) + "\n")
 
 
 @contextmanager

@@ -27,6 +27,7 @@ TOKENIZER_FILES = (
 )
 MAX_BYTES = 64 << 20  # of each; mT5's takes 16 MB
 REPLACEMENT = "\ufffd"  # what decoding yields where a character's bytes are not all there yet
+UNKNOWN = "<unk>"
 
 
 class Tokenizer(Protocol):
@@ -117,6 +118,15 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return TransformersTokenizer(folder)
     raise InputError(f"{folder}: no tokenizer found; it needs a tokenizer.json or the files that made it")
+
+
+def unknown_characters(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Those that the vocabulary does not have: what it reads in their place is `UNKNOWN`."""
+
+    def is_unknown(part: str) -> bool:
+        return any(tokenizer.vocabulary.pieces.get(token) == UNKNOWN for token in tokenizer.encode(part))
+
+    return [each for each in dict.fromkeys(text) if is_unknown(each)] if is_unknown(text) else []
 
 
 class StreamingDetokenizer:

@@ -19,6 +19,7 @@ from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
 
 Head = Callable[[mx.array], mx.array]
+LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
 
 class EncoderDecoderConfig(Protocol):
@@ -32,6 +33,9 @@ class EncoderDecoderConfig(Protocol):
 
     @property
     def pad_token_id(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -160,6 +164,8 @@ class EncoderDecoder(nn.Module):
         """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
         lengths = [len(source) for source in sources]
         longest, padding, known = max(lengths), self.config.pad_token_id, self.config.vocab_size - 1
+        if longest > LONGEST_TOGETHER and len(sources) > 1:
+            return [memory for source in sources for memory in self.encode_rows([source])]
         padded = ([*source, *[padding] * (longest - len(source))] for source in sources)
         tokens = mx.array([[min(token, known) for token in row] for row in padded])  # a draft may know fewer
         is_ragged = min(lengths) < longest
