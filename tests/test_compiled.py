@@ -13,7 +13,8 @@ from mlx.utils import tree_flatten
 from speculative_decoding.draft_length import Drafted, FixedLength
 from speculative_decoding.models import compiled
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.compiled import Compiled, Linear
+from speculative_decoding.models.compiled import Compiled
+from speculative_decoding.models.linear import Linear
 
 from .operations import counted, operations
 from .tiny import model_drafter, run, tiny_model

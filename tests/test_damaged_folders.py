@@ -80,7 +80,7 @@ def test_sizes_are_compared_with_the_tensors_before_anything_is_computed(folder:
         mx.reset_peak_memory()
         with pytest.raises(CheckpointError, match=r"has shape|is missing"):
             load(folder)
-        assert mx.get_peak_memory() < 10 << 20
+        assert mx.get_peak_memory() - mx.get_active_memory() < 10 << 20
 
 
 @pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id", "eos_token_id"])
@@ -89,7 +89,7 @@ def test_ids_of_generation_config_count_and_are_checked(folder: Path, name: str)
     config = load(folder).model.config
     assert 5 in (*config.eos_token_ids, config.pad_token_id, config.decoder_start_token_id)
     (folder / "generation_config.json").write_text(json.dumps({name: 10**9}))
-    with pytest.raises(CheckpointError, match=f"{name}.*below vocab_size, a whole number from 0 to {VOCAB - 1}"):
+    with pytest.raises(CheckpointError, match=f"{name}.*must be a whole number from 0 to {VOCAB - 1}"):
         load(folder)
 
 

@@ -63,27 +63,3 @@ class Prepared(nn.Module):
     @abstractmethod
     def forget(self) -> None:
         """Give back what was prepared."""
-
-
-class Linear(Prepared, nn.Linear):
-    """A product with a weight, without a bias: x (..., inputs) -> (..., outputs). The weight is (outputs, inputs), as
-    everywhere, and used transposed. That is a view, but a node in the graph of every pass, unless it has been evaluated
-    before the pass is traced.
-    """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-        self._ready: tuple[mx.array, ...] = ()  # a weight, and its view
-
-    def __call__(self, x: mx.array) -> mx.array:
-        if self._ready and self._ready[0] is self.weight:
-            return x @ self._ready[1]
-        return x @ self.weight.T
-
-    def prepare(self, capacity: int) -> mx.array:
-        if not self._ready or self._ready[0] is not self.weight:
-            self._ready = self.weight, self.weight.T
-        return self._ready[1]
-
-    def forget(self) -> None:
-        self._ready = ()

@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from .base import EncoderDecoder, Head
 from .cache import LayerMemory, additive
-from .compiled import Linear
+from .linear import Linear
 from .positions import RelativePositionBias
 from .t5_config import ACTIVATIONS, T5Config, parameter_sources
 
