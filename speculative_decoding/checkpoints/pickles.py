@@ -29,17 +29,11 @@ MAX_STRING = 4096  # characters
 MAX_INTEGER_KEY = 1 << 20
 
 STORAGE_TYPES: Mapping[str, mx.Dtype] = {
-    "torch FloatStorage": mx.float32,
-    "torch HalfStorage": mx.float16,
-    "torch BFloat16Storage": mx.bfloat16,
-    "torch DoubleStorage": mx.float64,
-    "torch LongStorage": mx.int64,
-    "torch IntStorage": mx.int32,
-    "torch ShortStorage": mx.int16,
-    "torch CharStorage": mx.int8,
-    "torch ByteStorage": mx.uint8,
+    "torch DoubleStorage": mx.float64, "torch FloatStorage": mx.float32, "torch HalfStorage": mx.float16,
+    "torch BFloat16Storage": mx.bfloat16, "torch LongStorage": mx.int64, "torch IntStorage": mx.int32,
+    "torch ShortStorage": mx.int16, "torch CharStorage": mx.int8, "torch ByteStorage": mx.uint8,
     "torch BoolStorage": mx.bool_,
-}
+}  # fmt: skip
 ORDERED_DICT = "collections OrderedDict"
 REBUILD_TENSOR = "torch._utils _rebuild_tensor_v2"
 REBUILD_PARAMETER = "torch._utils _rebuild_parameter"

@@ -81,11 +81,9 @@ def read_legacy(file: MappedFile) -> Checkpoint:
         pickle = read_pickle(file, position)
         position = pickle.position
         header.append(pickle.value)
-    match header:
-        case [int(magic), int(version), {"little_endian": True}] if (magic, version) == (LEGACY_MAGIC, LEGACY_VERSION):
-            pass
-        case _:
-            raise file.error(f"not a little-endian torch file of protocol {LEGACY_VERSION}")
+    system = header.pop()
+    if header != [LEGACY_MAGIC, LEGACY_VERSION] or not isinstance(system, dict) or not system.get("little_endian"):
+        raise file.error(f"not a little-endian torch file of protocol {LEGACY_VERSION}")
     saved = read_pickle(file, position)
     keys = read_pickle(file, saved.position)
     if not isinstance(keys.value, list):

@@ -21,7 +21,7 @@ from ..checkpoints.npz import write_npz
 from ..errors import InputError
 from ..models.base import checked_sources
 from . import hub, manifest
-from .load import MODELS, WEIGHTS, Storage, readable, transformed
+from .load import MODELS, WEIGHTS, Storage, transformed
 from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
@@ -57,10 +57,9 @@ def convert(
     require_free(output, local, force)
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
-    with readable(folder):
-        original = checkpoints.read(folder)
-        config: Mapping[str, Any] = checkpoints.read_config(folder)
-        load_tokenizer(folder)
+    original = checkpoints.read(folder)
+    config: Mapping[str, Any] = checkpoints.read_config(folder)
+    load_tokenizer(folder)
     raw, checkpoint = transformed(config, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
     sources = checked_sources(model, checkpoint)
