@@ -17,7 +17,9 @@ from safetensors.numpy import load_file, save_file
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_object
 from speculative_decoding.checkpoints.npz import read_npz
+from speculative_decoding.cli.common import say
 from speculative_decoding.errors import MOST_CHARACTERS
+from speculative_decoding.jobs.output import read_checkpoint
 from speculative_decoding.loading.load import find_folder
 from tests.checkpoint_files import Entry, zip_bytes
 from tests.damaged_folders import FILES, SMALL, guarded
@@ -196,6 +198,17 @@ def test_no_control_characters_of_a_file_reach_the_terminal(folder: Path) -> Non
     assert one_line(error)
     assert len(str(InputError("x" * 10_000_000))) < 2 * MOST_CHARACTERS
     assert str(InputError("a\nb\tc — ä")) == "a\\nb\\tc — ä"
+
+
+def test_what_is_said_has_no_control_characters_but_ends_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    say("target \x1b]0;owned\x07\r\nsecond line")
+    assert capsys.readouterr().err == "target \\x1b]0;owned\\x07\\r\nsecond line\n"
+
+
+def test_a_job_is_not_resumed_from_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.jsonl.job")
+    with pytest.raises(InputError, match=r"out\.jsonl\.job cannot be read"):
+        read_checkpoint(tmp_path / "out.jsonl", {})
 
 
 def test_a_name_that_no_file_can_have_is_no_folder() -> None:
