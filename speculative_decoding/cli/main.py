@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from . import common
 from .drafting import plan_of
-from .main_flags import Files, Views, main_parser, require_consistent
+from .flags import Files, Views, main_parser, require_consistent
 from .parser import chosen_as, require_writable
 
 

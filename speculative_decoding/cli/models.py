@@ -8,7 +8,7 @@ from typing import Annotated as A
 
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
-from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
+from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling.values import Text
@@ -16,8 +16,8 @@ from ..sampling.values import Text
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
 MODEL = (
-    "the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, else the "
-    "bundled pair)"
+    "the target: a folder, one under models/, or a model on the Hub, organisation/model (default: t5-11b with t5-small "
+    "if both are converted, else the bundled pair)"
 )
 DRAFT_MODEL = (
     "the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, or with "
@@ -89,6 +89,12 @@ class Pair:
     def draft(self) -> EncoderDecoder | None:
         return None if self.opened_draft is None else self.opened_draft.model
 
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """For statistics."""
+        draft = None if self.opened_draft is None else str(self.opened_draft.folder)
+        return {"model": str(self.opened_target.folder), "draft_model": draft}
+
     def load_weights(self) -> None:
         self.opened_target.load_weights()
         if self.opened_draft is not None:
@@ -107,6 +113,6 @@ def find_bundled(name: str) -> Path:
 
 def find(name: str, option: str) -> Path:
     try:
-        return find_folder(name)
+        return locate(name)
     except InputError as error:
         raise InputError(f"{option}: {error}") from error

@@ -15,15 +15,15 @@ from typing import Any
 
 from ..decoding.divergence import first_divergence
 from ..decoding.ways import PLAIN, ways
+from ..drafters import usual_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Whole
 from ..session import Session
 from . import common
-from .draft_flags import DraftFlags
-from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
-from .main_flags import FOR_PYTHON
+from .drafting import COPIES, USES_MODEL, Plan, make_plan
+from .flags import FOR_PYTHON, DraftFlags
 from .models import ModelNames
 from .parser import Parser, add_flags, chosen_as, given_options, word
 
@@ -81,7 +81,10 @@ def verify(chosen: argparse.Namespace) -> int:
     """
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
-    drafters, lengths = given.pop("drafter", [usual_drafter(folders)]), given.pop("num_draft", [default("num_draft")])
+    drafters, lengths = (
+        given.pop("drafter", [usual_drafter(folders.draft)]),
+        given.pop("num_draft", [default("num_draft")]),
+    )
     tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [None]), given.pop("seed", [0])
     if tried == [PLAIN] and slots == [None] and lengths != [0]:
         raise InputError(
