@@ -270,7 +270,7 @@ def judged_together(
     ]
     batch = Batch(None, None, None, rows)  # type: ignore[arg-type]  # a verdict needs no model
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(np.array(draft.tokens).tolist())]
-    return commit(judge(batch, draft, logits), proposed)
+    return commit(judge(batch, batch.active, draft, logits), proposed)
 
 
 def past_of(options: GenerationOptions) -> list[int]:
@@ -328,7 +328,7 @@ def with_neighbours(compute: Callable[..., mx.array]) -> Callable[..., mx.array]
 
 
 def neighbours_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "behind", lambda self, tokens: History(neighbours(tokens), self.tokens))
+    monkeypatch.setattr(acceptance, "History", lambda tokens, drafted: History(neighbours(tokens), drafted))
 
 
 def one_key_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

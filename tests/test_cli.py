@@ -226,7 +226,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--top-k", "-1"], "--top-k: must be a whole number >= 0, not '-1'"),
         (["--top-p", "0"], "--top-p: must be a number above 0, at most 1, not '0'"),
         (["--min-p", "2"], "--min-p: must be a number, 0 to 1, not '2'"),
-        (["--repetition-penalty", "0"], "--repetition-penalty: must be a number above 0, not '0'"),
+        (["--repetition-penalty", "0"], "--repetition-penalty: must be a number, 1e-10 to 1e+10, not '0'"),
         (["--acceptance", "typical"], "--acceptance: must be one of rejection, block, coupled, not 'typical'"),
         (
             ["--temperature", "1", "--acceptance", "block", "--delta", "0.1"],

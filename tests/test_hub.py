@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
-from speculative_decoding.cli.draft_flags import DraftFlags
 
 from speculative_decoding import GenerationOptions, InputError, load
 from speculative_decoding.cli.drafting import Plan
+from speculative_decoding.cli.flags import DraftFlags
 from speculative_decoding.cli.main import main
 from speculative_decoding.cli.models import Folders
 from speculative_decoding.loading import hub

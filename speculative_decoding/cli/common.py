@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..loading.tokenizer import Tokenizer, unknown_characters
 
 SHOWN_CHARACTERS = 20
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Without control characters, which names of folders may have too."""
+    print("\n".join(map(one_line, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def note_unknown(tokenizer: Tokenizer, text: str, said: set[str]) -> None:
@@ -54,10 +55,10 @@ def write_stats(path: Path, content: Mapping[str, Any]) -> None:
 def run(program: str, command: Callable[[], int]) -> int:
     """Exit status of a command: 2 and one line for bad input, 130 for Ctrl-C, 1 when the reader of our output left."""
 
-    def one_line(message: Warning | str, *_: object, **__: object) -> None:
+    def note(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{program}: note: {message}")
 
-    warnings.showwarning = one_line
+    warnings.showwarning = note
     try:
         require_streams()
         status = command()

@@ -81,9 +81,9 @@ class DraftFlags:
             raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
 
 
-def main_parser() -> Parser:
+def main_parser(program: str = "main.py") -> Parser:
     parser = Parser(
-        prog="main.py",
+        prog=program,
         description="Speculative decoding for T5-like models: a draft proposes, the target verifies, the text is the "
         "target's own. Text goes to standard output, everything else to standard error.",
     )

@@ -50,7 +50,7 @@ class AcceptanceRule(ABC):
     def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
         """logits (B, K + 1, V), raw, behind each row's committed tokens and its draft."""
         options = [row.options for row in rows]
-        probs = mx.exp(logprobs(logits, options, draft.behind([row.tokens for row in rows])))
+        probs = mx.exp(logprobs(logits, options, History([row.tokens for row in rows], draft.tokens)))
         stop, weights = self(draft, probs)
         starts = [(row.options.seed, len(row.tokens)) for row in rows]
         accept_keys, next_keys = (keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
@@ -150,7 +150,7 @@ class Greedy(AcceptanceRule):
         The price of a token is 1 if it is kept without being the arg-max, else 0: two certainties that differ are
         a total variation of 1 apart.
         """
-        values = self.scores(logits, [row.options for row in rows], draft.behind([row.tokens for row in rows]))
+        values = self.scores(logits, [row.options for row in rows], History([row.tokens for row in rows], draft.tokens))
         best = mx.argmax(values, axis=-1)
         if not draft.num_tokens:
             return Verdict(*longest_prefix(draft, best, best))

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
-from ..checkpoints.files import require_shallow
+from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import MOST_DRAFTED, OTHER_NAMES, abouts
@@ -139,7 +139,8 @@ def parsed(text: str) -> dict[str, Any]:
         raise InputError('is empty; each line must be a JSON object with a "prompt"')
     try:
         value = json.loads(text, object_pairs_hook=no_duplicates)
-        require_shallow(value)
+        if not is_shallow(value):
+            raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON ({error.msg}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:

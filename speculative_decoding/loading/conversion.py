@@ -17,11 +17,11 @@ import mlx.core as mx
 
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.npz import verify_npz, write_npz
+from ..checkpoints.npz import write_npz
 from ..errors import InputError
 from ..models.base import checked_sources
 from . import hub, manifest
-from .load import MODELS, WEIGHTS, Storage, readable, transformed
+from .load import MODELS, WEIGHTS, Storage, transformed
 from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
@@ -57,10 +57,9 @@ def convert(
     require_free(output, local, force)
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
-    with readable(folder):
-        original = checkpoints.read(folder)
-        config: Mapping[str, Any] = checkpoints.read_config(folder)
-        load_tokenizer(folder)
+    original = checkpoints.read(folder)
+    config: Mapping[str, Any] = checkpoints.read_config(folder)
+    load_tokenizer(folder)
     raw, checkpoint = transformed(config, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
     sources = checked_sources(model, checkpoint)
@@ -74,7 +73,6 @@ def convert(
             for file_name in ("generation_config.json", *TOKENIZER_FILES):
                 if (folder / file_name).is_file():
                     shutil.copyfile(folder / file_name, partial / file_name)
-            verify_npz(partial / WEIGHTS)  # what is on the disk is what was meant to be there
             quantization = None
             if storage.quantize is not None:
                 parts = storage.quantize, storage.group_size, [*storage.keep]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from .. import blas, checkpoints, models
+from .. import checkpoints, kernels, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import CastCheckpoint
-from ..checkpoints.quantized import QuantizedCheckpoint
-from ..errors import CheckpointError, InputError
+from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
+from ..errors import InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from . import hub, manifest
 from .tokenizer import Tokenizer, load_tokenizer
@@ -42,7 +40,7 @@ class Opened:
     checkpoint: Checkpoint
 
     def load_weights(self) -> None:
-        blas.warn_if_slow()
+        kernels.check()
         self.model.load_checkpoint(self.checkpoint)
 
 
@@ -77,25 +75,16 @@ def open_model(
     """Everything of `load_model` but finding the folder and its files, and reading the weights."""
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
-    with readable(folder):
-        manifest.check_sizes(folder)
-        raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
-        checkpoint = checkpoints.read(folder, gguf)
-        if gguf is None and manifest.read(folder).get("dtype") == dtype:
-            dtype = None  # conversion stored that type already
-        raw, checkpoint = transformed(raw, checkpoint, Storage(dtype, quantize, group_size))
-        model = models.build(raw, checkpoint)
-        tokenizer = load_tokenizer(folder)
+    manifest.check_sizes(folder)
+    raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
+    checkpoint = checkpoints.read(folder, gguf)
+    if gguf is None and manifest.read(folder).get("dtype") == dtype:
+        dtype = None  # conversion stored that type already
+    raw, checkpoint = transformed(raw, checkpoint, Storage(dtype, quantize, group_size))
+    model = models.build(raw, checkpoint)
+    tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
     return Opened(folder, model, tokenizer, checkpoint)
-
-
-@contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read ({error})") from error
 
 
 @dataclass(frozen=True)

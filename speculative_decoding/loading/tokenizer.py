@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from ..checkpoints.files import require_regular
+from ..checkpoints.files import open_regular
 from ..errors import InputError
 
 # Every file a T5-like tokenizer may consist of; conversion copies those that are there.
@@ -73,7 +73,6 @@ class FastTokenizer:
     def __init__(self, path: Path) -> None:
         import tokenizers
 
-        self._path = path
         with failing_in_one_line(f"{path}: not a readable tokenizer"):
             self._backend = tokenizers.Tokenizer.from_file(str(path))
             self._backend.no_truncation()
@@ -81,11 +80,11 @@ class FastTokenizer:
             self.vocabulary = Vocabulary(self._backend.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        with failing_in_one_line(f"{self._path}: the tokenizer cannot cut this text"):
+        with failing_in_one_line("the tokenizer cannot cut this text"):
             return list(self._backend.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        with failing_in_one_line(f"{self._path}: the tokenizer has no text for these tokens"):
+        with failing_in_one_line("the tokenizer has no text for these tokens"):
             return str(self._backend.decode(list(tokens), skip_special_tokens=True))
 
 
@@ -95,23 +94,23 @@ class TransformersTokenizer:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
 
-        self._folder = folder
         with failing_in_one_line(f"{folder}: no tokenizer could be loaded from it"):
             self._backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             self.vocabulary = Vocabulary(self._backend.get_vocab())
 
     def encode(self, text: str) -> list[int]:
-        with failing_in_one_line(f"{self._folder}: the tokenizer cannot cut this text"):
+        with failing_in_one_line("the tokenizer cannot cut this text"):
             return list(self._backend(text).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        with failing_in_one_line(f"{self._folder}: the tokenizer has no text for these tokens"):
+        with failing_in_one_line("the tokenizer has no text for these tokens"):
             return str(self._backend.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     for name in TOKENIZER_FILES:
-        require_regular(folder / name, MAX_BYTES)
+        if (folder / name).exists():
+            open_regular(folder / name, MAX_BYTES).close()
     if (path := folder / "tokenizer.json").is_file():
         return FastTokenizer(path)
     if any((folder / name).is_file() for name in TOKENIZER_FILES):

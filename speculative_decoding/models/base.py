@@ -13,8 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..checkpoints.base import Checkpoint
-from ..checkpoints.quantized import PARTS, part
+from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared

@@ -35,11 +35,16 @@ class Check(NamedTuple):
     wanted: str
     is_sound: Callable[[Any], bool]
 
+    def require(self, name: str, value: object) -> None:
+        if not self.is_sound(value):
+            raise CheckpointError(f"config.json: {name!r} must be {self.wanted}, not {reprlib.repr(value)}")
+
 
 def whole(least: int, most: int) -> Check:
     return Check(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
 
 
+MOST_ENDS, MOST_DISTANCE = 64, 1 << 24
 SWITCH = Check("true or false", lambda value: type(value) is bool)
 FEED_FORWARDS = [prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]
 # No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the size
@@ -53,7 +58,7 @@ CHECKS: Mapping[str, Check] = {
     "num_decoder_layers": whole(1, 512),
     "num_heads": whole(1, 1 << 12),
     "relative_attention_num_buckets": whole(4, 1 << 14),
-    "relative_attention_max_distance": whole(2, 1 << 24),
+    "relative_attention_max_distance": whole(2, MOST_DISTANCE),
     "n_positions": whole(1, (1 << 31) - 1),
     # smaller ones are zero in float32
     "layer_norm_epsilon": Check("1e-35 to 1", lambda value: type(value) in (int, float) and 1e-35 <= value <= 1),
@@ -61,7 +66,6 @@ CHECKS: Mapping[str, Check] = {
     "tie_word_embeddings": SWITCH,
     "scale_decoder_outputs": SWITCH,
 }
-MOST_ENDS = 64
 
 
 @dataclass(frozen=True)
@@ -93,19 +97,20 @@ class T5Config:
         given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
         known: dict[str, Any] = {**FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}), **given}
         for name, check in CHECKS.items():
-            if (name in known or not hasattr(cls, name)) and not check.is_sound(known.get(name)):
-                raise impossible(name, check.wanted, known.get(name))
-        is_id = whole(0, known["vocab_size"] - 1)
+            if name in known or not hasattr(cls, name):
+                check.require(name, known.get(name))
+        one = whole(0, known["vocab_size"] - 1)
+        several = Check(f"{one.wanted}, or 1 to {MOST_ENDS} of them", lambda value: 0 < len(value) <= MOST_ENDS)
         for name in ID_FIELDS:
             value = known.get(name, getattr(cls, name))
-            ids = value if name == "eos_token_id" and isinstance(value, list) else [value]
-            if not 0 < len(ids) <= MOST_ENDS or not all(map(is_id.is_sound, ids)):
-                raise impossible(name, f"below vocab_size, {is_id.wanted}", value)
-            known[name] = tuple(ids) if ids is value else value
+            if name == "eos_token_id" and isinstance(value, list):
+                several.require(name, value)
+                known[name] = value = tuple(value)
+            for each in value if isinstance(value, tuple) else (value,):
+                one.require(name, each)
         config = cls(**known)
-        if config.relative_attention_max_distance <= config.relative_attention_num_buckets // 2:
-            name, least = "relative_attention_max_distance", "above half of relative_attention_num_buckets"
-            raise impossible(name, least, config.relative_attention_max_distance)
+        far = whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
+        far.require("relative_attention_max_distance", config.relative_attention_max_distance)
         return config if checkpoint is None else config.settled(checkpoint)
 
     def settled(self, checkpoint: Checkpoint) -> T5Config:
@@ -155,10 +160,6 @@ class T5Config:
     @property
     def max_source_tokens(self) -> int | None:
         return self.n_positions
-
-
-def impossible(name: str, wanted: str, value: object) -> CheckpointError:
-    return CheckpointError(f"config.json: {name!r} must be {wanted}, not {reprlib.repr(value)}")
 
 
 def embedding_table(names: Set[str]) -> str:

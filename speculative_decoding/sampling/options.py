@@ -37,7 +37,9 @@ class About(NamedTuple):
 class GenerationOptions:
     """How a prompt is decoded. Raises `InputError` that names the option."""
 
-    temperature: Annotated[float, Number(0), "0 takes the most likely token, above 0 samples"] = 0.0
+    temperature: Annotated[
+        float, Number(1e-10, 1e10, or_zero=True), "0 takes the most likely token, above 0 samples"
+    ] = 0.0
     top_k: Annotated[int, Whole(0), "only the K most likely tokens; 0 is off"] = 0
     top_p: Annotated[
         float, Number(0, 1, above=True), "only the fewest tokens that together are this likely; 1 is off"
@@ -45,7 +47,7 @@ class GenerationOptions:
     min_p: Annotated[float, Number(0, 1), "only tokens this likely compared to the most likely one; 0 is off"] = 0.0
     repetition_penalty: Annotated[
         float,
-        Number(0, above=True),
+        Number(1e-10, 1e10),
         "above 1 makes tokens that the decoder has read less likely, at temperature 0 too; 1 is off",
     ] = 1.0
     seed: Annotated[
@@ -194,18 +196,21 @@ def accepted(name: str, value: Value, given: Any) -> Any:
     """The value as it is kept. Raises `InputError` that names the option."""
     try:
         return value.accept(given)
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError):
         raise InputError(f"{name} must be {value.wanted}, not {short(given)}") from None
 
 
 def short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # as of a number of thousands of digits
+        text = f"that {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def unknown(name: str) -> str:
     """Why there is no such option, in a line, with what may have been meant."""
-    meant = OTHER_NAMES.get(name, next(iter(get_close_matches(name, abouts(), 1)), ""))
+    meant = OTHER_NAMES.get(name, next(iter(get_close_matches(str(name), abouts(), 1)), ""))
     return f"there is no option {name!r}; " + (
         f"did you mean {meant}?" if meant else f"there are {', '.join(abouts())}"
     )
