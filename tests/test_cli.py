@@ -353,12 +353,12 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 def test_a_full_device_is_one_line(
     more: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open("/dev/full", "w") as full:
+    with io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as full:  # keeps nothing
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.chdir(ROOT)
         assert main_command.main(more or ["--prompt", PROMPT]) == 2
         err = capfd.readouterr().err
-    assert err.splitlines()[1:] == ["main.py: error: standard output: No space left on device"]
+    assert err.splitlines()[1:] == ["main.py: error: standard output: No space left on device; send it elsewhere"]
     for name in ("--stats-json", "--trace"):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         assert main_command.main(["--prompt", PROMPT, name, "/dev/full"]) == 2

@@ -131,7 +131,7 @@ class Command:
                 raise InputError(f"takes no argument, not {text!r}")
             self.run(state, text)
         except InputError as error:
-            raise InputError(f"{self.name}: {error}\nusage: {self.usage}") from error
+            raise InputError(f"{self.name}: {error}; usage: {self.usage}") from error
         if self.now is not None:
             state.console.print(f"{self.name.removeprefix('/')}: {self.now(state)}")
 

@@ -99,15 +99,14 @@ class Conversation:
 
 def read_line() -> str:
     """One line, edited where there is a terminal. Raises EOFError at the end."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal and not sys.stdout.isatty():  # then `input` would write its prompt into our output
-        print(PROMPT, end="", file=sys.stderr, flush=True)
+    prompt = PROMPT if sys.stdin.isatty() else ""
+    if not sys.stdout.isatty():  # `input` would write it into our output
+        print(end=prompt, file=sys.stderr, flush=True)
     try:
-        line = input(PROMPT if is_terminal and sys.stdout.isatty() else "")
+        line = input(prompt if sys.stdout.isatty() else "")
         line.encode("utf-8")
     except EOFError:
-        if is_terminal:
-            print(file=sys.stderr)
+        print(end="\n" if prompt else "", file=sys.stderr)
         raise
     except UnicodeError as error:
         raise InputError("this line is not UTF-8; type it again") from error

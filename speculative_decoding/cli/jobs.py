@@ -19,7 +19,7 @@ from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_li
 from ..loading import manifest
 from ..loading.load import Opened
 from ..sampling import GenerationOptions
-from .common import say, write_stats
+from .common import printing, say, write_stats
 from .compare import summary_notes
 from .drafting import Plan
 from .flags import Files
@@ -74,8 +74,9 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
 
 
 def write_to_stdout(record: bytes, line: Line) -> None:
-    sys.stdout.buffer.write(record)
-    sys.stdout.buffer.flush()
+    with printing():
+        sys.stdout.buffer.write(record)
+        sys.stdout.buffer.flush()
 
 
 def open_input(name: str) -> BufferedReader:

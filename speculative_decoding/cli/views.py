@@ -20,7 +20,7 @@ from rich.text import Text
 from ..decoding.results import GenerationResponse, GenerationResult
 from ..decoding.stats import Round
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
-from .common import writing
+from .common import printing, writing
 
 OnRound = Callable[[Round], None]
 INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
@@ -83,9 +83,11 @@ def plain_text(file: TextIO) -> Watcher:
 
     def show(steps: Iterator[Step]) -> Iterator[Step]:
         for step in steps:
-            print(step.response.text, end="", flush=True, file=file)
+            with printing():
+                print(step.response.text, end="", flush=True, file=file)
             yield step
-        print(flush=True, file=file)
+        with printing():
+            print(flush=True, file=file)
 
     return show
 
