@@ -373,7 +373,8 @@ class Terminal:
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.master, slave = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "HOME": str(home)}
+        caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}  # compiled kernels
+        environment = {**os.environ, **caches, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "HOME": str(home)}
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "main.py"), "--interactive", *arguments],
             cwd=ROOT,
@@ -468,7 +469,7 @@ def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     assert "\x1b[32mDie" in shown and shown.count("Methode gibt") == 0 and "\x1b[9;31m des" in shown
     terminal.type("/quit\n")
     assert terminal.process.wait(timeout=PATIENCE) == 0
-    (history,) = tmp_path.iterdir()
+    history = tmp_path / ".speculative_decoding_history"
     assert history.stat().st_mode & 0o777 == 0o600 and history.read_text().splitlines()[0] == "/max-tokens 3"
 
 
