@@ -61,10 +61,7 @@ def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def verify(chosen: argparse.Namespace) -> int:
-    """Try all combinations of --drafter, --num-draft, --slots and --seed.
-
-    Exit status 0 if all outputs are identical, 1 if not.
-    """
+    """The exit status: 0 if all outputs are identical, with all combinations of what takes several values; 1 if not."""
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
     drafters = given.pop("drafter", [usual_drafter(folders.draft)])
@@ -95,16 +92,13 @@ def verify(chosen: argparse.Namespace) -> int:
             width = {"num_draft": way.num_draft} if options.strict else {}
             expected = [regular(prompt, seed=seed, **width) for prompt in prompts]
             for each in session.batch(prompts, slots=together, seed=seed, **way.keywords):
-                prompt, number = prompts[each.index], each.index + 1
                 if each.result is None:
-                    raise InputError(f"prompt {number}: {each.error}")
-                found = each.result.tokens
-                difference = first_divergence(
-                    session.model, session.tokenizer, prompt, expected[each.index], found, options
-                )
+                    raise InputError(f"prompt {each.index + 1}: {each.error}")
+                found, both = each.result.tokens, (session.model, session.tokenizer)
+                difference = first_divergence(*both, prompts[each.index], expected[each.index], found, options)
                 tokens, identical = tokens + len(found), identical + (difference is None)
                 if difference is not None:
-                    print(f"prompt {number}, {name}: {difference.text(session.tokenizer)}", flush=True)
+                    print(f"prompt {each.index + 1}, {name}: {difference.text(session.tokenizer)}", flush=True)
     total = len(prompts) * len(trials)
     print(f"{identical} of {total} identical ({tokens} tokens)")
     return 0 if identical == total else 1
