@@ -11,8 +11,9 @@ import pytest
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import report as report_command
 from speculative_decoding.cli.report import markdown
-from speculative_decoding.cli.trace_run import TraceRun, read_trace
+from speculative_decoding.cli.trace import TraceRun, read_trace
 
+FIXED = ("--drafter", "model", "--num-draft", "5")
 PROMPT = "translate English to German: The method returns the value of the property."
 
 
@@ -53,7 +54,7 @@ def test_the_numbers_of_a_report() -> None:
 
 def test_main_writes_what_the_report_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, stats_file = tmp_path / "run.jsonl", tmp_path / "stats.json"
-    assert main_command.main(["--prompt", PROMPT, "--trace", str(trace), "--stats-json", str(stats_file)]) == 0
+    assert main_command.main(["--prompt", PROMPT, *FIXED, "--trace", str(trace), "--stats-json", str(stats_file)]) == 0
     out, _ = capsys.readouterr()
     lines = [json.loads(each) for each in trace.read_text().splitlines()]
     stats = json.loads(stats_file.read_text())

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from speculative_decoding import stream_generate
 from speculative_decoding.cli.summaries import accepted_bars
-from speculative_decoding.cli.views import DraftView, has_colour, visible
-from speculative_decoding.cli.watching import watch
+from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
@@ -129,13 +128,21 @@ def test_a_rejected_word_comes_with_its_space_and_a_rejected_end_with_its_name()
 @pytest.mark.parametrize("colour", [True, False])
 def test_a_line_per_round_adds_up_to_the_text(colour: bool) -> None:
     shown, text, events = show(
-        TARGET, Letters(), "abcde", screen(colour=colour), rounds=True, draft_model=DRAFT, max_tokens=20
+        TARGET,
+        Letters(),
+        "abcde",
+        screen(colour=colour),
+        rounds=True,
+        draft_model=DRAFT,
+        drafter="model",
+        num_draft=5,
+        max_tokens=20,
     )
     lines = Text.from_ansi(shown).plain.splitlines()
     assert len(lines) == len(events)
     for number, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
-        kind = ", model" if event.drafted else ""
-        assert line.startswith(f"round {number}: {event.accepted} of {event.drafted} accepted{kind}, ")
+        drafted = f"{event.accepted} of {event.drafted} accepted, model" if event.drafted else "nothing drafted"
+        assert line.startswith(f"round {number}: {drafted}, ")
     if not colour:
         bare = [re.sub(r"\[-.*?-\]|\{\+|\+\}", "", line.split("ms", 1)[1].split(": ", 1)[1]) for line in lines]
         assert "".join(bare) == text

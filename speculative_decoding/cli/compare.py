@@ -1,25 +1,57 @@
-"""Prompts decoded in one way or several: each text as it comes, and what the ways took, side by side."""
+"""Prompts decoded speculatively, with the target alone, with the draft alone: each text as it comes, and what these
+ways took, side by side.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rich.console import Console
 
 from ..decoding.divergence import first_divergence
-from ..decoding.results import GenerationResult
+from ..decoding.results import GenerationResponse, GenerationResult
 from ..decoding.stats import GenerationStats
+from ..drafters import DraftModel
 from ..session import Session
+from .common import note_unknown
 from .summaries import table
-from .views import DraftView
-from .watching import INTERRUPTED, Watcher, never, plain_text, watch
-from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET, start
+from .views import INTERRUPTED, DraftView, OnRound, Watcher, never, plain_text, watch
 
+SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
 IDENTICAL = "identical"
+WARM_UP_TOKENS = 4
+
+
+def ways(session: Session) -> list[str]:
+    """Those that a comparison is of. The first gives the program's answer, alone where nobody compares."""
+    speculative = [] if session.options_with({}).drafter == "none" else [SPECULATIVE]
+    return [*speculative, TARGET, *([] if session.draft_model is None else [DRAFTER])]
+
+
+def start(
+    on_round: OnRound | None, name: str, session: Session, prompt: str, *, timed: bool = False
+) -> Iterator[GenerationResponse]:
+    """The stream of that way."""
+    if name == SPECULATIVE:
+        return session.stream(prompt, on_round=on_round, timed=timed)
+    if name == DRAFTER:
+        draft = session.draft_model
+        assert draft is not None
+        model = draft.model if isinstance(draft, DraftModel) else draft
+        session = Session(model, session.tokenizer, options=replace(session.options, drafter="none"))
+    return session.stream(prompt, on_round=on_round, timed=timed, drafter="none")
+
+
+def warm_up(session: Session, prompt: str) -> None:
+    """The first passes of a process are slower than the others; none of the ways is to pay for it. Nothing learns."""
+    short = replace(session, ngram=None, options=replace(session.options, max_tokens=WARM_UP_TOKENS))
+    for name in reversed(ways(short)):
+        list(start(None, name, short, prompt))
 
 
 @dataclass
@@ -27,7 +59,7 @@ class Runner:
     """Decodes prompts, shows them, and adds up what each way took.
 
     console: of standard error. show_draft: None, "text" or "rounds". traces: watch the answer.
-    identical: how many of the `prompts` gave the target's text.
+    identical: how many of the `prompts` gave the target's text. cut: how many answers ended at max_tokens.
     """
 
     console: Console
@@ -36,7 +68,9 @@ class Runner:
     totals: dict[str, GenerationStats] = field(default_factory=dict)
     identical: Counter[str] = field(default_factory=Counter)
     prompts: int = 0
+    cut: int = 0
     _explained: str | None = None  # the show_draft of the last legend
+    _unknown: set[str] = field(default_factory=set)  # characters that were said to be
 
     def run(
         self, session: Session, names: Sequence[str], prompt: str, is_stopped: Callable[[], bool] = never
@@ -45,6 +79,7 @@ class Runner:
 
         The first is the answer: it comes last, and its text alone goes to standard output.
         """
+        note_unknown(session.tokenizer, prompt, self._unknown)
         if self.show_draft not in (None, self._explained):
             DraftView(self.console, session.tokenizer).legend()
         self._explained = self.show_draft
@@ -57,25 +92,25 @@ class Runner:
                 self.console.print("stopped")
                 break
         rows = {}
-        for name in (name for name in (TARGET, DRAFTER, NGRAM, SPECULATIVE) if name in runs):
+        for name in (name for name in (TARGET, DRAFTER, SPECULATIVE) if name in runs):
             text = same_text(name, session, prompt, runs)
             rows[name] = (runs[name].stats, text)
             self.identical[name] += text == IDENTICAL
             self.totals.setdefault(name, GenerationStats()).add(runs[name].stats)
         self.prompts += 1
+        self.cut += names[0] in runs and runs[names[0]].finish_reason == "length"
         if len(rows) > 1:
-            self.console.print(table(self.console, rows))
+            self.console.print(table(rows, TARGET))
         return runs
 
     def _run_one(
         self, session: Session, name: str, prompt: str, is_stopped: Callable[[], bool], *, is_answer: bool
     ) -> GenerationResult:
         watchers: list[Watcher] = []
-        shows_draft = self.show_draft is not None and (is_answer or name in (SPECULATIVE, NGRAM))
+        shows_draft = self.show_draft is not None and (is_answer or name == SPECULATIVE)
         if shows_draft:
             watchers.append(DraftView(self.console, session.tokenizer, rounds=self.show_draft == "rounds"))
-        one_screen = sys.stdout.isatty() and sys.stderr.isatty()  # then text on both would be seen twice
-        if not shows_draft or (is_answer and not one_screen):
+        if not shows_draft or (is_answer and not is_one_place()):
             watchers.append(plain_text(sys.stdout if is_answer else sys.stderr))
         traces = self.traces if is_answer else ()
         timed = shows_draft or bool(traces)
@@ -88,7 +123,17 @@ class Runner:
             texts = {name: f"{self.identical[name]} of {self.prompts} {IDENTICAL}" for name in self.totals}
             rows = {name: (stats, "" if name == TARGET else texts[name]) for name, stats in self.totals.items()}
             self.console.print(f"{self.prompts} prompts:", style="bold")
-            self.console.print(table(self.console, rows))
+            self.console.print(table(rows, TARGET))
+
+
+def is_one_place() -> bool:
+    """Whether standard output and standard error end in the same terminal, pipe or file: then text on both would be
+    seen twice, in pieces.
+    """
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except OSError:  # an object of Python's in their place
+        return False
 
 
 def same_text(name: str, session: Session, prompt: str, runs: Mapping[str, GenerationResult]) -> str:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from io import BufferedReader
@@ -17,20 +18,20 @@ from ..errors import InputError
 from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_lines
 from ..loading import manifest
 from ..loading.load import Opened
-from .common import say
+from .common import say, write_stats
 from .drafting import Plan
-from .main_flags import Files
+from .flags import Files
 from .models import Pair
-from .progress import progress, summary
 
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
+NOTE_SECONDS = 30.0  # between notes where there is no terminal
 
 
 def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     """The exit status: 1 if some lines were errors."""
     output, totals = files.output, Totals()
     with ExitStack() as stack:
-        file, name, size = stack.enter_context(open_input(files.input, output))
+        file, name, size = stack.enter_context(open_input(files.input))
         pair = plan.open()
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
@@ -65,9 +66,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
             return 130
     say(summary(totals, files.slots))
     if stats_json is not None:
-        draft = None if pair.opened_draft is None else str(plan.folders.draft)
-        content = {"model": str(plan.folders.target), "draft_model": draft, **settings, "slots": files.slots}
-        stats_json.write_text(json.dumps(content | totals.as_dict(), indent=2) + "\n", encoding="utf-8")
+        write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
 
 
@@ -77,11 +76,9 @@ def write_to_stdout(record: bytes, line: Line) -> None:
 
 
 @contextmanager
-def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader, str, int | None]]:
+def open_input(name: str) -> Iterator[tuple[BufferedReader, str, int | None]]:
     """The file, what to call it, and its size if it has one."""
     if name == "-":
-        if sys.stdin is None:
-            raise InputError("--input -: there is no standard input; name a file")
         yield sys.stdin.buffer, "standard input", None  # type: ignore[misc]
         return
     try:
@@ -89,8 +86,6 @@ def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader,
     except OSError as error:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
     with file:
-        if output is not None and output.exists() and os.path.samefile(name, output):
-            raise InputError(f"--output {output}: is the input itself; name another file")
         yield file, name, os.fstat(file.fileno()).st_size or None
 
 
@@ -113,3 +108,70 @@ def fingerprint(opened: Opened) -> str:
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in opened.folder.iterdir()}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+@contextmanager
+def progress(size: int | None, *, is_watched: bool) -> Iterator[Callable[[Totals], None]]:
+    """What to call after each row. size: of the input in bytes, if that is known."""
+    if not (is_watched and sys.stderr.isatty()):
+        yield notes(size)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda totals: bar.update(task, completed=totals.input_bytes, description=pace(totals))
+
+
+def notes(size: int | None) -> Callable[[Totals], None]:
+    """A line every `NOTE_SECONDS`, none for a short job."""
+    said = time.monotonic()
+    began: tuple[float, int] | None = None  # when, and behind which byte
+
+    def show(totals: Totals) -> None:
+        nonlocal said, began
+        now, done, left = time.monotonic(), totals.input_bytes, ""
+        start, first = began = began or (now, done)
+        if now - said < NOTE_SECONDS:
+            return
+        if size is not None and done > first:
+            left = f", about {(now - start) * (size - done) / (done - first) / 60:.0f} min left"
+        said = now
+        say(pace(totals) + left)
+
+    return show
+
+
+def pace(totals: Totals) -> str:
+    accepted = f", accepted {totals.stats.acceptance_rate:.1%}" if totals.stats.drafted_tokens else ""
+    errors = f", {totals.errors} errors" if totals.errors else ""
+    return f"{totals.lines} lines{errors}, {totals.end_to_end_tps:.1f} tokens/s{accepted}"
+
+
+def summary(totals: Totals, slots: int) -> str:
+    stats, errors = totals.stats, ""
+    if totals.errors:
+        here = f" (in this run first at line {', '.join(map(str, totals.error_lines))})" if totals.error_lines else ""
+        errors = f", {totals.errors} of them errors{here}"
+    text = (
+        f"{totals.lines} lines{errors}; {stats.generated_tokens} tokens of {totals.rows} rows in {totals.seconds:.1f} s"
+    )
+    if totals.rows:
+        text += (
+            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average, "
+            f"of all {min(slots, totals.rows)} slots after {totals.batch_time_to_first_token:.3f} s"
+            f"\ndecoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
+            f"\naccepted {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens "
+            f"({stats.acceptance_rate:.1%}), {totals.accepted_per_target_call:.2f} per target call"
+            f"\n{stats.target_calls} iterations, {stats.tokens_per_target_call:.2f} tokens each"
+            f"\nencode {totals.encode_seconds:.3f} s, decode {totals.decode_seconds:.3f} s; "
+            f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB"
+        )
+    if not stats.lossless:
+        text += (
+            "\nLOSSY: delta accepts tokens that the target alone would not write; "
+            f"measured price {stats.delta_total_variation:.4f} per token"
+        )
+    return text

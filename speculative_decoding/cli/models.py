@@ -8,7 +8,7 @@ from typing import Annotated as A
 
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
-from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
+from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling.values import Text
@@ -16,8 +16,8 @@ from ..sampling.values import Text
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
 MODEL = (
-    "the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, else the "
-    "bundled pair)"
+    "the target: a folder, one under models/, or a model on the Hub, organisation/model (default: t5-11b with t5-small "
+    "if both are converted, else the bundled pair)"
 )
 DRAFT_MODEL = (
     "the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, or with "
@@ -43,7 +43,7 @@ class ModelNames:
             try:
                 target, draft = map(find_folder, PREFERRED)
             except InputError:
-                target, draft = (find(name, "the bundled pair") for name in BUNDLED_PAIR)
+                target, draft = map(find_bundled, BUNDLED_PAIR)
         if self.draft_model == SELF_DRAFT:
             return Folders(target, target, SELF_DRAFT_BITS, self.dtype)
         if self.draft_model is not None:
@@ -89,14 +89,30 @@ class Pair:
     def draft(self) -> EncoderDecoder | None:
         return None if self.opened_draft is None else self.opened_draft.model
 
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """For statistics."""
+        draft = None if self.opened_draft is None else str(self.opened_draft.folder)
+        return {"model": str(self.opened_target.folder), "draft_model": draft}
+
     def load_weights(self) -> None:
         self.opened_target.load_weights()
         if self.opened_draft is not None:
             self.opened_draft.load_weights()
 
 
-def find(name: str, option: str) -> Path:
+def find_bundled(name: str) -> Path:
     try:
         return find_folder(name)
+    except InputError:
+        raise InputError(
+            "no --model is given, and the bundled pair comes with the repository alone; name a folder that "
+            "`speculative-decoding convert --model NAME` has made"
+        ) from None
+
+
+def find(name: str, option: str) -> Path:
+    try:
+        return locate(name)
     except InputError as error:
         raise InputError(f"{option}: {error}") from error

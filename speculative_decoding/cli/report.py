@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..errors import InputError
 from . import common
-from .parser import Parser, require_writable
-from .trace_run import POSITIONS, TraceRun, read_trace
+from .parser import File, Parser, require_writable, word
+from .trace import POSITIONS, TraceRun, read_trace
 
 COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
 
@@ -48,7 +48,9 @@ def draw(runs: Sequence[TraceRun], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError("--png needs matplotlib: pip install matplotlib, or leave it out") from error
+        raise InputError(
+            "a picture needs matplotlib: pip install matplotlib, or this package with its extra [plots]"
+        ) from error
     figure = Figure(figsize=(12, 3.6 + 0.15 * len(runs)), layout="constrained")
     FigureCanvasAgg(figure)
     accepted, rounds, times = figure.subplots(1, 3)
@@ -69,10 +71,8 @@ def draw(runs: Sequence[TraceRun], path: Path) -> None:
     times.set(title="Where the time goes", xlabel="seconds")
     times.invert_yaxis()
     times.legend()
-    try:
+    with common.writing("--png", path):
         figure.savefig(path, dpi=110, format="png")
-    except OSError as error:
-        raise InputError(f"--png {path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def report(traces: Sequence[Path], picture: Path) -> int:
@@ -87,12 +87,12 @@ def report(traces: Sequence[Path], picture: Path) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.report") -> int:
     parser = Parser(
-        prog="python -m speculative_decoding.report",
+        prog=program,
         description="What main.py --trace wrote, of one run or of several, as a picture and as a Markdown table.",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files that --trace wrote")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="the picture, by default beside the trace")
+    parser.add_argument("--png", type=word(File()), metavar="FILE", help="the picture, by default beside the trace")
     chosen = parser.parse_args(argv)
     return common.run("report", lambda: report(chosen.traces, chosen.png or chosen.traces[0].with_suffix(".png")))

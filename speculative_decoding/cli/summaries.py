@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from ..decoding.stats import GenerationStats
 from ..sampling import GenerationOptions
-from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET
-
-NARROW = 60  # columns: below it a table shows what matters most
-SHORT = {SPECULATIVE: "spec.", NGRAM: "ngram", TARGET: "target", DRAFTER: "draft"}
 
 
 def share(part: float, whole: float) -> str:
@@ -28,16 +23,20 @@ def accepted(stats: GenerationStats) -> str:
     return f"accepted {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens"
 
 
-def summary(stats: GenerationStats, options: GenerationOptions) -> str:
+def summary(stats: GenerationStats, options: GenerationOptions, texts: int, cut: int) -> str:
+    """cut: how many of the texts ended at max_tokens."""
     times = f"decode {stats.decode_seconds:.3f} s"
     if stats.draft_seconds is not None and stats.verify_seconds is not None:
         times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"
     lines = [
         f"{stats.generated_tokens} tokens at {stats.generation_tps:.1f} tokens/s; "
         f"{stats.target_calls} target calls, {stats.tokens_per_target_call:.2f} tokens per call",
-        f"{accepted(stats)} ({stats.acceptance_rate:.1%})",
         f"encode {stats.encode_seconds:.3f} s, {times}; peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
     ]
+    if stats.drafted_tokens:
+        lines.insert(1, f"{accepted(stats)} ({stats.acceptance_rate:.1%})")
+    if cut:
+        lines.append(f"stopped at --max-tokens {options.max_tokens}" + (f": {cut} of {texts} texts" * (texts > 1)))
     return "\n".join(lines if stats.lossless else [*lines, lossy(stats, options)])
 
 
@@ -50,26 +49,19 @@ def lossy(stats: GenerationStats, options: GenerationOptions) -> str:
     return f"LOSSY: --delta {options.delta:g} accepts tokens that the target alone would not write; {measured}"
 
 
-def table(console: Console, rows: Mapping[str, tuple[GenerationStats, str]], *, same_prompts: bool = True) -> Table:
-    """rows: for each way its statistics, and how its text relates to the target's.
-
-    same_prompts: only then can speeds be compared.
+def table(rows: Mapping[str, tuple[GenerationStats, str]], regular: str = "") -> Table:
+    """rows: for each way its statistics, and how its text relates to the target's. regular: the way whose speed the
+    others are compared with; only for the same prompts.
     """
-    regular = speed(rows[TARGET][0]) if same_prompts and TARGET in rows else None
-    is_narrow = console.width < NARROW
-    made = Table(box=None, padding=(0, 1 if is_narrow else 2, 0, 0), header_style="bold")
-    wide = ("", "tokens", "calls", "tokens/s", "speed-up", "accepted", "text")
-    for heading in ("", "tok/s", "gain", "acc.", "") if is_narrow else wide:
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("", "tokens", "calls", "tokens/s", "speed-up", "accepted", "text"):
         made.add_column(heading, justify="left" if heading in ("", "text") else "right")
+    base = None if regular not in rows else speed(rows[regular][0])
     for way, (stats, text) in rows.items():
-        made.add_row(
-            SHORT[way] if is_narrow else way,
-            *([] if is_narrow else [str(stats.generated_tokens), str(stats.target_calls)]),
-            f"{speed(stats):.1f}",
-            "" if regular is None or way == TARGET else f"{speed(stats) / regular - 1:+.1%}",
-            share(stats.accepted_tokens, stats.drafted_tokens) if way in (SPECULATIVE, NGRAM) else "",
-            text,
-        )
+        gain = "" if base is None or way == regular else f"{speed(stats) / base - 1:+.1%}"
+        kept = share(stats.accepted_tokens, stats.drafted_tokens) if stats.drafted_tokens else ""
+        counts = str(stats.generated_tokens), str(stats.target_calls)
+        made.add_row(way, *counts, f"{speed(stats):.1f}", gain, kept, text)
     return made
 
 

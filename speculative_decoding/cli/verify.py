@@ -15,24 +15,24 @@ from typing import Any
 
 from ..decoding.divergence import first_divergence
 from ..decoding.ways import PLAIN, ways
+from ..drafters import usual_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Whole
 from ..session import Session
 from . import common
-from .draft_flags import DraftFlags
-from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
-from .main_flags import FOR_PYTHON
+from .drafting import COPIES, USES_MODEL, Plan, make_plan
+from .flags import FOR_PYTHON, DraftFlags
 from .models import ModelNames
 from .parser import Parser, add_flags, chosen_as, given_options, word
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
 
-def verify_parser() -> Parser:
+def verify_parser(program: str) -> Parser:
     parser = Parser(
-        prog="python -m speculative_decoding.verify",
+        prog=program,
         description="Decode prompts with and without a draft and compare the outputs token by token.",
         argument_default=argparse.SUPPRESS,
     )
@@ -54,7 +54,10 @@ def require_comparable(options: GenerationOptions, who: str) -> None:
 
 
 def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths or sorted(PROMPTS.glob("*.txt")):
+    found = paths or sorted(PROMPTS.glob("*.txt"))
+    if not found:
+        raise InputError("the bundled prompts come with the repository alone; name a file with a prompt a line")
+    for path in found:
         yield from common.read_text(path, "prompts").split("\n")  # other line breaks may be text
 
 
@@ -78,7 +81,10 @@ def verify(chosen: argparse.Namespace) -> int:
     """
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
-    drafters, lengths = given.pop("drafter", [usual_drafter(folders)]), given.pop("num_draft", [default("num_draft")])
+    drafters, lengths = (
+        given.pop("drafter", [usual_drafter(folders.draft)]),
+        given.pop("num_draft", [default("num_draft")]),
+    )
     tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [None]), given.pop("seed", [0])
     if tried == [PLAIN] and slots == [None] and lengths != [0]:
         raise InputError(
@@ -119,6 +125,6 @@ def verify(chosen: argparse.Namespace) -> int:
     return 0 if identical == total else 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = verify_parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.verify") -> int:
+    chosen = verify_parser(program).parse_args(argv)
     return common.run("verify", lambda: verify(chosen))

@@ -115,7 +115,9 @@ class BatchDrafter(ABC):
 
     @abstractmethod
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all."""
+        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all. May be asked again for the
+        same tokens: then the draft before counts for nothing.
+        """
 
     def kind(self, row: Row) -> str:
         """Which kind of draft would follow the row's tokens. Kinds differ in what they cost and in how often they are

@@ -21,8 +21,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
+from ..checkpoints.files import read_object
 from ..errors import InputError
-from ..loading.safe_folder import sync
+from ..loading.safe_folder import write_file
 from .rows import Line, read_lines
 
 VERSION = 2
@@ -184,14 +185,14 @@ def checkpoint_path(output: Path) -> Path:
 def read_checkpoint(output: Path, settings: Mapping[str, Any]) -> Checkpoint:
     """Raises `InputError` if there is none, or it is of a job with other settings."""
     path = checkpoint_path(output)
+    if not path.exists():
+        why = f"{output} has no {path.name} beside it, so nobody knows what it was made from"
+        raise cannot_resume(why, "name another --output")
     try:
-        content = json.loads(path.read_bytes())
+        content = read_object(path)
         version, before = content.pop("version"), content.pop("settings")
         checkpoint = Checkpoint(**content) if version == VERSION else None
         differing = sorted(name for name in before.keys() | settings.keys() if before.get(name) != settings.get(name))
-    except FileNotFoundError as error:
-        why = f"{output} has no {path.name} beside it, so nobody knows what it was made from"
-        raise cannot_resume(why, "name another --output") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise cannot_resume(f"{path} cannot be read", "bring it back") from error
     if checkpoint is None:
@@ -208,11 +209,7 @@ def cannot_resume(why: str, instead: str) -> InputError:
 
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file in one step: it is the old one or the new one, at any moment."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    write_file(path, json.dumps(content) + "\n")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import MOST_DRAFTED, abouts
+from ..sampling.options import MOST_DRAFTED, OTHER_NAMES, abouts
 from ..sampling.values import Text, Value, Whole
 
 MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
@@ -78,7 +78,9 @@ def plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 
-LOOKS_LIKE = {plain(name): name for name in (*FIELDS, *FOR_ALL_ROWS)}
+LOOKS_LIKE = {plain(name): ours for name, ours in OTHER_NAMES.items()} | {
+    plain(name): name for name in (*FIELDS, *FOR_ALL_ROWS)
+}
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ def check_fields(given: Mapping[str, Any]) -> None:
         elif meant in FOR_ALL_ROWS:
             raise InputError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
         elif meant is not None:
-            raise InputError(f"unknown option {name!r}; write {meant!r}, or rename the field if it is none")
+            instead = f"write {meant}" if meant else "there is nothing like it here: leave it out"
+            raise InputError(f"unknown option {name!r}; {instead}, or rename the field if it is none")
     if not given.get("prompt", "").strip():
         raise InputError("prompt is empty; give it some text" if "prompt" in given else 'has no "prompt"')
 

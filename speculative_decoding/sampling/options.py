@@ -206,11 +206,16 @@ def short(value: Any) -> str:
 
 def unknown(name: str) -> str:
     """Why there is no such option, in a line, with what may have been meant."""
-    meant = OTHER_NAMES.get(name) or next(iter(get_close_matches(str(name), abouts(), 1)), None)
-    return f"there is no option {name!r}" + (f"; did you mean {meant}?" if meant else "")
+    meant = OTHER_NAMES.get(name, next(iter(get_close_matches(str(name), abouts(), 1)), ""))
+    return f"there is no option {name!r}; " + (
+        f"did you mean {meant}?" if meant else f"there are {', '.join(abouts())}"
+    )
 
 
-OTHER_NAMES = {  # other libraries' names, and our own flags'
+OTHER_NAMES = {  # other libraries' names, and our own flags'; "": there is nothing like it
+    "num_beams": "",
+    "length_penalty": "",
+    "num_return_sequences": "",
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
     "temp": "temperature",
