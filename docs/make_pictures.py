@@ -1,10 +1,13 @@
-"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG.
+"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG; and plots.
 
-`python docs/make_pictures.py` from the repository's folder. Needs tmux, and matplotlib for the report.
+`python docs/make_pictures.py [NAME...]` from the repository's folder, all or those named: speed, sessions, report.
+Needs tmux for sessions and matplotlib for the others; speed takes some minutes of a quiet machine.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -193,8 +196,42 @@ def report() -> None:
         subprocess.run(command, check=True)
 
 
-def main() -> None:
-    PICTURES.mkdir(exist_ok=True)
+def speed() -> None:
+    """Plain decoding against the default settings, the bundled pair on 15 prompts a task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with tempfile.TemporaryDirectory() as folder:
+        ways = ["--drafter", "auto", "--num-draft", "auto"]
+        command = [sys.executable, "-m", "benchmarks", "--limit", "15", *ways, "--output", folder]
+        subprocess.run(command, check=True)
+        rows = json.loads(Path(folder, "summary.json").read_text())["rows"]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure, axes = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
+    for offset, (label, colour) in enumerate((("plain", "#b0b7c3"), ("speculative", "#2a7de1"))):
+        found = [
+            next(row for row in rows if row["task"] == task and (row["label"] == "plain") == (offset == 0))
+            for task in tasks
+        ]
+        speeds = [1e3 / row["ms_per_token"]["median"] for row in found]
+        bars = axes.barh([i + 0.38 * offset for i in range(len(tasks))], speeds, 0.36, color=colour, label=label)
+        texts = [
+            f"{speed:.0f} tokens/s" + f", {row['gain']:.2f}x" * offset for speed, row in zip(speeds, found, strict=True)
+        ]
+        axes.bar_label(bars, texts, padding=4, fontsize=9)
+    axes.set_yticks([i + 0.19 for i in range(len(tasks))], tasks)
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set_xticks([])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    axes.set_title("The same text, token for token: bundled models, two x86 cores, float32", fontsize=10, loc="left")
+    figure.savefig(PICTURES / "speed.svg", metadata={"Date": None})
+
+
+def sessions() -> None:
     show = f'python main.py --show-draft --prompt "{GERMAN}"'
     rounds = f'python main.py --show-draft rounds --prompt "{LONG}"'
     compare = f'python main.py --compare --prompt "{GERMAN}"'
@@ -206,7 +243,18 @@ def main() -> None:
     run("compare-40-columns", [compare], 40, 30)
     console()
     every_command()
-    report()
+
+
+def main() -> None:
+    makers = {"speed": speed, "sessions": sessions, "report": report}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(makers)} (default: all)")
+    names = parser.parse_args().names or list(makers)
+    if unknown := set(names) - set(makers):
+        parser.error(f"NAME: there is no {', '.join(sorted(unknown))}; choose from {', '.join(makers)}")
+    PICTURES.mkdir(exist_ok=True)
+    for name in names:
+        makers[name]()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .drafters import BatchDrafter
 from .errors import InputError
+from .kernels import clock, without_compiler
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
@@ -55,7 +56,7 @@ class Request:
         stats.lossless = self.row.options.is_lossless or stats.drafted_tokens == 0
         stats.peak_memory_bytes = mx.get_peak_memory()
         if not self.tokens:
-            stats.time_to_first_token = time.perf_counter() - self.started
+            stats.time_to_first_token = clock() - self.started
         texts = [self.ending.next_text() for _ in event.tokens]
         self.finish_reason = event.finish_reason
         if event.finish_reason and texts:
@@ -170,19 +171,25 @@ class Engine:
         """The next requests, as many together as there are slots."""
         if not self._sorted:
             count = min(len(self._queue), QUEUE_PER_SLOT * self._slots)
-            self._sorted.extend(sorted((self._queue.popleft() for _ in range(count)), key=source_length))
+            self._sorted.extend(
+                sorted((self._queue.popleft() for _ in range(count)), key=lambda request: len(request.row.source))
+            )
         group = [self._sorted.popleft() for _ in range(min(len(self._requests), len(self._sorted)))]
-        started = time.perf_counter()
+        started = clock()
+        memories = without_compiler(lambda: self._encoded_rows(group))
+        seconds = (clock() - started) / len(group)
+        for request, memory in zip(group, memories, strict=True):
+            request.started, request.stats.encode_seconds = started, seconds
+            self._encoded.append((request, memory))
+
+    def _encoded_rows(self, group: Sequence[Request]) -> list[mx.array]:
         memories = self._model.encode_rows([request.row.source for request in group])
         finite = mx.stack([mx.isfinite(memory).all() for memory in memories]).all()
         mx.eval(memories, finite)
         if len(group) > 1 and not finite.item():  # padding need not be finite, and a mask hides only what is
             memories = [self._model.encode_rows([request.row.source])[0] for request in group]
             mx.eval(memories)
-        seconds = (time.perf_counter() - started) / len(group)
-        for request, memory in zip(group, memories, strict=True):
-            request.started, request.stats.encode_seconds = started, seconds
-            self._encoded.append((request, memory))
+        return memories
 
     def _assign(self, slot: int, request: Request, memory: mx.array) -> None:
         row, batch = request.row, self._batch
@@ -219,7 +226,3 @@ class Engine:
             if request is not None:
                 request.row.slot = slot
         self._batch.rows = [None if each is None else each.row for each in self._requests]
-
-
-def source_length(request: Request) -> int:
-    return len(request.row.source)

@@ -226,7 +226,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--top-k", "-1"], "--top-k: must be a whole number >= 0, not '-1'"),
         (["--top-p", "0"], "--top-p: must be a number above 0, at most 1, not '0'"),
         (["--min-p", "2"], "--min-p: must be a number, 0 to 1, not '2'"),
-        (["--repetition-penalty", "0"], "--repetition-penalty: must be a number above 0, not '0'"),
+        (["--repetition-penalty", "0"], "--repetition-penalty: must be a number, 1e-10 to 1e+10, not '0'"),
         (["--acceptance", "typical"], "--acceptance: must be one of rejection, block, coupled, not 'typical'"),
         (
             ["--temperature", "1", "--acceptance", "block", "--delta", "0.1"],
@@ -409,7 +409,7 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
 
 
 def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
-    without = {"skip_sample_adjustment", "logprobs", "timed"}  # for Python
+    without = {"logprobs", "timed"}  # for Python
     flags = {name for action in main_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in abouts()} - flags == {flag(name) for name in without}
     for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", SCHEDULES)):

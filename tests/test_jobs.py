@@ -86,7 +86,7 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": " "}', "prompt is empty"),
         (b'{"prompt": "a", "max_tokens": "5"}', 'max_tokens must be a whole number >= 1, not "5"'),
         (b'{"prompt": "a", "max_tokens": true}', "max_tokens must be a whole number >= 1, not true"),
-        (b'{"prompt": "a", "temperature": null}', "temperature must be a number >= 0, not null"),
+        (b'{"prompt": "a", "temperature": null}', "temperature must be 0 or a number, 1e-10 to 1e+10, not null"),
         (b'{"prompt": "a", "stop": "b"}', 'stop must be a list, each text that is not empty, not "b"'),
         (
             b'{"prompt": "a", "eos_token_ids": [1.5]}',

@@ -16,7 +16,7 @@ from ..sampling.values import Number, Switch, Text, Whole
 from .models import ModelNames
 from .parser import File, Parser, add_flags, flag
 
-FOR_PYTHON = ("skip_sample_adjustment", "logprobs", "timed")  # options of decoding that are no flags
+FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
 APART = {  # flags that do not go with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
     "interactive": ("prompt", "compare", "verify", "stats_json"),
@@ -81,9 +81,9 @@ class DraftFlags:
             raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
 
 
-def main_parser() -> Parser:
+def main_parser(program: str = "main.py") -> Parser:
     parser = Parser(
-        prog="main.py",
+        prog=program,
         description="Speculative decoding for T5-like models: a draft proposes, the target verifies, the text is the "
         "target's own. Text goes to standard output, everything else to standard error.",
     )

@@ -43,7 +43,7 @@ class ModelNames:
             try:
                 target, draft = map(find_folder, PREFERRED)
             except InputError:
-                target, draft = (find(name, "the bundled pair") for name in BUNDLED_PAIR)
+                target, draft = map(find_bundled, BUNDLED_PAIR)
         if self.draft_model == SELF_DRAFT:
             return Folders(target, target, SELF_DRAFT_BITS, self.dtype)
         if self.draft_model is not None:
@@ -99,6 +99,16 @@ class Pair:
         self.opened_target.load_weights()
         if self.opened_draft is not None:
             self.opened_draft.load_weights()
+
+
+def find_bundled(name: str) -> Path:
+    try:
+        return find_folder(name)
+    except InputError:
+        raise InputError(
+            "no --model is given, and the bundled pair comes with the repository alone; name a folder that "
+            "`speculative-decoding convert --model NAME` has made"
+        ) from None
 
 
 def find(name: str, option: str) -> Path:

@@ -48,7 +48,9 @@ def draw(runs: Sequence[TraceRun], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError("--png needs matplotlib: pip install matplotlib, or leave it out") from error
+        raise InputError(
+            "a picture needs matplotlib: pip install matplotlib, or this package with its extra [plots]"
+        ) from error
     figure = Figure(figsize=(12, 3.6 + 0.15 * len(runs)), layout="constrained")
     FigureCanvasAgg(figure)
     accepted, rounds, times = figure.subplots(1, 3)
@@ -85,9 +87,9 @@ def report(traces: Sequence[Path], picture: Path) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.report") -> int:
     parser = Parser(
-        prog="python -m speculative_decoding.report",
+        prog=program,
         description="What main.py --trace wrote, of one run or of several, as a picture and as a Markdown table.",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files that --trace wrote")

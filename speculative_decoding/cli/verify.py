@@ -30,9 +30,9 @@ from .parser import Parser, add_flags, chosen_as, given_options, word
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
 
-def verify_parser() -> Parser:
+def verify_parser(program: str) -> Parser:
     parser = Parser(
-        prog="python -m speculative_decoding.verify",
+        prog=program,
         description="Decode prompts with and without a draft and compare the outputs token by token.",
         argument_default=argparse.SUPPRESS,
     )
@@ -54,7 +54,10 @@ def require_comparable(options: GenerationOptions, who: str) -> None:
 
 
 def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths or sorted(PROMPTS.glob("*.txt")):
+    found = paths or sorted(PROMPTS.glob("*.txt"))
+    if not found:
+        raise InputError("the bundled prompts come with the repository alone; name a file with a prompt a line")
+    for path in found:
         yield from common.read_text(path, "prompts").split("\n")  # other line breaks may be text
 
 
@@ -122,6 +125,6 @@ def verify(chosen: argparse.Namespace) -> int:
     return 0 if identical == total else 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = verify_parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.verify") -> int:
+    chosen = verify_parser(program).parse_args(argv)
     return common.run("verify", lambda: verify(chosen))

@@ -9,6 +9,7 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
+from ..sampling.options import short
 from .batch import DecodedRow
 from .ending import Ending
 from .memory import require_encodable
@@ -33,7 +34,9 @@ def prepare(
 
 def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allow_long: bool = False) -> list[int]:
     """Text -> the ids that the encoder reads. Raises `InputError` for an empty or too long prompt."""
-    if not isinstance(prompt, str) or not prompt.strip():
+    if not isinstance(prompt, str):
+        raise InputError(f"prompt must be text, not {short(prompt)}")
+    if not prompt.strip():
         raise InputError("prompt is empty; give it some text")
     limit = None if allow_long else model.config.max_source_tokens
     # before it is tokenised, which takes minutes and gigabytes for what is much too long

@@ -44,7 +44,9 @@ NOT_SUMMED = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", 
 
 @dataclass
 class GenerationStats:
-    """Counts and times of one generation, or of several added up. Times are wall-clock seconds."""
+    """Counts and times of one generation, or of several added up. Times are wall-clock seconds, without those in which
+    MLX compiled kernels.
+    """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0  # the end-of-sequence token counts

@@ -8,7 +8,6 @@ what it has, and is started again behind it. So input read ahead and records tha
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,6 +15,7 @@ from typing import Any
 
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
+from ..kernels import clock
 from .rows import COUNTS, Line, Row
 
 WINDOW_LINES_PER_SLOT = 64
@@ -128,7 +128,7 @@ class Job:
 
     def run(self) -> Iterator[Totals]:
         """Do it; yield the totals after each row, always the same object."""
-        started = time.perf_counter()
+        started = clock()
         is_first = True
         while not self._at_end:
             for answer in self._engine(self._ask()):
@@ -136,11 +136,11 @@ class Job:
                 if answer.result is not None:
                     self.totals.add(answer.result, is_first=is_first and answer.index < self._slots)
                 self._finish(row, answer.result, answer.error)
-                self.totals.seconds = time.perf_counter() - started
+                self.totals.seconds = clock() - started
                 yield self.totals
             assert not self._asked, "the engine has left rows without an answer"
             is_first = False
-        self.totals.seconds = time.perf_counter() - started
+        self.totals.seconds = clock() - started
 
     def _ask(self) -> Iterator[Mapping[str, Any]]:
         """Requests for the engine, until the input ends or the window is full."""

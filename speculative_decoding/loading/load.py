@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import blas, checkpoints, models
+from .. import checkpoints, kernels, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..errors import InputError
@@ -40,7 +40,7 @@ class Opened:
     checkpoint: Checkpoint
 
     def load_weights(self) -> None:
-        blas.warn_if_slow()
+        kernels.check()
         self.model.load_checkpoint(self.checkpoint)
 
 
