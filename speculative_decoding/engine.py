@@ -171,7 +171,9 @@ class Engine:
         """The next requests, as many together as there are slots."""
         if not self._sorted:
             count = min(len(self._queue), QUEUE_PER_SLOT * self._slots)
-            self._sorted.extend(sorted((self._queue.popleft() for _ in range(count)), key=source_length))
+            self._sorted.extend(
+                sorted((self._queue.popleft() for _ in range(count)), key=lambda request: len(request.row.source))
+            )
         group = [self._sorted.popleft() for _ in range(min(len(self._requests), len(self._sorted)))]
         started = clock()
         memories = without_compiler(lambda: self._encoded_rows(group))
@@ -224,7 +226,3 @@ class Engine:
             if request is not None:
                 request.row.slot = slot
         self._batch.rows = [None if each is None else each.row for each in self._requests]
-
-
-def source_length(request: Request) -> int:
-    return len(request.row.source)

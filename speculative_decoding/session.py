@@ -242,11 +242,10 @@ class Session:
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> Request:
-        if not isinstance(prompt, Mapping):
-            return engine.submit(prompt, options, self.length_of(options, slots))
-        own = {name: value for name, value in prompt.items() if name != "prompt"}
+        own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+        text = own.pop("prompt", "")
         row = options.for_row(own)
-        return engine.submit(prompt.get("prompt", ""), row, self.length_of(row, slots))
+        return engine.submit(text, row, self.length_of(row, slots))
 
 
 def stream_of(

@@ -44,7 +44,7 @@ def test_damaged_files_are_read_or_refused(name: str) -> None:
     assert good, line
 
 
-@pytest.mark.parametrize("name", set(FORMATS) - {"config"})
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "config"])
 def test_damage_is_reproducible_and_varied(name: str, tmp_path: Path) -> None:
     def damaged(index: int) -> bytes:
         write_damaged(name, 0, index, tmp_path / "file")

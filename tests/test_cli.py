@@ -409,7 +409,7 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
 
 
 def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
-    without = {"skip_sample_adjustment", "logprobs", "timed"}  # for Python
+    without = {"logprobs", "timed"}  # for Python
     flags = {name for action in main_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in abouts()} - flags == {flag(name) for name in without}
     for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", SCHEDULES)):

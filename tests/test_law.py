@@ -384,7 +384,6 @@ def test_a_planted_fault_breaks_the_law(
         check_law(options | {"acceptance": rule}, 900)
 
 
-@pytest.mark.parametrize("lossy", [{"delta": 0.5}, {"skip_sample_adjustment": True}], ids=str)
-def test_a_lossy_rule_breaks_the_law(lossy: dict[str, Any]) -> None:
+def test_a_lossy_rule_breaks_the_law() -> None:
     with pytest.raises(AssertionError, match=BROKEN):
-        check_law(OPTIONS[0] | lossy, 900)
+        check_law(OPTIONS[0] | {"delta": 0.5}, 900)

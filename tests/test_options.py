@@ -48,7 +48,6 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "acceptance": (["rejection", "block", "coupled"], ["typical", "", None, 1]),
     "delta": ([0, 0.5, 1], [-0.1, 1.1, NAN, None, True]),
-    "skip_sample_adjustment": SWITCH,
     "confidence_threshold": ([0, 0.4, 1], [-0.1, 1.5, NAN, None]),
     "max_ngram_size": ([1, 2, 10**9], COUNT),
     "min_ngram_size": ([1, 16], COUNT),
@@ -170,7 +169,7 @@ def test_a_name_that_does_not_exist_gets_a_suggestion(given: str, meant: str) ->
 
 
 def test_a_name_like_no_other_gets_none() -> None:
-    with pytest.raises(InputError, match="^there is no option 'zzzz'$"):
+    with pytest.raises(InputError, match="^there is no option 'zzzz'; there are temperature, .*, timed$"):
         GenerationOptions().changed({"zzzz": 1})
 
 
@@ -179,7 +178,6 @@ def test_a_name_like_no_other_gets_none() -> None:
     [
         ({"acceptance": "block", "delta": 0.1}, "delta relaxes acceptance rejection only, not block"),
         ({"acceptance": "coupled", "delta": 0.1}, "delta relaxes acceptance rejection only, not coupled"),
-        ({"acceptance": "block", "skip_sample_adjustment": True}, "skip_sample_adjustment relaxes"),
         ({"min_ngram_size": 5, "max_ngram_size": 4}, "max_ngram_size must be >= min_ngram_size (5), not 4"),
     ],
 )
@@ -199,7 +197,6 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]]
             "top_p": 0.9,
             "min_p": 0.1,
             "acceptance": "coupled",
-            "skip_sample_adjustment": True,
         }.items()
     ),
     *(
@@ -239,7 +236,6 @@ def test_defaults_said_aloud_and_options_that_were_there_before_are_no_mistake()
 def test_rows_of_a_batch_differ_where_they_may() -> None:
     fixed = {
         "drafter": "auto",
-        "skip_sample_adjustment": True,
         "confidence_threshold": 0.5,
         "max_ngram_size": 3,
         "min_ngram_size": 2,
@@ -273,8 +269,7 @@ def test_what_an_option_means_for_the_output() -> None:
     assert [each.is_greedy for each in (greedy, coupled, sampled)] == [True, False, False]
     assert [each.is_comparable for each in (greedy, coupled, sampled)] == [True, True, False]
     assert all(each.is_lossless for each in (greedy, coupled, sampled))
-    for lossy in ({"delta": 0.1}, {"skip_sample_adjustment": True}):
-        assert not GenerationOptions(temperature=1.0, **lossy).is_lossless
+    assert not GenerationOptions(temperature=1.0, delta=0.1).is_lossless
     assert GenerationOptions(repetition_penalty=1.1).needs_history and not sampled.needs_history
 
 
@@ -395,7 +390,7 @@ def test_keywords_of_batches_are_checked(keywords: dict[str, Any], named: str) -
 def test_a_prompt_that_is_none_gets_an_error_and_the_others_their_text() -> None:
     prompts: list[Any] = [{"prompt": "abc", "nope": 1}, {}, {"prompt": 5}, 7, "", {"prompt": "abc", "seed": 1}]
     found = {each.index: each for each in SESSION.batch(prompts, max_tokens=3)}
-    assert found[0].error == "there is no option 'nope'"
+    assert (found[0].error or "").startswith("there is no option 'nope'")
     assert {found[i].error for i in (1, 4)} == {"prompt is empty; give it some text"}
     assert [found[i].error for i in (2, 3)] == [f"prompt must be text, not {given}" for given in (5, 7)]
     assert found[5].error is None and found[5].result is not None and len(found[5].result.tokens) == 3
@@ -443,7 +438,7 @@ def test_arguments_of_any_kind_work_or_are_named_in_one_line(call: Callable[[], 
     with pytest.raises(InputError) as error:
         for each in call():
             raise InputError(each.error)
-    assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 250
+    assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
 def test_numbers_of_numpy_and_sets_are_taken() -> None:

@@ -16,7 +16,7 @@ from ..sampling.values import Number, Switch, Text, Whole
 from .models import ModelNames
 from .parser import File, Parser, add_flags, flag
 
-FOR_PYTHON = ("skip_sample_adjustment", "logprobs", "timed")  # options of decoding that are no flags
+FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
 APART = {  # flags that do not go with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
     "interactive": ("prompt", "compare", "verify", "stats_json"),

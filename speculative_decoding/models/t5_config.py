@@ -100,7 +100,7 @@ class T5Config:
             if name in known or not hasattr(cls, name):
                 check.require(name, known.get(name))
         one = whole(0, known["vocab_size"] - 1)
-        several = Check(f"{one.wanted}, or 1 to {MOST_ENDS} of them", lambda value: 0 < len(value) <= MOST_ENDS)
+        several = Check(f"{one.wanted}, or {MOST_ENDS} of them at most", lambda value: len(value) <= MOST_ENDS)
         for name in ID_FIELDS:
             value = known.get(name, getattr(cls, name))
             if name == "eos_token_id" and isinstance(value, list):

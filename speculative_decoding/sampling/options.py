@@ -86,9 +86,6 @@ class GenerationOptions:
         "coupled, whose output for a seed does not depend on the draft",
     ] = "rejection"
     delta: Annotated[float, Number(0, 1), "accept more than the target would write; above 0 the output is lossy"] = 0.0
-    skip_sample_adjustment: Annotated[
-        bool, Switch(), "draw corrections from the target, not from what the draft left of it (lossy)", SHARED
-    ] = False
     confidence_threshold: Annotated[
         float,
         Number(0, 1),
@@ -118,9 +115,8 @@ class GenerationOptions:
                 f"max_ngram_size must be >= min_ngram_size ({self.min_ngram_size}), not {self.max_ngram_size}; "
                 "change one of them"
             )
-        if self.acceptance != "rejection" and (self.delta or self.skip_sample_adjustment):
-            name = "delta" if self.delta else "skip_sample_adjustment"
-            raise InputError(f"{name} relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
+        if self.acceptance != "rejection" and self.delta:
+            raise InputError(f"delta relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
 
     @property
     def is_greedy(self) -> bool:
@@ -134,7 +130,7 @@ class GenerationOptions:
     @property
     def is_lossless(self) -> bool:
         """Whether the output follows the target's distribution, as computed."""
-        return self.delta == 0 and not self.skip_sample_adjustment
+        return self.delta == 0
 
     @property
     def is_comparable(self) -> bool:
@@ -165,7 +161,7 @@ class GenerationOptions:
 
     def _why_without_effect(self, name: str) -> str:
         """In words, or "" for an option that has one."""
-        if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance", "skip_sample_adjustment"):
+        if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
             return "at temperature 0"
         if self.drafter == "none" and name in ("num_draft", "delta", "confidence_threshold"):
             harmless = name == "num_draft" and (self.strict or self.num_draft == 0)  # the width of strict passes
