@@ -56,7 +56,7 @@ def decode_prompts(plan: Plan, views: Views) -> int:
             runner.sum_up()
         total = runner.totals.get(answer, GenerationStats())
         say(summary(total, plan.options, runner.prompts, runner.cut))
-        if isinstance(plan.options.num_draft, str) and not plan.is_plain:
+        if views.show_draft and isinstance(plan.options.num_draft, str) and not plan.is_plain:
             say(f"--num-draft {plan.options.num_draft}: {session.length_of(session.options).describe()}")
     if views.stats_json is not None:
         settings = asdict(plan.options) | {"drafter": plan.drafter}
