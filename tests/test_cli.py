@@ -111,7 +111,7 @@ def test_what_was_cut_is_said(main_py) -> None:  # type: ignore[no-untyped-def]
     assert "stopped at" not in main_py("--prompt", PROMPT)[2]
     assert "\nstopped at --max-tokens 3\n" in main_py("--prompt", PROMPT, "-m", "3")[2]
     _, _, err = main_py("-m", "9", stdin=f"{PROMPT}\n{HARDER}\n".encode())
-    assert "\nstopped at --max-tokens 9: 1 of 2 texts\n" in err
+    assert "\nstopped at --max-tokens: 1 of 2 texts\n" in err
 
 
 def test_regular_decoding_says_nothing_of_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -143,7 +143,7 @@ def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixtu
     assert "4 of 4 identical" in capsys.readouterr().out
     (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
     assert verify_command.main([*arguments, "--delta", "1", *FIXED]) == 1
-    assert "prompt 1, drafter model, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
+    assert "prompt 1, drafter model, num-draft 5, seed 0, slots 1: first divergence at token" in capsys.readouterr().out
     assert verify_command.main([*arguments, "--temperature", "1"]) == 2
 
 
@@ -353,12 +353,12 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 def test_a_full_device_is_one_line(
     more: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open("/dev/full", "w") as full:
+    with io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as full:  # keeps nothing
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.chdir(ROOT)
         assert main_command.main(more or ["--prompt", PROMPT]) == 2
         err = capfd.readouterr().err
-    assert err.splitlines()[1:] == ["main.py: error: standard output: No space left on device"]
+    assert err.splitlines()[1:] == ["main.py: error: standard output: No space left on device; send it elsewhere"]
     for name in ("--stats-json", "--trace"):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         assert main_command.main(["--prompt", PROMPT, name, "/dev/full"]) == 2

@@ -41,7 +41,7 @@ def conversation(*arguments: str) -> Conversation:
 
 
 NAMES = [
-    *("/help", "/quit", "/clear", "/stats", "/prefix", "/model", "/draft-model", "/compare", "/regular-decode"),
+    *("/help", "/quit", "/stats", "/prefix", "/model", "/draft-model", "/compare", "/regular-decode"),
     *("/show-draft", "/drafter", "/num-draft", "/max-tokens", "/output-prefix", "/stop", "/eos-token-id", "/seed"),
     *("/temperature", "/top-k", "/top-p", "/min-p", "/repetition-penalty", "/acceptance", "/delta"),
     *("/confidence-threshold", "/strict", "/allow-long-prompt"),
@@ -128,7 +128,6 @@ WRONG = {
     "/compare": ["x"],
     "/regular-decode": ["x"],
     "/stats": ["x"],
-    "/clear": ["x"],
     "/quit": ["now"],
 }
 
@@ -157,7 +156,7 @@ def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
 
 def test_settings_change_what_comes(talk) -> None:  # type: ignore[no-untyped-def]
     out, err = talk("/max-tokens 3", GERMAN)
-    assert out == "Die Methode gibt\n" and "stopped at /max-tokens 3" in err
+    assert out == "Die Methode gibt\n" and "; stopped at --max-tokens 3" in err
     assert "stopped" not in talk("/max-tokens 100", GERMAN)[1]
     assert "drafts 2 tokens a round" in talk("/num-draft 2")[1]
     assert talk(GERMAN)[0] == f"{TEXT}\n" and "accepted 7 of 8 drafted" in talk(GERMAN)[1]
@@ -216,7 +215,7 @@ def test_stats(talk) -> None:  # type: ignore[no-untyped-def]
     assert "nothing was decoded yet" in talk("/stats")[1]
     talk(GERMAN, GRAMMAR)
     err = talk("/stats")[1]
-    assert re.search(r"speculative +18 ", err) and "5 accepted" in err and "#" in err
+    assert re.search(r"speculative +18 .*%", err)
 
 
 def test_the_draft_is_shown_in_the_text_or_by_round(talk) -> None:  # type: ignore[no-untyped-def]
@@ -374,7 +373,8 @@ class Terminal:
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.master, slave = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "HOME": str(home)}
+        caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}  # compiled kernels
+        environment = {**os.environ, **caches, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "HOME": str(home)}
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "main.py"), "--interactive", *arguments],
             cwd=ROOT,
@@ -469,7 +469,7 @@ def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     assert "\x1b[32mDie" in shown and shown.count("Methode gibt") == 0 and "\x1b[9;31m des" in shown
     terminal.type("/quit\n")
     assert terminal.process.wait(timeout=PATIENCE) == 0
-    (history,) = tmp_path.iterdir()
+    history = tmp_path / ".speculative_decoding_history"
     assert history.stat().st_mode & 0o777 == 0o600 and history.read_text().splitlines()[0] == "/max-tokens 3"
 
 

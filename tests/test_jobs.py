@@ -73,6 +73,7 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": "\xff"}', "not UTF-8 (invalid start byte, byte 13)"),
         (b"", "is empty"),
         (b"[1]", 'must be a JSON object with a "prompt"'),
+        (b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", "not JSON that can be read (more than 32 levels)"),
         (b"[" * 100_000, "not JSON that can be read (maximum recursion depth"),
         (b'{"x": ' + b"9" * 5000 + b"}", "not JSON that can be read (Exceeds the limit"),
         (b'{"x": NaN, "prompt": "a"}', "'x' is not JSON: half a character (a lone surrogate), or NaN or Infinity"),
@@ -95,11 +96,11 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": "a", "num_draft": 65}', "num_draft must be a whole number, 0 to 64, not 65"),
         (
             b'{"prompt": "a", "temperature": 1%s}' % (b"0" * 400),
-            "temperature must be 0 or a number, 1e-10 to 1e+10, not 1000",
+            "temperature must be 0 or a number, 1e-10 to",
         ),
         (
             b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400),
-            "repetition_penalty must be a number, 1e-10 to 1e+10",
+            "repetition_penalty must be a number, 1e-10 to",
         ),
         (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; write max_tokens, or rename"),
         (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; write temperature"),
@@ -297,7 +298,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
     path, lost = folder / "out", folder / "lost"
     lost.mkdir()
     synced = 0
-    really_sync, really_write = os.fsync, output.write_whole
+    really_sync, really_write = os.fsync, output.write_file
     states = []
 
     def sync(descriptor: int) -> None:
@@ -306,7 +307,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             synced = path.stat().st_size
 
-    def write_whole(checkpoint: Path, content: Any) -> None:
+    def write_file(checkpoint: Path, content: str) -> None:
         if checkpoint.exists():
             states.append((checkpoint.read_bytes(), synced))
         really_write(checkpoint, content)
@@ -314,7 +315,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
-        patch.setattr(output, "write_whole", write_whole)
+        patch.setattr(output, "write_file", write_file)
         run_job(path, INPUT, after_row=lambda journal: journal._commit())
     whole = path.read_bytes()
     assert len(set(states)) > 40
@@ -344,7 +345,7 @@ def test_a_checkpoint_before_the_output_is_synchronised_is_noticed(
 
     def early(journal: Any) -> None:
         content = {"version": 1, **vars(journal.done), "settings": journal.settings}
-        output.write_whole(output.checkpoint_path(journal.path), content)
+        output.write_file(output.checkpoint_path(journal.path), json.dumps(content))
         commit(journal)
 
     monkeypatch.setattr(output.Journal, "_commit", early)
@@ -494,8 +495,6 @@ def test_totals_are_those_of_the_rows(tmp_path: Path) -> None:
     totals.seconds = 3.0  # in which six seconds of rows took place, three together on average
     assert totals.rows == 3 and totals.stats.generated_tokens == 2 + 4 + 3 and totals.end_to_end_tps == 3.0
     assert totals.mean_time_to_first_token == pytest.approx(sum(each.time_to_first_token for each in results) / 3)
-    assert totals.batch_time_to_first_token == max(each.time_to_first_token for each in results)
-    assert totals.accepted_per_target_call == 3 / 6
     assert (totals.encode_seconds, totals.decode_seconds) == (0.75, 2.25)
     assert totals.decode_tps == 9 / 2.25
     assert totals.as_dict()["iterations"] == 6
@@ -536,7 +535,6 @@ def test_each_row_is_what_generate_gives(tmp_path: Path, capfd: pytest.CaptureFi
         "first token after",
         "decoding",
         "end to end",
-        "per target call",
         "iterations",
         "decode",
     ):

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from speculative_decoding import stream_generate
-from speculative_decoding.cli.summaries import accepted_bars
 from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
@@ -180,10 +179,3 @@ def test_nothing_that_looks_like_markup_is_taken_for_it() -> None:
     ids = tokenizer.encode("[bold]x[/bold] :smile: [red]")
     shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(colour=True), drafter=Cuts(ids, (4,)))
     assert Text.from_ansi(shown).plain.rstrip("\n") == text == "[bold]x[/bold] :smile: [red]"
-
-
-def test_bars_of_a_histogram() -> None:
-    lines = list(accepted_bars({0: 1, 2: 3}, 40))
-    assert [line.split()[0] for line in lines] == ["0", "1", "2"]
-    assert [line.count("#") for line in lines] == [5, 0, 16] and "75.0%" in lines[2]
-    assert not list(accepted_bars({}, 40))

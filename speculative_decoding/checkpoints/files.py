@@ -47,13 +47,18 @@ def read_object(path: Path) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
-    level = [content]
-    for _ in range(MAX_JSON_DEPTH):  # Python could read deeper ones, but not write them again
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
-        level = [child for children in inner for child in children]
-    if level or not isinstance(content, dict):
+    if not isinstance(content, dict) or not is_shallow(content):
         raise CheckpointError(f"{path}: no JSON object of at most {MAX_JSON_DEPTH} levels")
     return content
+
+
+def is_shallow(content: Any) -> bool:
+    """Of at most `MAX_JSON_DEPTH` levels. What is deeper Python could read, but not write again."""
+    level = [content]
+    for _ in range(MAX_JSON_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [child for children in inner for child in children]
+    return not level
 
 
 @dataclass(frozen=True)

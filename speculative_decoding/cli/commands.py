@@ -23,12 +23,11 @@ from ..sampling import GenerationOptions
 from ..sampling.options import abouts, default
 from ..sampling.values import Several, Switch, Text, Value
 from ..session import Session
-from .compare import Runner, ways
+from .compare import Runner, table, ways
 from .drafting import Plan, make_plan
 from .flags import FOR_PYTHON
 from .models import ModelNames, Pair
 from .parser import flag, metavar, word
-from .summaries import accepted_bars, table
 from .views import make_console
 
 WHEN_IT_STARTS = ("max_ngram_size", "min_ngram_size")  # the drafter of copies is made with them
@@ -132,7 +131,7 @@ class Command:
                 raise InputError(f"takes no argument, not {text!r}")
             self.run(state, text)
         except InputError as error:
-            raise InputError(f"{self.name}: {error}\nusage: {self.usage}") from error
+            raise InputError(f"{self.name}: {error}; usage: {self.usage}") from error
         if self.now is not None:
             state.console.print(f"{self.name.removeprefix('/')}: {self.now(state)}")
 
@@ -265,20 +264,8 @@ def set_draft_model(state: State, text: str) -> None:
 
 @Command("/stats", "what was decoded so far, and how fast")
 def show_stats(state: State, text: str) -> None:
-    totals, console = state.runner.totals, state.console
-    if not totals:
-        console.print("nothing was decoded yet")
-        return
-    console.print(table({name: (stats, "") for name, stats in totals.items()}))
-    for name, stats in totals.items():
-        if stats.drafted_tokens:
-            bars = accepted_bars(stats.accepted_histogram, console.width)
-            console.print("\n".join([f"{name}, by round:", *bars]))
-
-
-@Command("/clear", "clear the screen")
-def clear(state: State, text: str) -> None:
-    state.console.clear()
+    totals = {name: (stats, "") for name, stats in state.runner.totals.items()}
+    state.console.print(table(totals) if totals else "nothing was decoded yet")
 
 
 @Command("/quit", "leave; Ctrl-D too")

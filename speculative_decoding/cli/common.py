@@ -14,8 +14,6 @@ from typing import Any
 from ..errors import InputError, one_line
 from ..loading.tokenizer import Tokenizer, unknown_characters
 
-SHOWN_CHARACTERS = 20
-
 
 def say(text: str) -> None:
     """Without control characters, which names of folders may have too."""
@@ -26,8 +24,7 @@ def note_unknown(tokenizer: Tokenizer, text: str, said: set[str]) -> None:
     """Say which characters of a prompt the vocabulary does not have, each once: those in `said` were."""
     if found := [each for each in unknown_characters(tokenizer, text) if each not in said]:
         said.update(found)
-        shown = " ".join(map(repr, found[:SHOWN_CHARACTERS])) + " ..." * (len(found) > SHOWN_CHARACTERS)
-        say(f"note: the vocabulary has no {shown}; the model reads <unk> instead")
+        say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
 
 
 def read_text(path: Path, what: str) -> str:
@@ -62,7 +59,8 @@ def run(program: str, command: Callable[[], int]) -> int:
     try:
         require_streams()
         status = command()
-        sys.stdout.flush()
+        with printing():
+            sys.stdout.flush()
         return status
     except InputError as error:
         say(f"{program}: error: {error}")
@@ -73,11 +71,6 @@ def run(program: str, command: Callable[[], int]) -> int:
     except BrokenPipeError:
         drop_output()
         return 1
-    except OSError as error:
-        if (where := "standard output" if drop_output() else error.filename) is None:
-            raise
-        say(f"{program}: error: {where}: {error.strerror}")
-        return 2
 
 
 def require_streams() -> None:
@@ -95,11 +88,18 @@ def require_streams() -> None:
         raise InputError("standard output is closed; send it to a file, or to /dev/null")
 
 
-def drop_output() -> bool:
-    """Whether what was printed cannot be written. Then it is lost, or Python would fail once more at its end."""
+@contextmanager
+def printing() -> Iterator[None]:
+    """What the system refuses while something is printed, in one line: mostly a disk that is full."""
     try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        raise InputError(f"standard output: {error.strerror}; send it elsewhere") from error
+
+
+def drop_output() -> None:
+    """What could not be printed is lost, or Python would try once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

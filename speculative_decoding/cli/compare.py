@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rich.console import Console
+from rich.table import Table
 
 from ..decoding.divergence import first_divergence
 from ..decoding.results import GenerationResponse, GenerationResult
 from ..decoding.stats import GenerationStats
 from ..drafters import DraftModel
+from ..sampling import GenerationOptions
 from ..session import Session
 from .common import note_unknown
-from .summaries import table
 from .views import INTERRUPTED, DraftView, OnRound, Watcher, never, plain_text, watch
 
 SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
@@ -150,3 +151,58 @@ def same_text(name: str, session: Session, prompt: str, runs: Mapping[str, Gener
     difference = first_divergence(session.model, session.tokenizer, prompt, regular.tokens, run.tokens, session.options)
     assert difference is not None
     return f"differs at token {difference.position}"
+
+
+def speed(stats: GenerationStats) -> float:
+    """Tokens per second of whole requests: encoding, and all rounds with their drafts."""
+    return stats.generated_tokens / max(stats.encode_seconds + stats.decode_seconds, 1e-9)
+
+
+def accepted(stats: GenerationStats) -> str:
+    return f"accepted {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens"
+
+
+def summary(stats: GenerationStats, options: GenerationOptions, texts: int, cut: int) -> str:
+    times = f"decode {stats.decode_seconds:.3f} s"
+    if stats.draft_seconds is not None and stats.verify_seconds is not None:
+        times = f"draft {stats.draft_seconds:.3f} s, verify {stats.verify_seconds:.3f} s"
+    lines = [
+        f"{stats.generated_tokens} tokens at {stats.generation_tps:.1f} tokens/s; "
+        f"{stats.target_calls} target calls, {stats.tokens_per_target_call:.2f} tokens per call",
+        *summary_notes(stats, options, texts, cut),
+        f"encode {stats.encode_seconds:.3f} s, {times}; peak memory {stats.peak_memory_bytes / 1e9:.2f} GB",
+    ]
+    return "\n".join(lines)
+
+
+def summary_notes(stats: GenerationStats, options: GenerationOptions, texts: int, cut: int) -> list[str]:
+    """What is not to be said of every run. cut: how many of the texts ended at max_tokens."""
+    notes = [f"{accepted(stats)} ({stats.acceptance_rate:.1%})"] if stats.drafted_tokens else []
+    if cut:
+        notes.append(f"stopped at --max-tokens{f': {cut} of {texts} texts' if texts > 1 else f' {options.max_tokens}'}")
+    return notes if stats.lossless else [*notes, lossy(stats, options)]
+
+
+def lossy(stats: GenerationStats, options: GenerationOptions) -> str:
+    """What a lossy run is to be told of."""
+    price = stats.delta_total_variation
+    measured = f"measured total variation {price:.4f} per token"
+    if options.is_greedy:
+        measured = f"{price:.1%} of the tokens are not the target's first choice"
+    return f"LOSSY: --delta {options.delta:g} accepts tokens that the target alone would not write; {measured}"
+
+
+def table(rows: Mapping[str, tuple[GenerationStats, str]], regular: str = "") -> Table:
+    """rows: for each way its statistics, and how its text relates to the target's. regular: the way whose speed the
+    others are compared with; only for the same prompts.
+    """
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("", "tokens", "calls", "tokens/s", "speed-up", "accepted", "text"):
+        made.add_column(heading, justify="left" if heading in ("", "text") else "right")
+    base = None if regular not in rows else speed(rows[regular][0])
+    for way, (stats, text) in rows.items():
+        gain = "" if base is None or way == regular else f"{speed(stats) / base - 1:+.1%}"
+        kept = f"{stats.acceptance_rate:.1%}" if stats.drafted_tokens else ""
+        counts = str(stats.generated_tokens), str(stats.target_calls)
+        made.add_row(way, *counts, f"{speed(stats):.1f}", gain, kept, text)
+    return made

@@ -14,12 +14,10 @@ from types import FrameType
 from ..errors import InputError
 from .commands import Quit, State, completions, find
 from .common import say
-from .compare import Runner
+from .compare import Runner, speed, summary_notes
 from .drafting import Plan
 from .flags import Views
-from .summaries import accepted, lossy, speed
-from .trace import traces_to
-from .views import has_colour, make_console
+from .views import has_colour, make_console, traces_to
 
 PROMPT = "> "
 HISTORY = "~/.speculative_decoding_history"
@@ -93,31 +91,22 @@ class Conversation:
             state.recover()
             state.console.print("\nstopped at once")
             return
-        style = "dim" if has_colour(state.console) else ""
-        if len(runs) == 1:
-            (run,) = runs.values()
-            line = f"{len(run.tokens)} tokens at {speed(run.stats):.1f} tokens/s"
-            line += f"; {accepted(run.stats)}" if run.stats.drafted_tokens else ""
-            state.console.print(line, style=style)
-        answer = runs.get(state.ways[0])
-        if answer is not None and answer.finish_reason == "length":
-            state.console.print(f"stopped at /max-tokens {state.options.max_tokens}", style=style)
-        for run in runs.values():
-            if not run.stats.lossless:
-                state.console.print(lossy(run.stats, state.options))
+        if (run := runs.get(state.ways[0])) is not None:
+            notes = summary_notes(run.stats, state.options, 1, run.finish_reason == "length")
+            line = "; ".join([f"{len(run.tokens)} tokens at {speed(run.stats):.1f} tokens/s", *notes])
+            state.console.print(line, style="dim" if has_colour(state.console) else "")
 
 
 def read_line() -> str:
     """One line, edited where there is a terminal. Raises EOFError at the end."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal and not sys.stdout.isatty():  # then `input` would write its prompt into our output
-        print(PROMPT, end="", file=sys.stderr, flush=True)
+    prompt = PROMPT if sys.stdin.isatty() else ""
+    if not sys.stdout.isatty():  # `input` would write it into our output
+        print(end=prompt, file=sys.stderr, flush=True)
     try:
-        line = input(PROMPT if is_terminal and sys.stdout.isatty() else "")
+        line = input(prompt if sys.stdout.isatty() else "")
         line.encode("utf-8")
     except EOFError:
-        if is_terminal:
-            print(file=sys.stderr)
+        print(end="\n" if prompt else "", file=sys.stderr)
         raise
     except UnicodeError as error:
         raise InputError("this line is not UTF-8; type it again") from error

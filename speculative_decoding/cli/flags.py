@@ -114,10 +114,5 @@ def require_different_files(given: Mapping[str, Any]) -> None:
         written.append(("--output's checkpoint", checkpoint_path(given["output"])))
     for what, path in written:
         for other, its in (*read, *written):
-            if what != other and (path.resolve() == its.resolve() or is_same_file(path, its)):
+            if what != other and path.resolve() == its.resolve():
                 raise InputError(f"{what} {path}: is the file of {other} too; name another")
-
-
-def is_same_file(one: Path, other: Path) -> bool:
-    """By two names."""
-    return one.is_file() and other.is_file() and one.samefile(other)

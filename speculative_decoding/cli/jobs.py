@@ -18,7 +18,9 @@ from ..errors import InputError
 from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_lines
 from ..loading import manifest
 from ..loading.load import Opened
-from .common import say, write_stats
+from ..sampling import GenerationOptions
+from .common import printing, say, write_stats
+from .compare import summary_notes
 from .drafting import Plan
 from .flags import Files
 from .models import Pair
@@ -31,7 +33,8 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     """The exit status: 1 if some lines were errors."""
     output, totals = files.output, Totals()
     with ExitStack() as stack:
-        file, name, size = stack.enter_context(open_input(files.input))
+        file = stack.enter_context(open_input(files.input))
+        size = os.fstat(file.fileno()).st_size or None
         pair = plan.open()
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
@@ -41,7 +44,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
         if output is not None:
             opening = Journal.open(output, settings, resume=files.resume, force=files.force)
             journal = stack.enter_context(opening)
-            lines, write, running = journal.remaining(file, name), journal.write, journal.running()
+            lines, write, running = journal.remaining(file, files.input), journal.write, journal.running()
             totals.lines, totals.errors = journal.done.lines, journal.errors
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
@@ -64,29 +67,25 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
             way_out = "" if output is None else "; the same command with --resume goes on from there"
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
-    say(summary(totals, files.slots))
+    say(summary(totals, plan.options))
     if stats_json is not None:
         write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
 
 
 def write_to_stdout(record: bytes, line: Line) -> None:
-    sys.stdout.buffer.write(record)
-    sys.stdout.buffer.flush()
+    with printing():
+        sys.stdout.buffer.write(record)
+        sys.stdout.buffer.flush()
 
 
-@contextmanager
-def open_input(name: str) -> Iterator[tuple[BufferedReader, str, int | None]]:
-    """The file, what to call it, and its size if it has one."""
+def open_input(name: str) -> BufferedReader:
     if name == "-":
-        yield sys.stdin.buffer, "standard input", None  # type: ignore[misc]
-        return
+        return sys.stdin.buffer  # type: ignore[return-value]
     try:
-        file = open(name, "rb")  # noqa: SIM115
+        return open(name, "rb")
     except OSError as error:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
-    with file:
-        yield file, name, os.fstat(file.fileno()).st_size or None
 
 
 def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
@@ -127,19 +126,17 @@ def progress(size: int | None, *, is_watched: bool) -> Iterator[Callable[[Totals
 
 def notes(size: int | None) -> Callable[[Totals], None]:
     """A line every `NOTE_SECONDS`, none for a short job."""
-    said = time.monotonic()
-    began: tuple[float, int] | None = None  # when, and behind which byte
+    start, said, first = time.monotonic(), 0.0, -1  # byte where it began: a job that is resumed does not begin with 0
 
     def show(totals: Totals) -> None:
-        nonlocal said, began
-        now, done, left = time.monotonic(), totals.input_bytes, ""
-        start, first = began = began or (now, done)
-        if now - said < NOTE_SECONDS:
-            return
-        if size is not None and done > first:
-            left = f", about {(now - start) * (size - done) / (done - first) / 60:.0f} min left"
-        said = now
-        say(pace(totals) + left)
+        nonlocal said, first
+        seconds, done = time.monotonic() - start, totals.input_bytes
+        first = done if first < 0 else first
+        if seconds - said >= NOTE_SECONDS:
+            said, left = seconds, ""
+            if size is not None and done > first:
+                left = f", about {seconds * (size - done) / (done - first) / 60:.0f} min left"
+            say(pace(totals) + left)
 
     return show
 
@@ -150,7 +147,7 @@ def pace(totals: Totals) -> str:
     return f"{totals.lines} lines{errors}, {totals.end_to_end_tps:.1f} tokens/s{accepted}"
 
 
-def summary(totals: Totals, slots: int) -> str:
+def summary(totals: Totals, options: GenerationOptions) -> str:
     stats, errors = totals.stats, ""
     if totals.errors:
         here = f" (in this run first at line {', '.join(map(str, totals.error_lines))})" if totals.error_lines else ""
@@ -160,18 +157,11 @@ def summary(totals: Totals, slots: int) -> str:
     )
     if totals.rows:
         text += (
-            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average, "
-            f"of all {min(slots, totals.rows)} slots after {totals.batch_time_to_first_token:.3f} s"
-            f"\ndecoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
-            f"\naccepted {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens "
-            f"({stats.acceptance_rate:.1%}), {totals.accepted_per_target_call:.2f} per target call"
+            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average; "
+            f"decoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
             f"\n{stats.target_calls} iterations, {stats.tokens_per_target_call:.2f} tokens each"
             f"\nencode {totals.encode_seconds:.3f} s, decode {totals.decode_seconds:.3f} s; "
             f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB"
         )
-    if not stats.lossless:
-        text += (
-            "\nLOSSY: delta accepts tokens that the target alone would not write; "
-            f"measured price {stats.delta_total_variation:.4f} per token"
-        )
-    return text
+    notes = summary_notes(stats, options, totals.rows, totals.cut)
+    return "\n".join([text, *notes])

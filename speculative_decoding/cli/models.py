@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated as A
@@ -15,14 +16,8 @@ from ..sampling.values import Text
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
-MODEL = (
-    "the target: a folder, one under models/, or a model on the Hub, organisation/model (default: t5-11b with t5-small "
-    "if both are converted, else the bundled pair)"
-)
-DRAFT_MODEL = (
-    "the draft, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes regularly, or with "
-    "--drafter ngram"
-)
+MODEL = "the target: a folder, one in models/, a name on the Hub (default: t5-11b with t5-small, or the bundled pair)"
+DRAFT_MODEL = "the draft, likewise; self-8bit: the target itself in 8 bits (default: copies of the text alone)"
 DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"
 
 
@@ -40,10 +35,7 @@ class ModelNames:
         if self.model is not None:
             target = find(self.model, "--model")
         else:
-            try:
-                target, draft = map(find_folder, PREFERRED)
-            except InputError:
-                target, draft = map(find_bundled, BUNDLED_PAIR)
+            target, draft = find_default_pair()
         if self.draft_model == SELF_DRAFT:
             return Folders(target, target, SELF_DRAFT_BITS, self.dtype)
         if self.draft_model is not None:
@@ -101,18 +93,18 @@ class Pair:
             self.opened_draft.load_weights()
 
 
-def find_bundled(name: str) -> Path:
-    try:
-        return find_folder(name)
-    except InputError:
-        raise InputError(
-            "no --model is given, and the bundled pair comes with the repository alone; name a folder that "
-            "`speculative-decoding convert --model NAME` has made"
-        ) from None
-
-
 def find(name: str, option: str) -> Path:
     try:
         return locate(name)
     except InputError as error:
         raise InputError(f"{option}: {error}") from error
+
+
+def find_default_pair() -> tuple[Path, Path]:
+    for target, draft in (PREFERRED, BUNDLED_PAIR):
+        with suppress(InputError):
+            return find_folder(target), find_folder(draft)
+    raise InputError(
+        "no --model is given, and the bundled pair comes with the repository alone; name a folder that "
+        "`speculative-decoding convert --model NAME` has made"
+    )

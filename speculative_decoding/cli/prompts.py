@@ -16,13 +16,11 @@ from ..decoding.stats import GenerationStats
 from ..errors import InputError
 from ..session import Session
 from .common import say, write_stats
-from .compare import Runner, warm_up, ways
+from .compare import Runner, summary, warm_up, ways
 from .drafting import Plan
 from .flags import Views
-from .summaries import summary
-from .trace import traces_to
 from .verify import require_comparable
-from .views import make_console
+from .views import make_console, traces_to
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 

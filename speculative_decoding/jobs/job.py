@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import Any
 
@@ -24,7 +24,6 @@ WINDOW_BYTES = 2**26
 SHOWN_ERRORS = 5  # of which the line numbers are kept
 
 Engine = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
-Write = Callable[[bytes, Line], None]  # takes records in the order of their lines
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Totals:
 
     lines, errors: written, with those of earlier runs if it was resumed. All else is of this run alone.
     error_lines: the first few. input_bytes: how far into the input that reaches.
-    batch_time_to_first_token: until each of the first `slots` rows had one.
+    cut: rows that ended at max_tokens.
     """
 
     lines: int = 0
@@ -44,16 +43,14 @@ class Totals:
     rows: int = 0
     seconds: float = 0.0
     first_token_seconds: float = 0.0  # summed over rows
-    batch_time_to_first_token: float = 0.0
+    cut: int = 0
     stats: GenerationStats = field(default_factory=GenerationStats)
 
-    def add(self, result: GenerationResult, *, is_first: bool) -> None:
-        """is_first: one of the rows that filled the slots when the engine began."""
+    def add(self, result: GenerationResult) -> None:
         self.rows += 1
         self.stats.add(result.stats)
         self.first_token_seconds += result.stats.time_to_first_token
-        if is_first:
-            self.batch_time_to_first_token = max(self.batch_time_to_first_token, result.stats.time_to_first_token)
+        self.cut += result.finish_reason == "length"
 
     @property
     def mean_time_to_first_token(self) -> float:
@@ -70,10 +67,6 @@ class Totals:
         return ratio(self.stats.generated_tokens, self.decode_seconds)
 
     @property
-    def accepted_per_target_call(self) -> float:
-        return ratio(self.stats.accepted_tokens, self.stats.target_calls)
-
-    @property
     def encode_seconds(self) -> float:
         return self.stats.encode_seconds * self._share
 
@@ -88,10 +81,8 @@ class Totals:
     def as_dict(self) -> dict[str, Any]:
         """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
         of_a_row = ("time_to_first_token", "total_variation", "generation_tps")
-        ours = (
-            *("lines", "errors", "rows", "seconds", "mean_time_to_first_token", "batch_time_to_first_token"),
-            *("decode_tps", "end_to_end_tps", "accepted_per_target_call", "encode_seconds", "decode_seconds"),
-        )
+        times = ("seconds", "mean_time_to_first_token", "encode_seconds", "decode_seconds")
+        ours = ("lines", "errors", "rows", "cut", *times, "decode_tps", "end_to_end_tps")
         stats = {name: value for name, value in self.stats.as_dict().items() if name not in of_a_row}
         return stats | {name: getattr(self, name) for name in ours} | {"iterations": self.stats.target_calls}
 
@@ -100,26 +91,23 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+@dataclass
 class Job:
     """lines: still to do, behind `totals.lines`. totals: to go on from.
     counts: whether records say how the row was drafted: they may where that is the same in every run.
     """
 
-    def __init__(
-        self,
-        lines: Iterator[Line],
-        parse: Callable[[Line], Row],
-        engine: Engine,
-        write: Write,
-        *,
-        slots: int = 8,
-        counts: bool = True,
-        totals: Totals | None = None,
-    ) -> None:
-        self.totals = Totals() if totals is None else totals
-        self._lines, self._parse, self._engine, self._write = lines, parse, engine, write
-        self._slots, self._counts = slots, counts
-        self._window = max(WINDOW_LINES, WINDOW_LINES_PER_SLOT * slots)
+    lines: Iterator[Line]
+    parse: Callable[[Line], Row]
+    engine: Engine
+    write: Callable[[bytes, Line], None]  # takes records in the order of their lines
+    _: KW_ONLY
+    slots: int = 8
+    counts: bool = True
+    totals: Totals = field(default_factory=Totals)
+
+    def __post_init__(self) -> None:
+        self._window = max(WINDOW_LINES, WINDOW_LINES_PER_SLOT * self.slots)
         self._asked: dict[int, Row] = {}  # by the engine's index
         self._done: dict[int, tuple[bytes, Line, bool]] = {}  # by line number: records whose turn has not come
         self._read = self.totals.lines  # up to this line
@@ -129,28 +117,26 @@ class Job:
     def run(self) -> Iterator[Totals]:
         """Do it; yield the totals after each row, always the same object."""
         started = clock()
-        is_first = True
         while not self._at_end:
-            for answer in self._engine(self._ask()):
+            for answer in self.engine(self._ask()):
                 row = self._asked.pop(answer.index)
                 if answer.result is not None:
-                    self.totals.add(answer.result, is_first=is_first and answer.index < self._slots)
+                    self.totals.add(answer.result)
                 self._finish(row, answer.result, answer.error)
                 self.totals.seconds = clock() - started
                 yield self.totals
             assert not self._asked, "the engine has left rows without an answer"
-            is_first = False
         self.totals.seconds = clock() - started
 
     def _ask(self) -> Iterator[Mapping[str, Any]]:
         """Requests for the engine, until the input ends or the window is full."""
         index = count()
         while self._read - self.totals.lines < self._window and self._waiting_bytes < WINDOW_BYTES:
-            line = next(self._lines, None)
+            line = next(self.lines, None)
             if line is None:
                 self._at_end = True
                 return
-            row = self._parse(line)
+            row = self.parse(line)
             self._read, self._waiting_bytes = line.number, self._waiting_bytes + len(line.content or b"")
             if row.request is None:
                 self._finish(row, None, row.error)
@@ -160,11 +146,11 @@ class Job:
 
     def _finish(self, row: Row, result: GenerationResult | None, error: str | None) -> None:
         """Make the record, and write all those whose turn has come."""
-        self._done[row.line.number] = record(row, result, error, self._counts), row.line, error is not None
+        self._done[row.line.number] = record(row, result, error, self.counts), row.line, error is not None
         totals = self.totals
         while totals.lines + 1 in self._done:
             content, line, is_error = self._done.pop(totals.lines + 1)
-            self._write(content, line)
+            self.write(content, line)
             self._waiting_bytes -= len(line.content or b"")
             totals.lines, totals.input_bytes = line.number, line.end
             if is_error:
