@@ -169,7 +169,7 @@ def test_a_name_that_does_not_exist_gets_a_suggestion(given: str, meant: str) ->
 
 
 def test_a_name_like_no_other_gets_none() -> None:
-    with pytest.raises(InputError, match="^there is no option 'zzzz'$"):
+    with pytest.raises(InputError, match="^there is no option 'zzzz'; there are temperature, .*, timed$"):
         GenerationOptions().changed({"zzzz": 1})
 
 
@@ -390,7 +390,7 @@ def test_keywords_of_batches_are_checked(keywords: dict[str, Any], named: str) -
 def test_a_prompt_that_is_none_gets_an_error_and_the_others_their_text() -> None:
     prompts: list[Any] = [{"prompt": "abc", "nope": 1}, {}, {"prompt": 5}, 7, "", {"prompt": "abc", "seed": 1}]
     found = {each.index: each for each in SESSION.batch(prompts, max_tokens=3)}
-    assert found[0].error == "there is no option 'nope'"
+    assert (found[0].error or "").startswith("there is no option 'nope'")
     assert {found[i].error for i in (1, 4)} == {"prompt is empty; give it some text"}
     assert [found[i].error for i in (2, 3)] == [f"prompt must be text, not {given}" for given in (5, 7)]
     assert found[5].error is None and found[5].result is not None and len(found[5].result.tokens) == 3
@@ -438,7 +438,7 @@ def test_arguments_of_any_kind_work_or_are_named_in_one_line(call: Callable[[], 
     with pytest.raises(InputError) as error:
         for each in call():
             raise InputError(each.error)
-    assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 250
+    assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
 def test_numbers_of_numpy_and_sets_are_taken() -> None:
