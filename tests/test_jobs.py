@@ -93,8 +93,14 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
             "eos_token_ids must be a list, each a whole number >= 0, not [1.5]",
         ),
         (b'{"prompt": "a", "num_draft": 65}', "num_draft must be a whole number, 0 to 64, not 65"),
-        (b'{"prompt": "a", "temperature": 1%s}' % (b"0" * 400), "temperature must be 0 or a number, 1e-10 to 1e+10, not 1000"),
-        (b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400), "repetition_penalty must be a number, 1e-10 to 1e+10"),
+        (
+            b'{"prompt": "a", "temperature": 1%s}' % (b"0" * 400),
+            "temperature must be 0 or a number, 1e-10 to 1e+10, not 1000",
+        ),
+        (
+            b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400),
+            "repetition_penalty must be a number, 1e-10 to 1e+10",
+        ),
         (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; write max_tokens, or rename"),
         (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; write temperature"),
         (b'{"prompt": "a", "do_sample": true}', "unknown option 'do_sample'; write temperature"),
