@@ -21,6 +21,7 @@ import mlx.nn as nn
 from speculative_decoding import load
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import load_tokenizer
 
 from .tiny import CONFIG, save_hugging_face, tiny_model
 
@@ -75,10 +76,16 @@ HOSTILE: tuple[Any, ...] = (
 
 @cache
 def weights(vocab_size: int) -> Path:
-    """A folder with a model of that many pieces, made once for each process."""
-    folder = Path(tempfile.mkdtemp(), "model")
+    """A folder with a model of that many pieces, made once for each process; with the bundled tokenizer as a
+    sentencepiece model, read once, for transformers imports much for the first.
+    """
     changes = {"vocab_size": vocab_size}
-    return save_hugging_face(tiny_model(**changes), folder, CONFIG | changes)
+    folder = save_hugging_face(tiny_model(**changes), Path(tempfile.mkdtemp(), "model"), CONFIG | changes)
+    (folder / "tokenizer.json").unlink()
+    shutil.copy(BUNDLED_TARGET / "spiece.model", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
+    load_tokenizer(folder)
+    return folder
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -248,11 +248,11 @@ def alarm(signum: int, frame: FrameType | None) -> None:
 
 def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
     """What goes wrong with an action other than `InputError` in one line. Being slow is such a thing: more seconds of
-    computing, or five times as many of waiting, for the machine may be busy with other things.
+    computing, or thirty times as many of waiting, for the machine may be busy with other things.
     """
     signal.signal(signal.SIGALRM, alarm)
     begun = time.process_time()
-    signal.setitimer(signal.ITIMER_REAL, 5 * seconds)
+    signal.setitimer(signal.ITIMER_REAL, 30 * seconds)
     try:
         act()
     except InputError as error:
@@ -288,7 +288,7 @@ def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
     for index in range(count):
         path = Path(f"{index}.file")
         write_damaged(name, seed, index, path)
-        faulthandler.dump_traceback_later(10 * SECONDS, exit=True)  # for a hang that no signal interrupts
+        faulthandler.dump_traceback_later(40 * SECONDS, exit=True)  # for a hang that no signal interrupts
         begun = time.process_time()
         if problem := failure(partial(note, path)):
             failures.append(f"  file {index}: {problem}")

@@ -96,6 +96,13 @@ def test_ids_of_generation_config_count_and_are_checked(folder: Path, name: str)
         load(folder)
 
 
+def test_ids_that_generation_config_replaces_are_checked_too(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"decoder_start_token_id": 9000}))
+    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 0}))
+    with pytest.raises(CheckpointError, match="decoder_start_token_id.*not 9000"):
+        load(folder)
+
+
 def with_post_processor(ids: list[int]) -> dict[str, Any]:
     special = {"</s>": {"id": "</s>", "ids": ids, "tokens": ["</s>"] * len(ids)}}
     return SMALL | {"post_processor": SMALL["post_processor"] | {"special_tokens": special}}

@@ -69,19 +69,20 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
 
 
 def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
-    """The parsed config.json; for a GGUF file without one, the same facts from its metadata.
-
-    Ids that generation_config.json has too are taken from there, as transformers does.
-    """
-    path, generation = folder / "config.json", folder / "generation_config.json"
+    """The parsed config.json; for a GGUF file without one, the same facts from its metadata."""
+    path = folder / "config.json"
     if path.exists():
-        config = read_object(path)
-    elif (only := gguf or gguf_file(folder)) is not None:
-        config = gguf_config(only)
-    else:
-        raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?")
-    given = read_object(generation) if generation.exists() else {}
-    return config | {name: given[name] for name in ID_FIELDS if given.get(name) is not None}
+        return read_object(path)
+    if (only := gguf or gguf_file(folder)) is not None:
+        return gguf_config(only)
+    raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?")
+
+
+def generation_ids(folder: Path) -> dict[str, Any]:
+    """Ids that generation_config.json has in place of config.json's, as transformers takes them."""
+    path = folder / "generation_config.json"
+    given = read_object(path) if path.exists() else {}
+    return {name: given[name] for name in ID_FIELDS if given.get(name) is not None}
 
 
 def gguf_file(folder: Path) -> Path | None:
@@ -92,4 +93,4 @@ def gguf_file(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-__all__ = ["Checkpoint", "CheckpointError", "TensorInfo", "read", "read_config"]
+__all__ = ["Checkpoint", "CheckpointError", "TensorInfo", "generation_ids", "read", "read_config"]

@@ -8,7 +8,6 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .base import Checkpoint, TensorInfo
+from .base import TensorInfo
 
 MAX_JSON_BYTES = 4 << 20  # the largest index of shards has some 100 KB
 MAX_JSON_DEPTH = 32
@@ -113,15 +112,3 @@ class MappedFile:
         start = extent.start - extent.start % mmap.PAGESIZE
         if extent.nbytes:
             self.data.madvise(mmap.MADV_DONTNEED, start, extent.stop - start)
-
-
-class MappedCheckpoint(Checkpoint):
-    """Tensors whose numbers lie in one file, in C order."""
-
-    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, Extent]]) -> None:
-        super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
-        self._file = file
-        self._extents = {name: extent for name, (_, extent) in tensors.items()}
-
-    def __getitem__(self, name: str) -> mx.array:
-        return self._file.array(self.info(name), self._extents[name])

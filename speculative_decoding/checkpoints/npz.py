@@ -20,7 +20,8 @@ import mlx.core as mx
 import numpy as np
 
 from .base import Checkpoint, TensorInfo
-from .files import Extent, MappedCheckpoint, MappedFile
+from .files import Extent, MappedFile
+from .safetensors import MappedCheckpoint
 
 ZIP_START = b"PK\x03\x04"
 ZIP_ENCRYPTED, ZIP_UTF8 = 0x1, 0x800

@@ -1,23 +1,37 @@
 """Reader for one safetensors file. The `safetensors` package checks it; the data is read through a map of the file.
 
-The package's own arrays cannot be bfloat16, and its map of the file stays in memory.
+The package's own arrays cannot be bfloat16, and its map of the file stays in memory. That tensors lie in one file, in C
+order, it shares with `.npz`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .files import Extent, MappedCheckpoint, MappedFile
+from .files import Extent, MappedFile
 
 DTYPES = {
     "F64": mx.float64, "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "BOOL": mx.bool_,
     "I64": mx.int64, "I32": mx.int32, "I16": mx.int16, "I8": mx.int8,
     "U64": mx.uint64, "U32": mx.uint32, "U16": mx.uint16, "U8": mx.uint8,
 }  # fmt: skip
+
+
+class MappedCheckpoint(Checkpoint):
+    """Tensors whose numbers lie in one file, in C order."""
+
+    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, Extent]]) -> None:
+        super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
+        self._file = file
+        self._extents = {name: extent for name, (_, extent) in tensors.items()}
+
+    def __getitem__(self, name: str) -> mx.array:
+        return self._file.array(self.info(name), self._extents[name])
 
 
 def read_safetensors(path: Path) -> Checkpoint:

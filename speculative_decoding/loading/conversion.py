@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -21,7 +20,7 @@ from ..checkpoints.npz import write_npz
 from ..errors import InputError
 from ..models.base import checked_sources
 from . import hub, manifest
-from .load import MODELS, WEIGHTS, Storage, transformed
+from .load import MODELS, WEIGHTS, Storage, checked_config, transformed
 from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
@@ -58,7 +57,7 @@ def convert(
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
     original = checkpoints.read(folder)
-    config: Mapping[str, Any] = checkpoints.read_config(folder)
+    config = checked_config(folder)
     load_tokenizer(folder)
     raw, checkpoint = transformed(config, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed

@@ -76,8 +76,7 @@ def open_model(
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
     manifest.check_sizes(folder)
-    raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
-    checkpoint = checkpoints.read(folder, gguf)
+    raw, checkpoint = checked_config(folder, gguf), checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         dtype = None  # conversion stored that type already
     raw, checkpoint = transformed(raw, checkpoint, Storage(dtype, quantize, group_size))
@@ -85,6 +84,13 @@ def open_model(
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
     return Opened(folder, model, tokenizer, checkpoint)
+
+
+def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
+    """config.json with the ids of generation_config.json; those that they replace are checked too."""
+    raw = checkpoints.read_config(folder, gguf)
+    models.build(raw)
+    return raw | checkpoints.generation_ids(folder)
 
 
 @dataclass(frozen=True)
