@@ -92,7 +92,7 @@ def test_ids_of_generation_config_count_and_are_checked(folder: Path, name: str)
     config = load(folder).model.config
     assert 5 in (*config.eos_token_ids, config.pad_token_id, config.decoder_start_token_id)
     (folder / "generation_config.json").write_text(json.dumps({name: 10**9}))
-    with pytest.raises(CheckpointError, match=f"{name}.*must be a whole number from 0 to {VOCAB - 1}"):
+    with pytest.raises(CheckpointError, match=f"{name}.*must be a whole number, 0 to {VOCAB - 1}"):
         load(folder)
 
 

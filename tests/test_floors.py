@@ -16,11 +16,10 @@ PACKAGE = ROOT / "speculative_decoding"
 # From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
 FLOORS: list[tuple[str, ...]] = [
     ("errors", "version", "blas"),
-    ("kernels",),
+    ("kernels", "sampling"),
     ("checkpoints",),
     ("models",),
     ("loading",),
-    ("sampling",),
     ("drafters",),
     ("draft_length",),
     ("decoding",),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
+from ..sampling.values import Number, Switch, Text, Value, Whole
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -29,42 +30,24 @@ FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class Check(NamedTuple):
-    """What a field must be, in words and as a test."""
-
-    wanted: str
-    is_sound: Callable[[Any], bool]
-
-    def require(self, name: str, value: object) -> None:
-        if not self.is_sound(value):
-            raise CheckpointError(f"config.json: {name!r} must be {self.wanted}, not {reprlib.repr(value)}")
-
-
-def whole(least: int, most: int) -> Check:
-    return Check(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
-
-
 MOST_ENDS, MOST_DISTANCE = 64, 1 << 24
-SWITCH = Check("true or false", lambda value: type(value) is bool)
-FEED_FORWARDS = [prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]
 # No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the size
 # that a field says is checked before any is read (`checked_sources`).
-CHECKS: Mapping[str, Check] = {
-    "vocab_size": whole(2, 1 << 24),
-    "d_model": whole(1, 1 << 18),
-    "d_kv": whole(1, 1 << 14),
-    "d_ff": whole(1, 1 << 22),
-    "num_layers": whole(1, 512),
-    "num_decoder_layers": whole(1, 512),
-    "num_heads": whole(1, 1 << 12),
-    "relative_attention_num_buckets": whole(4, 1 << 14),
-    "relative_attention_max_distance": whole(2, MOST_DISTANCE),
-    "n_positions": whole(1, (1 << 31) - 1),
-    # smaller ones are zero in float32
-    "layer_norm_epsilon": Check("1e-35 to 1", lambda value: type(value) in (int, float) and 1e-35 <= value <= 1),
-    "feed_forward_proj": Check(f"one of {', '.join(FEED_FORWARDS)}", FEED_FORWARDS.__contains__),
-    "tie_word_embeddings": SWITCH,
-    "scale_decoder_outputs": SWITCH,
+CHECKS: Mapping[str, Value] = {
+    "vocab_size": Whole(2, 1 << 24),
+    "d_model": Whole(1, 1 << 18),
+    "d_kv": Whole(1, 1 << 14),
+    "d_ff": Whole(1, 1 << 22),
+    "num_layers": Whole(1, 512),
+    "num_decoder_layers": Whole(1, 512),
+    "num_heads": Whole(1, 1 << 12),
+    "relative_attention_num_buckets": Whole(4, 1 << 14),
+    "relative_attention_max_distance": Whole(2, MOST_DISTANCE),
+    "n_positions": Whole(1, (1 << 31) - 1),
+    "layer_norm_epsilon": Number(1e-35, 1),  # smaller ones are zero in float32
+    "feed_forward_proj": Text([prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]),
+    "tie_word_embeddings": Switch("true or false"),
+    "scale_decoder_outputs": Switch("true or false"),
 }
 
 
@@ -98,19 +81,19 @@ class T5Config:
         known: dict[str, Any] = {**FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}), **given}
         for name, check in CHECKS.items():
             if name in known or not hasattr(cls, name):
-                check.require(name, known.get(name))
-        one = whole(0, known["vocab_size"] - 1)
-        several = Check(f"{one.wanted}, or {MOST_ENDS} of them at most", lambda value: len(value) <= MOST_ENDS)
+                require(name, check, known.get(name))
+        known_id = Whole(0, known["vocab_size"] - 1)
         for name in ID_FIELDS:
             value = known.get(name, getattr(cls, name))
             if name == "eos_token_id" and isinstance(value, list):
-                several.require(name, value)
+                if len(value) > MOST_ENDS:
+                    raise CheckpointError(f"config.json: {name!r} has {len(value)} ids; at most {MOST_ENDS} are taken")
                 known[name] = value = tuple(value)
             for each in value if isinstance(value, tuple) else (value,):
-                one.require(name, each)
+                require(name, known_id, each)
         config = cls(**known)
-        far = whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
-        far.require("relative_attention_max_distance", config.relative_attention_max_distance)
+        far = Whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
+        require("relative_attention_max_distance", far, config.relative_attention_max_distance)
         return config if checkpoint is None else config.settled(checkpoint)
 
     def settled(self, checkpoint: Checkpoint) -> T5Config:
@@ -160,6 +143,14 @@ class T5Config:
     @property
     def max_source_tokens(self) -> int | None:
         return self.n_positions
+
+
+def require(name: str, wanted: Value, found: object) -> None:
+    try:
+        wanted.accept(found)
+    except (ValueError, TypeError):
+        message = f"config.json: {name!r} must be {wanted.wanted}, not {reprlib.repr(found)}"
+        raise CheckpointError(message) from None
 
 
 def embedding_table(names: Set[str]) -> str:
