@@ -54,22 +54,21 @@ class Ending:
         if self._stopped:
             return ""
         self._held += text
-        if place := first_stop(self._held, self._stop):
+        if (cut := first_stop(self._held, self._stop)) is not None:
             self._stopped = True
-            cut = place[0]
         else:
             cut = len(self._held) - longest_beginning(self._held, self._stop)
         released, self._held = self._held[:cut], self._held[cut:]
         return released
 
 
-def first_stop(text: str, stop: Sequence[str]) -> tuple[int, int] | None:
-    """(start, end) of the stop string that is complete first, as if the text came letter by letter.
+def first_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Where the stop string begins that is complete first, as if the text came letter by letter.
 
     Of several that are complete at the same letter it is the longest.
     """
-    found = [(at, at + len(each)) for each in stop if (at := text.find(each)) >= 0]
-    return min(found, key=lambda place: (place[1], place[0]), default=None)
+    ends_and_starts = [(at + len(each), at) for each in stop if (at := text.find(each)) >= 0]
+    return min(ends_and_starts)[1] if ends_and_starts else None
 
 
 def longest_beginning(text: str, stop: Sequence[str]) -> int:

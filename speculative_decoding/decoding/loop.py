@@ -130,7 +130,7 @@ class Timer:
 
     @property
     def informative_seconds(self) -> float:
-        """0 for a round in which a shape was compiled: it says nothing of those to come."""
+        """0 for a round in which a shape was traced: it says nothing of those to come."""
         return self._seconds if Compiled.traced == self._traced else 0.0
 
     def round(self, row: DecodedRow, proposed: list[int], outcome: Outcome, kind: str) -> Round:

@@ -1,6 +1,6 @@
 """Ways of decoding that are compared with one another: plain decoding, and each drafter with each draft length.
 
---compare, verify and the benchmark share this list. It knows names, not how anything is drafted.
+verify and the benchmark share this list. It knows names, not how anything is drafted.
 """
 
 from __future__ import annotations

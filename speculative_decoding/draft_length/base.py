@@ -44,7 +44,7 @@ class DraftLength(ABC):
         """How many tokens are to be drafted for each row, 0 to its room."""
 
     def observe(self, rows: Sequence[Drafted], seconds: float) -> None:  # noqa: B027
-        """What came of a round. seconds: of the whole round; 0 if they say nothing, as where a shape was compiled."""
+        """What came of a round. seconds: of the whole round; 0 if they say nothing, as where a shape was traced."""
 
     @abstractmethod
     def describe(self) -> str:
