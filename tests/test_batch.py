@@ -20,7 +20,7 @@ from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.compiled import Compiled
 from speculative_decoding.sampling import GenerationOptions
 from tests.tiny import model_drafter, noisy_copy, tiny_model
-from tests.together import Letters
+from tests.together import Letters, every_row_at_the_furthest_offset
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
@@ -137,19 +137,6 @@ def rewind_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offsets: trim(self, [min(offsets)] * len(offsets)))
 
 
-def write_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = DecoderCache.places
-
-    def furthest(self: DecoderCache, length: int) -> mx.array:
-        offsets, self.offsets = self.offsets, [self.offset] * self.rows
-        try:
-            return places(self, length)
-        finally:
-            self.offsets = offsets
-
-    monkeypatch.setattr(DecoderCache, "places", furthest)
-
-
 def keep_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assign = DecoderCache.assign
 
@@ -162,7 +149,7 @@ def keep_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecoderCache, "assign", offsets_only)
 
 
-@pytest.mark.parametrize("plant", [rewind_together, write_in_step, keep_the_old_memory])
+@pytest.mark.parametrize("plant", [rewind_together, every_row_at_the_furthest_offset, keep_the_old_memory])
 def test_a_planted_fault_breaks_identity(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = alone(max_tokens=20)
     plant(monkeypatch)

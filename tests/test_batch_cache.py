@@ -15,6 +15,7 @@ from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.positions import RelativePositionBias
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import tiny_model
+from tests.together import every_row_at_the_furthest_offset
 
 TOLERANCE = 1e-4  # the largest logits are of order 1 to 10
 
@@ -223,20 +224,6 @@ def test_an_impossible_assignment_is_refused(rows: list[int]) -> None:
     model.decode(mx.array([[0]]), fresh)
     with pytest.raises(ValueError, match="decoded nothing"):
         cache.assign([0], fresh)
-
-
-def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are written where the furthest row stands."""
-    places = DecoderCache.places
-
-    def furthest(self: DecoderCache, length: int) -> mx.array:
-        offsets, self.offsets = self.offsets, [self.offset] * self.rows
-        try:
-            return places(self, length)
-        finally:
-            self.offsets = offsets
-
-    monkeypatch.setattr(DecoderCache, "places", furthest)
 
 
 def one_rewind_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
+import pytest
+
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import DraftLength, choose_length
 from speculative_decoding.drafters import BatchDrafter, Drafter, Row, SeparateDrafters
 from speculative_decoding.engine import Engine
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
 from tests.tiny import DRAFTERS, EOS, OPTIONS_OF, VOCAB
 
@@ -102,3 +106,17 @@ def together(
             for text in event.texts:
                 one.texts.append((one.texts[-1] if one.texts else "") + text)
     return list(told.values())
+
+
+def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: keys are written where the furthest row stands."""
+    places = DecoderCache.places
+
+    def furthest(self: DecoderCache, length: int) -> mx.array:
+        offsets, self.offsets = self.offsets, [self.offset] * self.rows
+        try:
+            return places(self, length)
+        finally:
+            self.offsets = offsets
+
+    monkeypatch.setattr(DecoderCache, "places", furthest)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
+from ..sampling.options import short
 from . import t5_float16
 from .base import EncoderDecoder
 from .t5 import T5
@@ -45,8 +45,8 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
 def find(raw: RawConfig) -> Architecture:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        shown = reprlib.repr(model_type)
-        raise CheckpointError(f"config.json: unknown model_type {shown}; known are {', '.join(ARCHITECTURES)}")
+        known = ", ".join(ARCHITECTURES)
+        raise CheckpointError(f"config.json: unknown model_type {short(model_type)}; known are {known}")
     return ARCHITECTURES[model_type]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,6 +11,7 @@ import mlx.nn as nn
 
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
+from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Value, Whole
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -149,7 +149,7 @@ def require(name: str, wanted: Value, found: object) -> None:
     try:
         wanted.accept(found)
     except (ValueError, TypeError):
-        message = f"config.json: {name!r} must be {wanted.wanted}, not {reprlib.repr(found)}"
+        message = f"config.json: {name!r} must be {wanted.wanted}, not {short(found)}"
         raise CheckpointError(message) from None
 
 
