@@ -306,7 +306,7 @@ def test_a_row_of_a_batch_is_judged_as_it_would_be_alone(kind: str, certain: boo
     outcomes = check_rows_alone(kind, certain)
     assert {0, 1} <= {outcome.accepted for outcome in outcomes}  # there was something to decide
     lossy = kind in ("lenient", "relaxed", "of all kinds")
-    assert lossy == any(outcome.price > 0 for outcome in outcomes)
+    assert lossy == any(outcome.total_variation > 0 for outcome in outcomes)
 
 
 def neighbours(rows: Sequence[Any]) -> list[Any]:
@@ -370,7 +370,7 @@ def test_the_reported_price_is_the_total_variation(rule: Rejection, point_mass: 
     for seed in range(3):
         target, draft = random_table(seed), random_table(seed + 50)
         rows, _, proposal = proposals(draft, 3, point_mass=point_mass)
-        price = np.array(rule.price(proposal, tables(target, rows, 4)))
+        price = np.array(rule.total_variation(proposal, tables(target, rows, 4)))
         for place in range(3):
             for prefix in {row[:place] for row in rows}:
                 here = output_law(rule, behind(prefix, target), behind(prefix, draft), 1, point_mass=point_mass)
@@ -387,7 +387,7 @@ def test_prices_add_up_to_a_bound_on_the_whole_output(rule: Rejection, settings:
     target, draft = random_table(3), random_table(53)
     rows, chance, proposal = proposals(draft, 3, **settings)
     probs = tables(target, rows, 4)
-    stop, price = np.array(rule(proposal, probs)[0]), np.array(rule.price(proposal, probs))
+    stop, price = np.array(rule(proposal, probs)[0]), np.array(rule.total_variation(proposal, probs))
     paid = np.concatenate([np.cumsum(price, axis=1), price.sum(axis=1, keepdims=True)], axis=1)  # behind t accepted
     expected = np.array(chance) @ (stop * paid).sum(axis=1)
     assert distance(output_law(rule, target, draft, 3, **settings), target_law(target, 4)) <= expected + 1e-6
@@ -396,14 +396,14 @@ def test_prices_add_up_to_a_bound_on_the_whole_output(rule: Rejection, settings:
 def test_exact_rules_have_no_price() -> None:
     draft = Draft(mx.array([[0, 1]]))
     for rule in (Rejection(), Block(), Coupled(), Greedy()):
-        assert rule.price(draft, mx.full((1, 3, 3), 1 / 3)) is None
+        assert rule.total_variation(draft, mx.full((1, 3, 3), 1 / 3)) is None
 
 
 def test_lenience_costs_the_share_of_tokens_that_are_not_the_arg_max() -> None:
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
     verdict = Greedy(0.5).verdict(Draft(mx.array([[1, 2, 1]], mx.uint32)), logits, [row_of()])
     assert verdict.accepted.tolist() == [2] and verdict.next_token.tolist() == [0]
-    assert verdict.price is not None and verdict.price.tolist() == [[1.0, 0.0, 0.0]]
+    assert verdict.total_variation is not None and verdict.total_variation.tolist() == [[1.0, 0.0, 0.0]]
 
 
 def test_only_tokens_that_came_to_be_are_paid_for() -> None:
@@ -411,11 +411,11 @@ def test_only_tokens_that_came_to_be_are_paid_for() -> None:
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
     lenient = GenerationOptions(delta=0.5)
     (outcome,) = judged_together([lenient], Draft(mx.array([[1, 0, 2]], mx.uint32)), logits).values()
-    assert (outcome.tokens, outcome.accepted, outcome.judged, outcome.price) == ([1, 2], 1, 1, 1.0)
+    assert (outcome.tokens, outcome.accepted, outcome.judged, outcome.total_variation) == ([1, 2], 1, 1, 1.0)
     for end, tokens, price in ((1, [1], 1.0), (0, [1, 2, 2, 2], 2.0), (2, [1, 2], 1.0)):
         draft = Draft(mx.array([[1, 2, 2]], mx.uint32))
         (outcome,) = judged_together([lenient], draft, logits, end=end).values()
-        assert (outcome.tokens, outcome.judged, outcome.price) == (tokens, 3, price)
+        assert (outcome.tokens, outcome.judged, outcome.total_variation) == (tokens, 3, price)
 
 
 def test_delta_one_keeps_every_drafted_token() -> None:

@@ -26,13 +26,13 @@ TINY = 1e-30
 class Verdict(NamedTuple):
     """Lazy. `accepted` (B,): how many drafted tokens are kept; `next_token` (B,): what follows them.
 
-    price (B, K): for each drafted token the total variation between the law it was decided by and the target's,
-        given what stands before it; None where the rule is lossless.
+    total_variation (B, K): for each drafted token, between the law it was decided by and the target's, given what
+        stands before it; None where the rule is lossless.
     """
 
     accepted: mx.array
     next_token: mx.array
-    price: mx.array | None = None
+    total_variation: mx.array | None = None
 
 
 class AcceptanceRule(ABC):
@@ -42,7 +42,7 @@ class AcceptanceRule(ABC):
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         """target_probs (B, K + 1, V) -> stop (B, K + 1), weights (B, K + 1)."""
 
-    def price(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
+    def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
         """What `Verdict` says of it. Nothing, unless a rule says otherwise."""
         return None
 
@@ -53,7 +53,8 @@ class AcceptanceRule(ABC):
         stop, weights = self(draft, probs)
         starts = [(row.options.seed, len(row.tokens)) for row in rows]
         accept_keys, next_keys = (keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
-        return Verdict(*throw_dice(draft, probs, stop, weights, accept_keys, next_keys), self.price(draft, probs))
+        dice = throw_dice(draft, probs, stop, weights, accept_keys, next_keys)
+        return Verdict(*dice, self.total_variation(draft, probs))
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Rejection(AcceptanceRule):
         stop = stop_from(accept, draft)
         return stop, mx.ones_like(stop)
 
-    def price(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
+    def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
         """With the residual, x really drawn from q: how much more is accepted than the exact rule accepts."""
         if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
@@ -133,8 +134,8 @@ class Greedy(AcceptanceRule):
     def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
         """The same decision without a softmax over the vocabulary: arg-max, and p / max p = exp(logit - max logit).
 
-        The price of a token is 1 if it is kept without being the arg-max, else 0: two certainties that differ are
-        a total variation of 1 apart.
+        The total variation is 1 for a token that is kept without being the arg-max, else 0: two certainties that differ
+        are 1 apart.
         """
         values = self.scores(logits, [row.options for row in rows], History([row.tokens for row in rows], draft.tokens))
         best = mx.argmax(values, axis=-1)
@@ -146,8 +147,8 @@ class Greedy(AcceptanceRule):
         drafted = values[:, : draft.num_tokens].astype(mx.float32)
         chosen = mx.take_along_axis(drafted, draft.tokens[..., None], axis=-1)[..., 0]
         keep = (mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta) & (right | (mx.array(self.delta) > 0))
-        price = within((keep & ~right).astype(mx.float32), draft)
-        return Verdict(*longest_prefix(draft, keep, best), price)
+        variation = within((keep & ~right).astype(mx.float32), draft)
+        return Verdict(*longest_prefix(draft, keep, best), variation)
 
 
 @dataclass(frozen=True)

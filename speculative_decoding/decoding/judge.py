@@ -29,20 +29,19 @@ class Judged(NamedTuple):
     @property
     def arrays(self) -> list[mx.array]:
         """What is to be evaluated before `outcomes`."""
-        verdict = self.verdict
-        found = (verdict.accepted, verdict.next_token, verdict.price, self.largest, self.logprobs)
-        return [each for each in found if each is not None]
+        return [each for each in (*self.verdict, self.largest, self.logprobs) if each is not None]
 
 
 class Outcome(NamedTuple):
-    """A row's part of a round. tokens: committed; the first `accepted` were drafted. price: see `Verdict`, summed over
-    them. judged: how many drafted tokens the rule accepted, of which the output may have ended before the last.
+    """A row's part of a round. tokens: committed; the first `accepted` were drafted. total_variation: see `Verdict`,
+    summed over them. judged: how many drafted tokens the rule accepted, of which the output may have ended before the
+    last.
     """
 
     tokens: list[int]
     accepted: int
     judged: int
-    price: float
+    total_variation: float
     logprobs: list[float] | None
 
 
@@ -88,20 +87,19 @@ def commit(judged: Sequence[Judged], proposed: Sequence[Sequence[int]]) -> dict[
     """
     outcomes = {}
     for each in judged:
-        verdict = each.verdict
-        accepted, following = as_lists(verdict.accepted), as_lists(verdict.next_token)
-        prices, logprobs, largest = as_lists(verdict.price), as_lists(each.logprobs), as_lists(each.largest)
+        accepted, following, variations = map(as_lists, each.verdict)
+        logprobs, largest = as_lists(each.logprobs), as_lists(each.largest)
         for i, row in enumerate(each.rows):
             if row is None or not all(map(math.isfinite, largest[i])):
                 continue
             kept = accepted[i]
             new = row.commit([*proposed[row.slot][:kept], following[i]])
-            price = 0.0 if prices is None else sum(prices[i][: kept + 1][: len(new)])
+            variation = 0.0 if variations is None else sum(variations[i][: kept + 1][: len(new)])
             own = None
             if logprobs is not None and row.options.logprobs:
                 *drafted, last = logprobs[i]
                 own = [*drafted[:kept], last][: len(new)]
-            outcomes[row.slot] = Outcome(new, min(kept, len(new)), kept, price, own)
+            outcomes[row.slot] = Outcome(new, min(kept, len(new)), kept, variation, own)
     return outcomes
 
 

@@ -143,6 +143,6 @@ class Timer:
             draft_seconds=self._draft,
             verify_seconds=self._verify,
             finish_reason=row.finish_reason,
-            total_variation=outcome.price,
+            total_variation=outcome.total_variation,
             logprobs=outcome.logprobs,
         )
