@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import InputError, Session, batch_generate, generate, score, stream_generate
-from speculative_decoding.drafters import NgramDrafter
+from speculative_decoding.drafters import NgramDrafter, Row, SeparateDrafters
+from speculative_decoding.drafters.base import Verified
 from speculative_decoding.models.base import EncoderDecoder
 from tests.tiny import VOCAB, Scripted, noisy_copy, tiny_model, tiny_model_like
 from tests.together import Letters
@@ -112,6 +113,22 @@ def test_a_draft_that_is_rejected_leaves_nothing_behind(value: float, rule: str)
             broken, Letters(), "abc", drafter=Scripted(regular, choose), num_draft=5, max_tokens=20, **RULES[rule]
         )
         assert found.tokens == regular and found.stats.drafted_tokens > 20
+
+
+def test_a_drafter_is_shown_states_of_what_they_decided() -> None:
+    """Not those of a pass whose logits were not finite, of which nothing was taken."""
+    regular, shown = alone(max_tokens=20), Counter[bool]()
+
+    class Watching(SeparateDrafters[Scripted]):
+        def observe(self, rows: Sequence[Row], verified: Verified) -> None:
+            assert {row.slot for row in rows} == verified.counts.keys()
+            for slot, count in verified.counts.items():
+                shown[bool(mx.isfinite(verified.states[slot, :count]).all())] += 1
+
+    drafter = Watching(lambda: Scripted(regular, lambda i, token: BAD if i == 9 else token))
+    broken = changed("embedding", {BAD: mx.nan})
+    found = generate(broken, Letters(), "abc", drafter=drafter, num_draft=3, max_tokens=20)
+    assert found.tokens == regular and shown[False] == 0 < shown[True] < found.stats.target_calls
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])

@@ -26,8 +26,9 @@ def speculate(batch: Batch) -> dict[int, Round]:
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(token_rows(draft.tokens))]
     outcomes = commit(judged, proposed)
     batch.rewind()
+    verified = Verified(states, {slot: len(each.tokens) for slot, each in outcomes.items()})
+    batch.drafter.observe([row for row in rows if row.slot in outcomes], verified)
     outcomes |= judged_again(batch, [row for row in rows if row.slot not in outcomes])
-    batch.drafter.observe(rows, Verified(states, {slot: len(each.tokens) for slot, each in outcomes.items()}))
     observe_lengths(rows, wanted, proposed, outcomes, timer.informative_seconds)
     for row in rows:
         if row.finish_reason:

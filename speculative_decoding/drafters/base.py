@@ -96,7 +96,7 @@ class Verified(NamedTuple):
     """What the target's pass of a round left for those who learn from it; lazy, but for `counts`.
 
     states: (B, L, d) what its head read. counts: how many new tokens each row has, by slot; position i of a row belongs
-    to its i-th new token.
+    to its i-th new token. Rows whose logits were not finite are not among them.
     """
 
     states: mx.array
@@ -126,7 +126,7 @@ class BatchDrafter(ABC):
         return ""
 
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:  # noqa: B027  # most have nothing to do
-        """After a round: the rows' tokens are committed."""
+        """After a pass by which these rows' tokens were committed, and before any other."""
 
     def end(self, row: Row) -> None:  # noqa: B027
         """The request is over; `row.tokens` is all it wrote. Not called for one that is cancelled."""
