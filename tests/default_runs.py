@@ -1,4 +1,4 @@
-"""Are the defaults faster than no draft at all? `main.py` as a user runs it, with and without `--regular-decode`, in turns.
+"""Are the defaults faster than no draft? `main.py` as a user runs it, with and without `--regular-decode`, in turns.
 
     python -m tests.default_runs
 
