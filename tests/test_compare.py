@@ -42,7 +42,9 @@ def test_three_ways_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_lossy_text_is_said_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    _, err = compare(capsys, "--delta", "1", "--prompt", "translate English to German: The browser shows the page again.")
+    _, err = compare(
+        capsys, "--delta", "1", "--prompt", "translate English to German: The browser shows the page again."
+    )
     assert re.search(r"speculative .* differs at token \d", err) and "LOSSY" in err
 
 

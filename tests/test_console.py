@@ -102,7 +102,9 @@ def test_prompts_go_in_text_comes_out(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert status == 0
     first, second, *rest = out.splitlines()
     assert first == TEXT and second and not rest
-    assert "t5-web-docs" in err and "/help lists the commands" in err and "accepted " in err and " drafted tokens" in err
+    assert (
+        "t5-web-docs" in err and "/help lists the commands" in err and "accepted " in err and " drafted tokens" in err
+    )
     status, out, err = in_process(monkeypatch, capsys, GERMAN, "--show-draft")  # the end of the input is a way out too
     assert status == 0 and out == f"{TEXT}\n" and "accepted [-rejected-]" in err
 

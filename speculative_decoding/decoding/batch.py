@@ -66,6 +66,9 @@ class Batch:
     rows: list[DecodedRow | None]
     width: int | None = None
 
+    def __post_init__(self) -> None:
+        self.drafter.share(self.cache)
+
     @property
     def active(self) -> list[DecodedRow]:
         return [row for row in self.rows if row is not None and not row.finish_reason]
