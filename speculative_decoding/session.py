@@ -16,7 +16,15 @@ from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
 from .draft_length import adaptive_length, choose_length
 from .draft_length.base import DraftLength
-from .drafters import BatchDrafter, DraftModel, NgramDrafter, choose_drafter, new_ngram, require_same_tokens
+from .drafters import (
+    BatchDrafter,
+    DraftModel,
+    NgramDrafter,
+    choose_drafter,
+    new_ngram,
+    require_same_tokens,
+    usual_drafter,
+)
 from .engine import Engine, Event, Request
 from .errors import InputError
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
@@ -66,7 +74,7 @@ class Session:
         self._ngrams: dict[tuple[int, int], NgramDrafter] = {}  # by the sizes that they look up
         if self._draft is not None:
             require_same_tokens(self.model, self._draft.model)
-        self._drafter(self.options)  # raises where models and options do not fit
+        self._drafter(self.options_with({}))  # raises where models and options do not fit
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.tokenizer))
@@ -154,13 +162,13 @@ class Session:
         """This session's options with those of a call. Raises `InputError` for what does not fit."""
         drafter = given.get("drafter", self.options.drafter)
         if drafter is None:
-            drafter = "none" if self._draft is None else "model"
+            drafter = usual_drafter(self._draft)
             given = {name: value for name, value in given.items() if name != "drafter"}  # nobody chose it
         return replace(self.options, drafter=drafter).changed(given)
 
     def length_of(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """How many tokens are drafted, with `slots` rows. One that adapts is kept, and learns from all requests."""
-        name = options.num_draft
+        name = 0 if options.drafter == "none" and not options.strict else options.num_draft
         if not isinstance(name, str):
             return choose_length(name)
         if (name, slots) not in self._lengths:
@@ -255,7 +263,7 @@ def load(
     *,
     draft: str | os.PathLike[str] | None = None,
     drafter: str | Any | None = None,
-    num_draft: int | str | DraftLength = 5,
+    num_draft: int | str | DraftLength = "auto",
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int | None = None,

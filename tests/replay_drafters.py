@@ -23,7 +23,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from speculative_decoding import generate, load
-from speculative_decoding.drafters import NgramDrafter, NgramStore, Store, TextStore
+from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.suffix_index import SuffixIndex
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import pass_width
@@ -122,8 +122,6 @@ def variants(pieces: dict[int, str]) -> dict[str, Variant]:
         "input and output, always": lambda: NgramDrafter(pieces=pieces, min_chance=0.0),
         "input and output, ids alone": lambda: NgramDrafter(),
         "with a store of texts": lambda: NgramDrafter(pieces=pieces, store=TextStore()),
-        "with a multi-level store": lambda: NgramDrafter(pieces=pieces, store=NgramStore(3, 2)),
-        "with a one-level store": lambda: NgramDrafter(pieces=pieces, store=NgramStore(3, 3)),
     }
 
 
@@ -136,15 +134,8 @@ def print_row(name: str, num_draft: int, sums: Replay, slope: float) -> None:
 
 def print_second_pass(requests: Sequence[Request], pieces: dict[int, str], num_draft: int, slope: float) -> None:
     """The same requests twice, with a store that has seen the first time."""
-    stores: dict[str, Callable[[], Store | None]] = {
-        "no store": lambda: None,
-        "store of texts": TextStore,
-        "multi-level store, n <= 3": lambda: NgramStore(3, 2),
-        "multi-level store, n <= 8": lambda: NgramStore(8, 2),
-        "one-level store, n = 3": lambda: NgramStore(3, 3),
-    }
-    for name, make in stores.items():
-        drafter = NgramDrafter(pieces=pieces, store=make())
+    for name, store in {"no store": None, "store of texts": TextStore()}.items():
+        drafter = NgramDrafter(pieces=pieces, store=store)
         for number in ("first", "second"):
             print_row(f"{name}, {number} pass", num_draft, replay(drafter, requests, num_draft), slope)
 

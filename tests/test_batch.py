@@ -27,10 +27,12 @@ DRAFT = noisy_copy(TARGET)
 TRIMMED = DraftModel(DRAFT, DraftVocabulary((1, 3, 5, 8, 9, 13, 20)))
 PROMPTS = ["abc", "b", "hgfedcba", "aa", "cabbage", "fed", "deadbeef", "g", "abcdefghijkl", "cc", "hij", "ecb", "iii"]
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "model": {"draft_model": DRAFT},
-    "model, trimmed": {"draft_model": TRIMMED},
-    "model, unsure": {"draft_model": DRAFT, "confidence_threshold": 0.5},
+    "none": {"drafter": "none"},
+    "model": {"drafter": "model", "draft_model": DRAFT},
+    "model, trimmed": {"drafter": "model", "draft_model": TRIMMED},
+    "model, unsure": {"drafter": "model", "draft_model": DRAFT, "confidence_threshold": 0.5},
+    "default": {"draft_model": DRAFT},
+    "default, without a draft model": {},
     "ngram": {"drafter": "ngram", "ngram": NgramDrafter(min_chance=0.0)},
     "auto": {"draft_model": DRAFT, "drafter": "auto", "ngram": NgramDrafter(min_chance=0.0)},
 }
@@ -54,11 +56,12 @@ def same(one: GenerationResult, other: GenerationResult) -> bool:
 @cache
 def alone(**options: Any) -> list[GenerationResult]:
     """What each prompt gives on its own, without a draft."""
-    return [generate(TARGET, Letters(), prompt, **options) for prompt in PROMPTS]
+    return [generate(TARGET, Letters(), prompt, drafter="none", **options) for prompt in PROMPTS]
 
 
 def check_identity(slots: int, drafter: str = "model", num_draft: Any = 5, **options: Any) -> None:
-    results = batch(PROMPTS, slots=slots, num_draft=num_draft, **DRAFTERS[drafter], **options)
+    length = {} if drafter.startswith(("none", "default")) else {"num_draft": num_draft}
+    results = batch(PROMPTS, slots=slots, **length, **DRAFTERS[drafter], **options)
     assert all(map(same, results, alone(**options)))
 
 
@@ -83,7 +86,8 @@ def test_samples_do_not_depend_on_the_neighbours(drafter: str, acceptance: str) 
     Not so with drafters that learn from row to row: what they draft, and with it the sample of a seed, depends on what
     came before (its law does not; and coupled samples do not).
     """
-    options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "max_tokens": 12} | DRAFTERS[drafter]
+    options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "num_draft": 5, "max_tokens": 12}
+    options |= DRAFTERS[drafter]
     rows = [{"prompt": prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS)]
     expected = [generate(TARGET, Letters(), prompt, seed=seed, **options) for seed, prompt in enumerate(PROMPTS)]
     assert all(map(same, batch(rows, slots=4, **options), expected))
@@ -107,9 +111,12 @@ OWN: list[dict[str, Any]] = [
 @pytest.mark.parametrize("slots", [2, 5, 32])
 def test_rows_may_have_options_of_their_own(slots: int) -> None:
     rows = [{"prompt": prompt} | own for prompt, own in zip(PROMPTS, [*OWN, *OWN], strict=False)]
-    results = batch(rows, slots=slots, draft_model=DRAFT, max_tokens=12)
+    shared: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT, "drafter": "model", "num_draft": 5}
+    results = batch(rows, slots=slots, **shared)
     for row, result in zip(rows, results, strict=True):
-        options: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT} | row
+        options = shared | row
+        if options["num_draft"] == 0:  # a single call says so: the drafter would have no effect
+            del options["drafter"]
         prompt = options.pop("prompt")
         assert same(result, generate(TARGET, Letters(), prompt, **options)), row
 
@@ -168,8 +175,9 @@ def test_a_planted_fault_breaks_identity(plant: Any, monkeypatch: pytest.MonkeyP
 
 def test_a_draft_of_one_row_is_that_of_a_batch() -> None:
     """Not only is the output the same, but the same tokens are drafted, so a batch accepts as much."""
-    alone = [generate(TARGET, Letters(), prompt, draft_model=DRAFT, max_tokens=20).stats for prompt in PROMPTS]
-    together = [result.stats for result in batch(PROMPTS, slots=4, draft_model=DRAFT, max_tokens=20)]
+    options: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft": 5, "max_tokens": 20}
+    alone = [generate(TARGET, Letters(), prompt, **options).stats for prompt in PROMPTS]
+    together = [result.stats for result in batch(PROMPTS, slots=4, **options)]
     for one, other in zip(alone, together, strict=True):
         assert one.accepted_histogram == other.accepted_histogram and one.drafted_tokens == other.drafted_tokens
 

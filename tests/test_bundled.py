@@ -32,7 +32,7 @@ def test_there_are_600_prompts() -> None:
 
 @pytest.fixture(scope="module")
 def regular_results(pair: Session) -> list[GenerationResult]:
-    return [generate(*pair, text, max_tokens=40) for text in TEXTS]
+    return [generate(*pair, text, drafter="none", max_tokens=40) for text in TEXTS]
 
 
 @pytest.mark.parametrize("num_draft", [1, 5])

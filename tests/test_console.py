@@ -53,8 +53,6 @@ NAMES = [
     "/delta",
     "/processor",
     "/ngram",
-    "/top_k_filler",
-    "/set_ngramstorage",
     "/reset_in_between",
     "/seed",
     "/model",
@@ -133,8 +131,6 @@ WRONG = {
     "/processor": ["", "beam", "greedy 1", "topk 1", "topk 0 5", "nucleus 1 2", "topknucleus 1 5", "multinomial x"],
     "/seed": ["", "-1", "x", str(2**32)],
     "/acceptance": ["", "typical"],
-    "/top_k_filler": ["", "0", "65", "x"],
-    "/set_ngramstorage": ["", "basic", "basic x", "other 3", "basic 0", "basic 3 4"],
     "/debug": ["everything", "rounds rounds"],
     "/model": ["a b c"],
     "/help": ["a b"],
@@ -155,7 +151,7 @@ def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
 ) -> None:  # type: ignore[no-untyped-def]
     spoken: Conversation = talk.conversation
     state = spoken.state
-    before = (state.options, list(state.ways), state.session, state.copies, state.reset_in_between)
+    before = (state.options, list(state.ways), state.session, state.reset_in_between)
     lines = iter(f"{name} {each}" for each in WRONG[name])
 
     def read() -> str:
@@ -168,7 +164,7 @@ def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
     assert spoken.run() == 0
     err = capsys.readouterr().err
     assert err.count(f"usage: {name}") == err.count(f"{name}: ") == len(WRONG[name])
-    assert (state.options, list(state.ways), state.session, state.copies, state.reset_in_between) == before
+    assert (state.options, list(state.ways), state.session, state.reset_in_between) == before
 
 
 def test_length_gamma_and_seed(talk) -> None:  # type: ignore[no-untyped-def]
@@ -264,13 +260,6 @@ def test_n_grams_remember_until_they_are_told_not_to(talk) -> None:  # type: ign
     assert "reset_in_between: off" in talk("/reset_in_between")[1]
     talk(GERMAN)
     assert accepted(talk(GERMAN)[1]) > first
-    for storage in ("basic 3", "onelevel 2", "texts 16"):
-        assert f"set_ngramstorage: {storage}" in talk(f"/set_ngramstorage {storage}")[1]
-        assert talk(GERMAN)[0] == f"{TEXT}\n"
-        assert accepted(talk(GERMAN)[1]) > first
-    with pytest.raises(ValueError, match="needs n-grams, not whole texts"):
-        talk("/top_k_filler 3")
-    assert "top_k_filler: 3" in talk("/set_ngramstorage basic 3", "/top_k_filler 3")[1]
     assert talk(GERMAN)[0] == f"{TEXT}\n"
 
 
@@ -313,9 +302,8 @@ def test_a_store_in_a_file_is_kept_and_not_the_consoles_to_change(tmp_path: Path
     path = tmp_path / "store.json"
     spoken = conversation("--drafter", "ngram", "--ngram-store", str(path))
     with spoken.state:
-        for command in ("/set_ngramstorage basic 3", "/top_k_filler 2", "/reset_in_between"):
-            with pytest.raises(ValueError, match="start without it"):
-                spoken.answer(command)
+        with pytest.raises(ValueError, match="start without it"):
+            spoken.answer("/reset_in_between")
         spoken.answer(GERMAN)
     assert path.stat().st_size > 200
 
@@ -338,7 +326,7 @@ def test_options_that_a_console_would_ignore_are_refused(
 
 
 def test_completion() -> None:
-    assert completions("/s") == ["/speculative", "/seed", "/set_ngramstorage", "/stats"]
+    assert completions("/s") == ["/speculative", "/seed", "/stats"]
     assert completions("/processor top") == ["topk", "topknucleus"]
     assert completions("/gamma ") == ["auto", "heuristic", "heuristic_transient"]
     assert completions("The /s") == completions("/length ") == completions("/x y") == []
@@ -394,7 +382,6 @@ def test_interrupted_at_any_moment_the_next_output_is_unchanged(
 ) -> None:
     spoken = conversation(*SETTINGS[setting])
     if setting == "store":
-        spoken.answer("/set_ngramstorage basic 3")
         spoken.answer("/reset_in_between")
     capsys.readouterr()
     spoken.answer(GERMAN)

@@ -12,7 +12,7 @@ from speculative_decoding.cli.drafting import NEEDS, Plan, make_plan
 from speculative_decoding.cli.main_flags import main_parser, require_consistent
 from speculative_decoding.cli.models import Folders, ModelNames, Pair
 from speculative_decoding.cli.parser import chosen_as, flag, given_options
-from speculative_decoding.drafters import DraftModel, NgramStore, TextStore
+from speculative_decoding.drafters import DraftModel, TextStore
 from speculative_decoding.loading.load import BUNDLED, Opened
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
@@ -72,11 +72,6 @@ REFUSED = [
     (STORE, "--ngram-store belongs to --drafter ngram or auto, not model"),
     (["--draft-vocab", "100"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
     (["--draft-vocab-text", "f"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
-    (["--drafter", "ngram", "--ngram-storage", "onelevel"], "--ngram-storage describes a store; name one"),
-    (["--drafter", "auto", "--filler-top-k", "3"], "--filler-top-k describes a store; name one with --ngram-store"),
-    (["--guess-unknown"], "--guess-unknown describes a store; name one with --ngram-store"),
-    (["--drafter", "auto", *STORE, "--guess-unknown"], "--guess-unknown need --ngram-storage multilevel or onelevel"),
-    (["--drafter", "ngram", *STORE, "--filler-top-k", "3", "--ngram-storage", "texts"], "--filler-top-k and"),
 ]
 REFUSED_ALONE = [
     (["--drafter", "model"], "--drafter model has no effect without a draft model; name one with --draft-model"),
@@ -165,31 +160,16 @@ def test_a_vocabulary_text_that_cannot_be_read_is_one_line(text: bytes | None, t
         pass
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        ([], TextStore),
-        (["--ngram-storage", "onelevel", "--max-ngram-size", "3"], NgramStore),
-        (["--ngram-storage", "multilevel", "--filler-top-k", "4", "--guess-unknown"], NgramStore),
-    ],
-)
-def test_a_store_is_written_behind_and_read_again(
-    arguments: list[str], kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_written_behind_and_read_again(tmp_path: Path) -> None:
     prompt, path = "translate English to German: The method returns the value.", tmp_path / "store"
     calls = []
-    for more in (arguments, []):
-        sizes = [] if more else [each for each in arguments if each in ("--max-ngram-size", "3")]
-        made, pair = opened("--drafter", "ngram", "--ngram-store", str(path), *more, *sizes)
+    for _ in range(2):
+        made, pair = opened("--drafter", "ngram", "--ngram-store", str(path))
         with made.session(pair) as session:
-            assert session.ngram is not None and isinstance(session.ngram._store, kind)
+            assert session.ngram is not None and isinstance(session.ngram._store, TextStore)
             calls.append(session.generate(prompt).stats.target_calls)
         assert path.exists()
     assert calls[1] < calls[0]
-    for option in (["--ngram-storage", "texts"], ["--ngram-storage", "onelevel", "--filler-top-k", "9"]):
-        made, pair = opened("--drafter", "ngram", "--ngram-store", str(path), *option)
-        with pytest.raises(InputError, match=f"--ngram-storage: {path} exists"), made.session(pair):
-            pass
 
 
 def test_a_store_is_kept_when_a_run_is_interrupted(tmp_path: Path) -> None:

@@ -361,10 +361,13 @@ def test_generate_takes_stop_strings_and_extra_ids() -> None:
     assert ended.tokens == plain.tokens[: plain.tokens.index(plain.tokens[3]) + 1] and ended.finish_reason == "stop"
 
 
+MODEL_OF_5: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft": 5}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_lossy_run_reports_its_price(temperature: float) -> None:
     def price(**options: Any) -> float:
-        options |= {"draft_model": DRAFT, "temperature": temperature, "seed": 2}
+        options |= {**MODEL_OF_5, "temperature": temperature, "seed": 2}
         return generate(TARGET, Letters(), "abc", **options).stats.delta_total_variation
 
     assert price() == 0
@@ -377,7 +380,7 @@ def test_a_lossy_run_reports_its_price(temperature: float) -> None:
 
 
 def test_at_temperature_0_the_price_counts_tokens_that_are_not_the_arg_max() -> None:
-    lenient = generate(TARGET, Letters(), "abc", draft_model=DRAFT, delta=0.95)
+    lenient = generate(TARGET, Letters(), "abc", delta=0.95, **MODEL_OF_5)
     prefix = mx.array([[0, *lenient.tokens]])
     memory = TARGET.encode(mx.array([Letters().encode("abc")]))
     best = mx.argmax(TARGET.decode(prefix, TARGET.make_cache(memory))[0], axis=-1).tolist()
@@ -396,12 +399,12 @@ def test_an_interrupted_call_leaves_no_trace() -> None:
 
 
 def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
-    exact = generate(TARGET, Letters(), "abc", draft_model=DRAFT)
-    lenient = generate(TARGET, Letters(), "abc", draft_model=DRAFT, delta=1.0)
+    exact = generate(TARGET, Letters(), "abc", **MODEL_OF_5)
+    lenient = generate(TARGET, Letters(), "abc", delta=1.0, **MODEL_OF_5)
     assert exact.stats.lossless and not lenient.stats.lossless
     assert lenient.stats.acceptance_rate > exact.stats.acceptance_rate
     with pytest.raises(InputError, match="delta has no effect with drafter none"):
-        generate(TARGET, Letters(), "abc", delta=1.0)
+        generate(TARGET, Letters(), "abc", delta=1.0, drafter="none")
     undrafted = run(TARGET, SOURCES[0], delta=1.0)  # nothing is drafted, so nothing is lost
     assert tokens_of(undrafted) == REGULAR[0] and not any(event.total_variation for event in undrafted)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from speculative_decoding.drafters import NgramDrafter, NgramStore, Store, TextStore
+from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.ngram import LOOKED_AHEAD
 from speculative_decoding.errors import InputError
 from tests.replay_drafters import Request, replay
@@ -135,14 +135,13 @@ def test_what_rarely_pays_is_no_longer_proposed() -> None:
     assert replay(made, copied, 5).tokens_per_call > 4
 
 
-@pytest.mark.parametrize("make", [TextStore, lambda: NgramStore(4, 2)])
-def test_a_session_store_drafts_a_repetition(make: Callable[[], Store]) -> None:
+def test_a_session_store_drafts_a_repetition() -> None:
     generator = random.Random(2)
     document = [
         Request([*generator.choices(range(2, 400), k=12), EOS], [*generator.choices(range(2, 400), k=24), EOS])
         for _ in range(20)
     ]
-    store = make()
+    store = TextStore()
     made = NgramDrafter(store=store, search_input=False, search_output=False)
     assert replay(made, document, 8).tokens_per_call < 1.1
     replay(made, document, 8)
@@ -154,14 +153,12 @@ def test_a_session_store_drafts_a_repetition(make: Callable[[], Store]) -> None:
 
 
 class Recorder(TextStore):
-    filler_top_k = 2
-
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[list[int], int, list[list[int]]]] = []
+        self.calls: list[tuple[list[int], int]] = []
 
-    def learn(self, text: Sequence[int], start: int = 0, likeliest: Sequence[Sequence[int]] = ()) -> None:
-        self.calls.append((list(text), start, [list(ids) for ids in likeliest]))
+    def learn(self, text: Sequence[int], start: int = 0) -> None:
+        self.calls.append((list(text), start))
 
 
 def test_a_store_learns_each_token_of_each_request_once() -> None:
@@ -170,31 +167,13 @@ def test_a_store_learns_each_token_of_each_request_once() -> None:
     made.propose([START], 3)
     made.propose([START, 7], 3)
     assert store.calls == []  # the output of a request is searched as such
-    made.observe([START, 7, 8], lambda count: [[8, 2], [9, 3]][:count])
     made.end([START, 7, 8])
     made.propose([START, 7, 8, 4, EOS], 3)
     made.end([START, 7, 8, 4, EOS])
     made.begin([3, EOS])
     made.propose([START], 3)
     made.end([START])  # nothing was written for this one
-    assert store.calls == [
-        ([5, 6, EOS, START, 7, 8], 0, [[8, 2], [9, 3]]),
-        ([5, 6, EOS, START, 7, 8, 4, EOS], 6, []),
-    ]
-
-
-@pytest.mark.parametrize("store", [None, TextStore(), NgramStore(3, 2)])
-def test_the_likeliest_ids_are_fetched_only_for_a_store_that_counts_them(store: Store | None) -> None:
-    def fail(count: int) -> list[list[int]]:
-        raise AssertionError("waited for the device")
-
-    made = drafter([5, 6, EOS], store=store)
-    made.observe([START, 7], fail)
-    made.end([START, 7, 8])
-    counting = NgramStore(1, 1, filler_top_k=3)
-    made = drafter([5, 6, EOS], store=counting)
-    made.observe([START, 7], lambda count: [[7, 8, 9][:count]])
-    assert len(counting) == 3 + 3  # 5: 6; 6: EOS; EOS: START; START: 7, 8, 9
+    assert store.calls == [([5, 6, EOS, START, 7, 8], 0), ([5, 6, EOS, START, 7, 8, 4, EOS], 6)]
 
 
 def test_the_ends_of_other_sources_are_no_match() -> None:
@@ -206,13 +185,6 @@ def test_the_ends_of_other_sources_are_no_match() -> None:
     made.begin([3, 6, EOS])
     assert made.match([START]).length == 1
     assert proposed(made, [START], 4) == [7, 8]
-
-
-def test_a_store_that_guesses_on_fills_every_draft() -> None:
-    store = NgramStore(2, 2, stop_if_unknown=False)
-    store.learn([5, 5, 7])
-    made = drafter([3, EOS], store=store, search_input=False, search_output=False, min_chance=0.0)
-    assert proposed(made, [START, 9], 4) == [5, 5, 7, 5]
 
 
 def test_the_same_word_matches_with_and_without_its_space() -> None:

@@ -361,12 +361,14 @@ def test_arguments_in_front_of_the_keywords_are_checked(
 
 def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_nothing() -> None:
     alone = Session(MODEL, Ids())  # type: ignore[arg-type]
-    assert SESSION.options_with({"num_draft": 0}).drafter == "model"
+    assert SESSION.options_with({}).drafter == SESSION.options_with({"num_draft": 0}).drafter == "auto"
     assert SESSION.options_with({"drafter": "none", "num_draft": 0}).drafter == "none"
-    assert alone.options_with({"drafter": None, "num_draft": 0}).drafter == "none"
-    assert alone.options_with({}).num_draft == 5
+    assert alone.options_with({}).drafter == alone.options_with({"drafter": None, "num_draft": 0}).drafter == "ngram"
+    assert alone.options_with({}).num_draft == default("num_draft") == "auto"
     with pytest.raises(InputError, match="num_draft has no effect with drafter none"):
-        alone.options_with({"num_draft": 3})
+        alone.options_with({"drafter": "none", "num_draft": 3})
+    with pytest.raises(InputError, match="confidence_threshold has no effect with drafter ngram"):
+        alone.options_with({"confidence_threshold": 0.3})
     with pytest.raises(InputError, match="drafter has no effect with num_draft 0"):
         SESSION.options_with({"drafter": "model", "num_draft": 0})
 

@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from speculative_decoding import GenerationOptions, InputError, Session, generate, load
-from speculative_decoding.draft_length import FixedLength, HeuristicLength
+from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength, HeuristicLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
@@ -25,7 +25,7 @@ def session() -> Session:
 @pytest.fixture(scope="module")
 def regular(session: Session) -> list[int]:
     model, tokenizer = session
-    return generate(model, tokenizer, PROMPT).tokens
+    return generate(model, tokenizer, PROMPT, drafter="none").tokens
 
 
 def test_a_session_unpacks_to_model_and_tokenizer(session: Session) -> None:
@@ -52,11 +52,23 @@ def test_a_call_may_choose_otherwise(session: Session, regular: list[int]) -> No
     assert session.generate(PROMPT).stats.drafted_tokens > 0  # and the session is as it was
 
 
-def test_without_a_draft_a_session_decodes_regularly_or_copies(regular: list[int]) -> None:
+def test_the_default_is_the_drafter_that_fits_and_a_length_that_adapts(session: Session, regular: list[int]) -> None:
     alone = load(TARGET)
-    assert alone.draft_model is None and alone.generate(PROMPT).stats.drafted_tokens == 0
-    copying = load(TARGET, drafter="ngram").generate(PROMPT)
-    assert copying.tokens == regular and copying.stats.accepted_tokens > 0
+    for ours, drafter, kinds in ((alone, "ngram", {"copy"}), (session, "auto", {"copy", "model"})):
+        chosen = ours.options_with({})
+        assert (chosen.drafter, chosen.num_draft) == (drafter, "auto")
+        assert isinstance(ours.length_of(chosen), AdaptiveLength)
+        rounds: list[Round] = []
+        result = ours.generate(PROMPT, on_round=rounds.append)
+        assert result.tokens == regular and result.stats.accepted_tokens > 0
+        assert {event.kind for event in rounds if event.drafted} <= kinds
+    assert isinstance(alone.length_of(alone.options_with({"num_draft": 5})), FixedLength)
+
+
+def test_regular_decoding_asks_no_drafter_and_learns_no_length(session: Session) -> None:
+    regular = session.length_of(session.options_with({"drafter": "none"}))
+    assert isinstance(regular, FixedLength) and regular.skips_round()
+    assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
 
 
 def test_the_target_in_8_bits_drafts_for_itself(regular: list[int]) -> None:

@@ -22,10 +22,8 @@ from speculative_decoding.drafters import (
     Drafter,
     DraftModel,
     NgramDrafter,
-    NgramStore,
     NoDrafter,
     SeparateDrafters,
-    Store,
     TextStore,
 )
 from speculative_decoding.drafters.draft_model import DraftVocabulary
@@ -134,7 +132,7 @@ class Scripted(Drafter):
         )
 
 
-def taught(store: Store, regular: Sequence[int]) -> Store:
+def taught(store: TextStore, regular: Sequence[int]) -> TextStore:
     """The store, after it has seen the regular output and, like many a session, also something that nobody writes."""
     store.learn([CONFIG.get("decoder_start_token_id", 0), *regular])
     store.learn([token for token in regular for _ in range(2)])
@@ -162,9 +160,6 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     ),
     "n-grams of a session": lambda target, draft, regular: NgramDrafter(
         store=taught(TextStore(), regular), min_chance=0.0
-    ),
-    "n-grams, guessing on": lambda target, draft, regular: NgramDrafter(
-        store=taught(NgramStore(3, 2, stop_if_unknown=False), regular), min_chance=0.0
     ),
     "auto": lambda target, draft, regular: AutoDrafter(
         NgramDrafter(min_chance=0.0), model_drafter(target, draft), target.config.vocab_size

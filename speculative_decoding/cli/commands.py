@@ -14,9 +14,9 @@ from rich.text import Text as Line
 
 from ..errors import InputError
 from ..sampling.options import ACCEPTANCE, SCHEDULES, abouts
-from ..sampling.values import Text, Value, Whole
+from ..sampling.values import Text, Value
 from .parser import word
-from .state import STORAGES, Copies, State
+from .state import State
 from .summaries import accepted_bars, table
 from .ways import DRAFTER, NGRAM, SPECULATIVE, TARGET
 
@@ -211,32 +211,8 @@ def set_model(state: State, text: str) -> None:
 
 
 @Command(
-    f"/set_ngramstorage {'|'.join(STORAGES)} N",
-    "what /ngram remembers from now on: all n-grams up to N tokens, only those of N, or whole texts",
-    lambda state: f"{state.copies.storage} {state.copies.max_ngram_size}",
-)
-def set_storage(state: State, text: str) -> None:
-    kind, _, size = text.strip().partition(" ")
-    parsed(Text(tuple(STORAGES)), kind, "the storage")
-    filler = 1 if kind == "texts" else state.copies.filler_top_k
-    state.set_copies(Copies(kind, parsed(Whole(1), size, "the size"), filler))
-
-
-@Command(
-    "/top_k_filler N",
-    "n-grams learn the target's N likeliest tokens too, from now on",
-    lambda state: str(state.copies.filler_top_k),
-)
-def set_filler(state: State, text: str) -> None:
-    count = parsed(Whole(1, 64), text, "the number")
-    if state.copies.storage == "texts" and count > 1:
-        raise InputError("needs n-grams, not whole texts; /set_ngramstorage basic 3 first")
-    state.set_copies(Copies(state.copies.storage, state.copies.max_ngram_size, count))
-
-
-@Command(
     "/reset_in_between",
-    "forget the n-grams of earlier prompts: on or off",
+    "forget the texts of earlier prompts: on or off",
     lambda state: on_off(state.reset_in_between),
 )
 def toggle_reset(state: State, text: str) -> None:

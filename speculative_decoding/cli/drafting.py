@@ -10,6 +10,7 @@ from typing import Any
 
 from ..decoding.request import check_token_ids
 from ..drafters import DraftModel, NgramDrafter
+from ..drafters import usual_drafter as usual
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
@@ -78,7 +79,7 @@ class Plan:
 
 def usual_drafter(folders: Folders, num_draft: int | str | None = None) -> str:
     """Where nobody chose one."""
-    return "none" if folders.draft is None or num_draft == 0 else "model"
+    return "none" if num_draft == 0 else usual(folders.draft)
 
 
 def plan_of(chosen: argparse.Namespace) -> Plan:

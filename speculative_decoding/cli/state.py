@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..drafters import NgramDrafter, Store
-from ..drafters.ngram_store import make_store
+from ..drafters import NgramDrafter, TextStore
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
@@ -21,17 +20,7 @@ from .models import ModelNames, Pair
 from .views import make_console
 from .ways import ORDER, available, usual
 
-STORAGES = {"basic": "multilevel", "onelevel": "onelevel", "texts": "texts"}  # by the names of their commands
 SHAPES_DRAFTS = ("confidence_threshold", "max_ngram_size", "min_ngram_size")
-
-
-@dataclass(frozen=True)
-class Copies:
-    """What `/ngram` remembers of earlier prompts."""
-
-    storage: str = "basic"
-    max_ngram_size: int = 3
-    filler_top_k: int = 1
 
 
 @dataclass
@@ -42,11 +31,10 @@ class State:
     runner: Runner = field(default_factory=lambda: Runner(make_console()))
     ways: list[str] = field(default_factory=list)
     prefix: str = ""
-    copies: Copies = Copies()
     reset_in_between: bool = True
     session: Session = field(init=False)
     _opened: ExitStack = field(init=False, default_factory=ExitStack)
-    _store: Store | None = field(init=False, default=None)
+    _store: TextStore | None = field(init=False, default=None)
 
     def __enter__(self) -> State:
         return self
@@ -91,15 +79,9 @@ class State:
 
     def renew_copies(self) -> None:
         """An empty store and a drafter without experience."""
-        vocabulary, kept = self.session.tokenizer.vocabulary, self.copies
-        storage = STORAGES[kept.storage]
-        self._store = make_store(storage, kept.max_ngram_size, vocabulary.fingerprint, kept.filler_top_k, True)
+        vocabulary = self.session.tokenizer.vocabulary
+        self._store = TextStore(vocabulary=vocabulary.fingerprint)
         self.session = replace(self.session, ngram=NgramDrafter(pieces=vocabulary.pieces, store=self._store))
-
-    def set_copies(self, copies: Copies) -> None:
-        self.require_own_store()
-        self.copies = copies
-        self.renew_copies()
 
     def require_own_store(self) -> None:
         if (path := self.plan.flags.ngram_store) is not None:

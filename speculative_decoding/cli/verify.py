@@ -17,6 +17,7 @@ from ..decoding.divergence import first_divergence
 from ..decoding.ways import PLAIN, ways
 from ..errors import InputError
 from ..sampling import GenerationOptions
+from ..sampling.options import default
 from ..sampling.values import Whole
 from ..session import Session
 from . import common
@@ -77,7 +78,7 @@ def verify(chosen: argparse.Namespace) -> int:
     """
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
-    drafters, lengths = given.pop("drafter", [usual_drafter(folders)]), given.pop("num_draft", [5])
+    drafters, lengths = given.pop("drafter", [usual_drafter(folders)]), given.pop("num_draft", [default("num_draft")])
     tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [None]), given.pop("seed", [0])
     if tried == [PLAIN] and slots == [None] and lengths != [0]:
         raise InputError(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..decoding.results import GenerationResponse
 from ..decoding.ways import PLAIN, Way
-from ..drafters import DraftModel
+from ..drafters import DraftModel, usual_drafter
 from ..session import Session
 from .watching import OnRound
 
@@ -18,7 +18,7 @@ WARM_UP_TOKENS = 4
 
 def available(session: Session) -> dict[str, Way]:
     """Which ways the session's models allow, by name, in `ORDER`."""
-    own = session.options.drafter or ("none" if session.draft_model is None else "model")
+    own = session.options.drafter or usual_drafter(session.draft_model)
     num_draft = session.options.num_draft
     drafters = {SPECULATIVE: own, NGRAM: "ngram"} if own != "none" else {NGRAM: "ngram"}
     ways = {name: Way(name, drafter, num_draft) if num_draft else PLAIN for name, drafter in drafters.items()}

@@ -35,7 +35,7 @@ def speculate(batch: Batch) -> dict[int, Round]:
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(token_rows(draft.tokens))]
     outcomes = commit(judged, proposed)
     batch.rewind()
-    batch.drafter.observe(rows, Verified(states, logits, {slot: len(each.tokens) for slot, each in outcomes.items()}))
+    batch.drafter.observe(rows, Verified(states, {slot: len(each.tokens) for slot, each in outcomes.items()}))
     observe_lengths(rows, wanted, proposed, outcomes, clock.informative_seconds)
     for row in rows:
         if row.finish_reason:

@@ -16,6 +16,9 @@ class FixedLength(DraftLength):
             raise InputError(f"num_draft must be >= 0, not {most}")
         self.most = most
 
+    def skips_round(self) -> bool:
+        return self.most == 0
+
     def choose(self, rows: Sequence[Choice]) -> list[int]:
         return [min(self.most, row.room) for row in rows]
 

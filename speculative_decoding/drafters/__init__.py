@@ -13,8 +13,8 @@ from .base import BatchDrafter, Draft, Drafter, Row, Wanted
 from .draft_model import DraftModel, require_same_tokens
 from .model import BatchModelDrafter
 from .ngram import NgramDrafter
-from .ngram_store import NgramStore, Store, TextStore
 from .separate import CustomDrafter, NoDrafter, SeparateDrafters
+from .text_store import TextStore
 
 __all__ = [
     "AutoDrafter",
@@ -24,17 +24,21 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "NgramDrafter",
-    "NgramStore",
     "NoDrafter",
     "Row",
     "SeparateDrafters",
-    "Store",
     "TextStore",
     "Wanted",
     "choose_drafter",
     "new_ngram",
     "require_same_tokens",
+    "usual_drafter",
 ]
+
+
+def usual_drafter(draft_model: object | None) -> str:
+    """The one that fits, where nobody chose one: copies and the draft model, or copies alone without one."""
+    return "ngram" if draft_model is None else "auto"
 
 
 def choose_drafter(
@@ -50,7 +54,7 @@ def choose_drafter(
     """
     choice, vocab_size = options.drafter, target.config.vocab_size
     if choice is None:
-        choice = "none" if draft_model is None else "model"
+        choice = usual_drafter(draft_model)
     if not isinstance(choice, str):
         return custom(choice, vocab_size)
     if choice == "none":

@@ -45,7 +45,6 @@ class AutoDrafter(BatchDrafter):
         return merged(proposed, copied, [each.row.slot for each in copies], self._vocab_size)
 
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:
-        self._copies.observe(rows, verified)
         self._model.observe(rows, verified)
 
     def end(self, row: Row) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -14,8 +14,6 @@ from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions, History
 
 MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
-
-Likeliest = Callable[[int], list[list[int]]]  # k -> the target's k likeliest ids at the places of a round's new tokens
 
 
 @dataclass(eq=False)
@@ -102,18 +100,12 @@ class Draft:
 class Verified(NamedTuple):
     """What the target's pass of a round left for those who learn from it; lazy, but for `counts`.
 
-    states: (B, L, d) what its head read. logits: (B, L, V), raw. counts: how many new tokens each row has, by slot;
-    position i of a row belongs to its i-th new token.
+    states: (B, L, d) what its head read. counts: how many new tokens each row has, by slot; position i of a row belongs
+    to its i-th new token.
     """
 
     states: mx.array
-    logits: mx.array
     counts: dict[int, int]
-
-    def likeliest(self, slot: int, k: int) -> list[list[int]]:
-        """The k likeliest ids at the place of each new token, the likeliest first. Waits for the device."""
-        found = mx.argsort(-self.logits[slot, : self.counts[slot]], axis=-1)[:, :k]
-        return found.tolist()  # type: ignore[return-value]
 
 
 class BatchDrafter(ABC):
@@ -166,9 +158,6 @@ class Drafter(ABC):
         """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first): ids of
         which it is certain, or a `Draft` of one row.
         """
-
-    def observe(self, tokens: Sequence[int], likeliest: Likeliest) -> None:  # noqa: B027
-        """After a round; `tokens` are all committed ids. `likeliest` waits for the device."""
 
     def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
         """The request is over; `tokens` is all it wrote, start token first. Not called for one that is cancelled."""

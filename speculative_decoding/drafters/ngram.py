@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from ..errors import InputError
 from .alignment import Alignment, Pieces
-from .base import COPY, Drafter, Likeliest
+from .base import COPY, Drafter
 from .chances import CopyChances, reach
-from .ngram_store import Store
 from .suffix_index import SuffixIndex
+from .text_store import TextStore
 
 LOOKED_AHEAD = 16  # ids of a match, also where fewer are to be drafted: what was not drafted is observed too
 
@@ -39,7 +39,7 @@ class NgramDrafter(Drafter):
     """Looks for the last tokens in the source, in the output so far and in a store, and copies what follows there.
 
     In each text the longest match wins; among equally long ones in the source the next one ahead of where the output is
-    aligned, in the output the earliest (it has the longest continuation), in a store of texts the latest. Among the
+    aligned, in the output the earliest (it has the longest continuation), in a store the latest. Among the
     texts the one whose match, by its length, is right most often wins; of equals the source, then the output.
 
     pieces: `tokenizer.vocabulary.pieces`; with it the same word with and without a leading space or a capital matches,
@@ -62,7 +62,7 @@ class NgramDrafter(Drafter):
         pieces: Mapping[int, str] | Pieces | None = None,
         search_input: bool = True,
         search_output: bool = True,
-        store: Store | None = None,
+        store: TextStore | None = None,
         max_ngram_size: int = 16,
         min_ngram_size: int = 1,
         min_chance: float = 0.15,
@@ -116,21 +116,12 @@ class NgramDrafter(Drafter):
             self._match = max(matches, key=lambda match: match.chance, default=Match())
         return self._match
 
-    def observe(self, tokens: Sequence[int], likeliest: Likeliest) -> None:
-        """Teach a store that counts the target's likeliest ids as well (`filler_top_k` above 1)."""
-        if self._store is not None and self._store.filler_top_k > 1:
-            self._teach(self._store, tokens, likeliest(self._store.filler_top_k))
-
     def end(self, tokens: Sequence[int]) -> None:
         """Teach the store what it has not seen."""
         self._synchronise(tokens)
-        if self._store is not None:
-            self._teach(self._store, tokens)
-
-    def _teach(self, store: Store, tokens: Sequence[int], likeliest: Sequence[Sequence[int]] = ()) -> None:
-        if len(tokens) > max(self._taught, 1):  # more than the start token, and more than last time
+        if self._store is not None and len(tokens) > max(self._taught, 1):  # more than the start token or last time
             start = len(self._source) + self._taught if self._taught else 0
-            store.learn([*self._source, *tokens], start, likeliest)
+            self._store.learn([*self._source, *tokens], start)
             self._taught = len(tokens)
 
     def _synchronise(self, tokens: Sequence[int]) -> None:
@@ -164,5 +155,5 @@ class NgramDrafter(Drafter):
             length, continuation = self._store.look_up(recent, count)
             if length >= len(tokens):  # it reaches into the source: its end and the start token are in every request
                 length = max(length - 2, 0)
-            if length >= self._min_size or not self._store.stop_if_unknown:
+            if length >= self._min_size:
                 yield "store", length, continuation

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
-from .base import BatchDrafter, Draft, Drafter, Row, Verified, Wanted, merged
+from .base import BatchDrafter, Draft, Drafter, Row, Wanted, merged
 
 OfRow = TypeVar("OfRow", bound=Drafter)
 
@@ -44,10 +43,6 @@ class SeparateDrafters(BatchDrafter, Generic[OfRow]):
 
     def kind(self, row: Row) -> str:
         return self.of(row).kind
-
-    def observe(self, rows: Sequence[Row], verified: Verified) -> None:
-        for row in rows:
-            self.of(row).observe(row.tokens, partial(verified.likeliest, row.slot))
 
     def end(self, row: Row) -> None:
         self.of(row).end(row.tokens)

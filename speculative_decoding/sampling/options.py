@@ -48,7 +48,12 @@ class GenerationOptions:
         Number(0, above=True),
         "above 1 makes tokens that the decoder has read less likely, at temperature 0 too; 1 is off",
     ] = 1.0
-    seed: Annotated[int, Whole(0, MAX_SEED), "the same seed and options give the same text"] = 0
+    seed: Annotated[
+        int,
+        Whole(0, MAX_SEED),
+        "the same seed and options give the same text; where drafts learn (num_draft auto, copies) with acceptance "
+        "coupled only",
+    ] = 0
     max_tokens: Annotated[int, Whole(1), "the most tokens to generate"] = 100
     stop: Annotated[
         Sequence[str], Several(Text()), "end in front of this text, none of which is ever given out; may be repeated"
@@ -63,7 +68,7 @@ class GenerationOptions:
         str | Any | None,
         Either((Text(DRAFTERS),), "an object with begin and propose"),
         "where drafts come from: model; ngram, the text itself (prompt, output, a store); auto, a copy where it is "
-        "likely right, else the model; or none. By default the draft model if there is one, and none if not",
+        "likely right, else the model; or none. By default auto with a draft model, ngram without one",
         SHARED,
     ] = None
     num_draft: Annotated[
@@ -71,7 +76,7 @@ class GenerationOptions:
         Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
         f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it; "
         "or as in transformers: heuristic, heuristic_transient",
-    ] = 5
+    ] = "auto"
     acceptance: Annotated[
         str,
         Text(ACCEPTANCE),
