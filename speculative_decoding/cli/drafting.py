@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.request import check_token_ids
-from ..drafters import DraftModel, NgramDrafter
+from ..drafters import DraftHead, DraftModel, NgramDrafter
 from ..drafters import usual_drafter as usual
 from ..errors import InputError
 from ..sampling import GenerationOptions
@@ -69,7 +69,11 @@ class Plan:
             ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
         vocabulary = self.flags.vocabulary(pair)
         pair.load_weights()
-        draft = None if pair.draft is None else DraftModel(pair.draft, vocabulary)
+        draft: DraftModel | DraftHead | None = None
+        if isinstance(pair.draft, DraftHead):
+            draft = pair.draft if vocabulary is None else pair.draft.with_frequent(vocabulary.ids)
+        elif pair.draft is not None:
+            draft = DraftModel(pair.draft, vocabulary)
         try:
             yield Session(pair.target, pair.tokenizer, draft, options=self.options, ngram=ngram)
         finally:

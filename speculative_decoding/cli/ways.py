@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ..decoding.results import GenerationResponse
 from ..decoding.ways import PLAIN, Way
-from ..drafters import DraftModel, usual_drafter
+from ..drafters import DraftHead, DraftModel, usual_drafter
+from ..models.base import EncoderDecoder
 from ..session import Session
 from .watching import OnRound
 
@@ -23,7 +24,8 @@ def available(session: Session) -> dict[str, Way]:
     drafters = {SPECULATIVE: own, NGRAM: "ngram"} if own != "none" else {NGRAM: "ngram"}
     ways = {name: Way(name, drafter, num_draft) if num_draft else PLAIN for name, drafter in drafters.items()}
     ways[TARGET] = PLAIN
-    return ways if session.draft_model is None else {**ways, DRAFTER: PLAIN}
+    is_alone = session.draft_model is None or isinstance(session.draft_model, DraftHead)  # a head cannot decode alone
+    return ways if is_alone else {**ways, DRAFTER: PLAIN}
 
 
 def usual(session: Session) -> list[str]:
@@ -38,8 +40,8 @@ def start(
     way = available(session)[name]
     if name == DRAFTER:
         draft = session.draft_model
-        assert draft is not None
         model = draft.model if isinstance(draft, DraftModel) else draft
+        assert isinstance(model, EncoderDecoder)
         session = Session(model, session.tokenizer, options=replace(session.options, drafter="none"))
     return session.stream(prompt, on_round=on_round, timed=timed, **way.keywords)
 

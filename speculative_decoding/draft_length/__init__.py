@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead
 from .adaptive import AdaptiveLength
 from .base import Choice, Drafted, DraftLength
 from .costs import predicted
@@ -39,6 +40,6 @@ def choose_length(num_draft: int | str | DraftLength, adaptive: Callable[[], Dra
     return HeuristicLength(transient=num_draft == "heuristic_transient")
 
 
-def adaptive_length(target: EncoderDecoder, draft_model: EncoderDecoder | None = None) -> DraftLength:
+def adaptive_length(target: EncoderDecoder, draft_model: EncoderDecoder | DraftHead | None = None) -> DraftLength:
     """That of "auto". Its costs are predicted from the models' shapes, for any number of rows; nothing is measured."""
     return AdaptiveLength(predicted(target, draft_model))

@@ -67,11 +67,11 @@ class DraftModel:
         own = [set(self._known(source)).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
         if not others:
-            return OutputHead([head], mx.array(frequent), vocab_size)
+            return OutputHead([head], mx.array(frequent, mx.uint32), vocab_size)
         allowed = [[True] * len(frequent) + [token in ids for token in others] for ids in own]
         mask = None if all(ids == own[0] for ids in own) else mx.array(allowed)[:, None]
         heads = [head, self.model.head_of(mx.array(others))]
-        return OutputHead(heads, mx.array(frequent + others), vocab_size, mask)
+        return OutputHead(heads, mx.array(frequent + others, mx.uint32), vocab_size, mask)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
         return [token for token in ids if token < self.model.config.vocab_size]

@@ -17,10 +17,10 @@ from .model import Chain
 class BatchHeadDrafter(BatchDrafter):
     """Nothing is rewound: the state of a draft begins with what the target's last pass verified."""
 
-    def __init__(self, head: DraftHead, target: EncoderDecoder, vocabulary: DraftVocabulary | None) -> None:
-        """vocabulary: the only tokens it may propose, besides those of the source; None: all."""
+    def __init__(self, head: DraftHead, target: EncoderDecoder) -> None:
         self._head, self._target = head, target
-        self._outputs = DraftModel(target, vocabulary)
+        frequent = tuple(head.config.frequent)
+        self._outputs = DraftModel(target, DraftVocabulary(frequent) if frequent else None)
         self._cache: DecoderCache | None = None
         self._sources: dict[int, list[int]] = {}  # by slot
         self._hidden: Sequence[mx.array] = ()  # of the last pass of the target
@@ -71,7 +71,7 @@ class BatchHeadDrafter(BatchDrafter):
     def _features(self, slots: int) -> mx.array:
         """(B, 1, d)."""
         if not self._hidden:
-            return mx.broadcast_to(self._head.start, (slots, 1, self._head.config.d_model))
+            return mx.broadcast_to(self._head.beginning, (slots, 1, self._head.config.d_model))
         places = mx.array([self._places.get(slot, 0) for slot in range(slots)])[:, None, None]
         is_first = mx.array([slot not in self._places for slot in range(slots)])[:, None, None]
         return self._head.features_at(self._hidden, places, is_first)

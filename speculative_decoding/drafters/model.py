@@ -12,7 +12,7 @@ from ..sampling import GenerationOptions, History, Use, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
 from ..sampling.random import gumbel, keys, split
 from .base import MODEL, BatchDrafter, Draft, Row, Wanted, token_rows
-from .draft_model import OutputHead, DraftModel
+from .draft_model import DraftModel, OutputHead
 
 
 class BatchModelDrafter(BatchDrafter):

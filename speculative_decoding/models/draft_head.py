@@ -2,8 +2,8 @@
 
 It has no encoder and no cache: its state is one vector. A step joins the last token and the state, attends over the
 target's own cross keys and values of its last layer, and ends with a feed-forward; the target's head turns the new
-state into logits. Where the target has verified a token, the state is made of the target's own hidden states ("features",
-Li et al. 2024, EAGLE, 2401.15077; here of several layers). Knows nothing of drafts, files or training.
+state into logits. Where the target has verified a token, the state is made of the target's own hidden states
+("features", Li et al. 2024, EAGLE, 2401.15077; here of several layers). Knows nothing of drafts, files or training.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from mlx.utils import tree_flatten
 from .base import EncoderDecoder, LastLayer
 from .compiled import Compiled
 from .linear import Linear
-from .t5 import attend, split_heads
+from .t5 import joined_heads, split_heads
 from .t5_config import ACTIVATIONS
 
 EPSILON = 1e-6
+FEW_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class DraftHead(nn.Module):
         width, inner = config.d_model, config.heads * config.head_width
         self.start = mx.zeros((width,))  # the features where nothing was verified yet
         self.combine = Linear(len(config.layers) * width, width)
-        self.join = Linear(2 * width, width)
-        self.cross_norm, self.ff_norm, self.norm = (nn.RMSNorm(width, EPSILON) for _ in range(3))
+        self.join_token, self.join_state = Linear(width, width), Linear(width, width)
+        self.norm = mx.ones((width,))
         self.q, self.o = Linear(width, inner), Linear(inner, width)
         self.wi, self.wo = Linear(width, config.d_ff * (1 + config.is_gated)), Linear(config.d_ff, width)
         self._activation = ACTIVATIONS[config.activation]
@@ -85,8 +86,8 @@ class DraftHead(nn.Module):
         return head
 
     def features(self, hidden: Sequence[mx.array]) -> mx.array:
-        """The target's states behind `config.layers`, (B, L, d) each -> (B, L, d)."""
-        return self.combine(mx.concatenate([normed(each) for each in hidden], axis=-1))
+        """The target's states behind `config.layers`, (B, L, d) each -> (B, L, d), normed like every state."""
+        return normed(self.combine(mx.concatenate([normed(each) for each in hidden], axis=-1)))
 
     def step(
         self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, memory_mask: mx.array
@@ -96,30 +97,48 @@ class DraftHead(nn.Module):
         keys, values, memory_mask: of the target's last layer, (B, H, S, D) and (B, 1, 1, S).
         """
         batch, length, width = state.shape
-        x = self.join(mx.concatenate([normed(embedded), normed(state)], axis=-1).reshape(batch * length, -1))
+        embedded, state = embedded.reshape(-1, width), state.reshape(-1, width)  # as matrix products want them
+        # A norm's factor is applied behind the product: there it is part of an operation that is needed anyway.
+        x = inverse_rms(embedded) * self.join_token(embedded) + self.join_state(state)
         x = x if self.config.scale == 1 else self.config.scale * x
-        (queries,) = split_heads(self.q(self.cross_norm(x)), batch, 1, self.config.heads)
-        x = x + self.o(attend(queries, keys, values, memory_mask))
-        inside = self.wi(self.ff_norm(x))
+        (queries,) = split_heads(self.q(x), batch, 1, self.config.heads)
+        factors = inverse_rms(x.reshape(batch, 1, length, width))
+        scores = factors * (queries @ keys.swapaxes(-1, -2)) + memory_mask
+        read = joined_heads(mx.softmax(scores, axis=-1, precise=True) @ values)
+        x = mx.addmm(x, read, self.o.transposed)
+        inside = inverse_rms(x) * self.wi(x)
         if self.config.is_gated:
             gate, inside = mx.split(inside, 2, axis=-1)
-            x = x + self.wo(self._activation(gate) * inside)
+            inside = self._activation(gate) * inside
         else:
-            x = x + self.wo(self._activation(inside))
-        return x.reshape(batch, length, width)
+            inside = self._activation(inside)
+        x = mx.addmm(x, inside, self.wo.transposed)
+        return (inverse_rms(x) * x).reshape(batch, length, width)
+
+    @property
+    def beginning(self) -> mx.array:
+        """The state where the target has verified nothing yet, (d,)."""
+        return normed(self.start)
 
     def outputs(self, state: mx.array) -> mx.array:
         """What the target's head reads, (B, L, d)."""
-        return self.norm(state) if self.config.logit_scale == 1 else self.norm(state) * self.config.logit_scale
+        return state * self.norm if self.config.logit_scale == 1 else state * self.norm * self.config.logit_scale
 
     def folded(self) -> DraftHead:
         """The same head for drafting, with its scales in its weights: two nodes less in each step."""
         config = self.config
         head = DraftHead(replace(config, scale=1.0, logit_scale=1.0))
         own = dict(tree_flatten(self.parameters()))
-        own["join.weight"] = own["join.weight"] * config.scale
-        own["norm.weight"] = own["norm.weight"] * config.logit_scale
+        for name in ("join_token.weight", "join_state.weight"):
+            own[name] = own[name] * config.scale
+        own["norm"] = own["norm"] * config.logit_scale
         head.load_weights([*own.items()])
+        return head
+
+    def with_frequent(self, ids: Sequence[int]) -> DraftHead:
+        """The same head, with other tokens that it may propose."""
+        head = DraftHead(replace(self.config, frequent=tuple(ids)))
+        head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 
     def features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
@@ -133,7 +152,7 @@ class DraftHead(nn.Module):
 
     def _features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
         found = self.features([mx.take_along_axis(each, places, axis=1) for each in hidden])
-        return mx.where(is_first, self.start, found)
+        return mx.where(is_first, self.beginning, found)
 
     def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         """`step`, and its `outputs`. Compiled."""
@@ -155,11 +174,21 @@ class DraftHead(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+        parameters: Any = tree_flatten(self.parameters())
+        return sum(array.nbytes for _, array in parameters)
 
 
 def normed(x: mx.array) -> mx.array:
     return mx.fast.rms_norm(x, None, EPSILON)
+
+
+def inverse_rms(x: mx.array) -> mx.array:
+    """(..., d) -> (..., 1), what a norm multiplies by. Of few rows the squares are added up by one product."""
+    if x.size <= FEW_ROWS * x.shape[-1]:
+        squares = (x[..., None, :] @ x[..., None])[..., 0]
+    else:
+        squares = mx.square(x).sum(axis=-1, keepdims=True)
+    return mx.rsqrt(squares * (1 / x.shape[-1]) + EPSILON)
 
 
 def beginning(last: LastLayer, config: DraftHeadConfig, seed: int) -> Mapping[str, mx.array]:
@@ -174,14 +203,13 @@ def beginning(last: LastLayer, config: DraftHeadConfig, seed: int) -> Mapping[st
     parameters = {
         "start": mx.random.normal((width,), key=mx.random.key(seed + 1)),
         "combine.weight": noise[:, : count * width] + diagonals(width, shares),
-        "join.weight": noise[:, count * width :] + diagonals(width, [0.3, 0.7]),
-        "cross_norm.weight": last.cross_norm,
-        "q.weight": last.q,
+        "join_token.weight": noise[:, -2 * width : -width] + 0.3 * mx.eye(width),
+        "join_state.weight": noise[:, -width:] + 0.7 * mx.eye(width),
+        "q.weight": last.q * last.cross_norm,
         "o.weight": last.o,
-        "ff_norm.weight": last.ff_norm,
-        "wi.weight": mx.concatenate([matrix[strongest] for matrix in last.wi]),
+        "wi.weight": mx.concatenate([matrix[strongest] for matrix in last.wi]) * last.ff_norm,
         "wo.weight": last.wo[:, strongest],
-        "norm.weight": last.norm,
+        "norm": last.norm,
     }
     return {name: array.astype(mx.float32) for name, array in parameters.items()}
 

@@ -38,10 +38,15 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) 
         out = mx.softmax(queries @ keys.swapaxes(-1, -2) + mask, axis=-1, precise=True) @ values
     else:
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-    batch, heads, length, width = out.shape
+    return joined_heads(out)
+
+
+def joined_heads(x: mx.array) -> mx.array:
+    """(B, H, L, D) -> (B * L, H * D)."""
+    batch, heads, length, width = x.shape
     if length > 1:
-        out = out.transpose(0, 2, 1, 3)
-    return out.reshape(batch * length, heads * width)
+        x = x.transpose(0, 2, 1, 3)
+    return x.reshape(batch * length, heads * width)
 
 
 class SelfAttention(nn.Module):
@@ -194,7 +199,7 @@ class T5(EncoderDecoder):
     def last_layer(self) -> LastLayer:
         layer = self.decoder.layers[-1]
         cross, ff = layer.cross_attention, layer.ff
-        wi = mx.split(matrix(ff.wi), 2) if ff.is_gated else [matrix(ff.wi)]
+        wi = [*mx.split(matrix(ff.wi), 2)] if ff.is_gated else [matrix(ff.wi)]
         return LastLayer(
             layer.cross_norm.weight,
             matrix(cross.q),
