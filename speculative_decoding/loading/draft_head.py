@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,16 @@ def require_same_target(raw: Mapping[str, Any], target: EncoderDecoder, folder: 
             )
 
 
-def write_draft_head(output: Path, head: DraftHead, target: EncoderDecoder, dtype: mx.Dtype, **facts: Any) -> None:
-    """A folder that appears whole or not at all. facts: for its manifest."""
+def write_draft_head(
+    output: Path,
+    head: DraftHead,
+    target: EncoderDecoder,
+    dtype: mx.Dtype,
+    *,
+    also: Callable[[Path], None] = lambda folder: None,
+    **facts: Any,
+) -> None:
+    """A folder that appears whole or not at all. also: adds files to it. facts: for its manifest."""
     folded = head.folded()
     content = {"kind": KIND, **asdict(folded.config), "target": target_facts(target)}
     content = {name: value for name, value in content.items() if name not in ("scale", "logit_scale")}
@@ -123,5 +131,6 @@ def write_draft_head(output: Path, head: DraftHead, target: EncoderDecoder, dtyp
         parameters: list[tuple[str, mx.array]] = tree_flatten(folded.parameters())  # type: ignore[assignment]
         write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
         (partial / CONFIG).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        also(partial)
         verify_npz(partial / WEIGHTS)
         manifest.write(partial, **facts)
