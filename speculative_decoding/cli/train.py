@@ -120,7 +120,7 @@ def train(chosen: argparse.Namespace) -> int:
     for name, tokens in measured.items():
         promise = course.promised(tokens)
         say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
-    facts = {"target": folder.name, "steps": course.trainer.step, "positions": course.trainer.positions}
+    facts = {"made_for": folder.name, "steps": course.trainer.step, "positions": course.trainer.positions}
     facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": measured}
     course.finish(flags.output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
     say(f"written to {flags.output}; {work} may be deleted, or trained on with --resume and more --minutes")
