@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.draft_head import DraftHead
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # nothing ends an output
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -31,7 +32,7 @@ class Models:
     """A target, and a draft if there is one."""
 
     target: EncoderDecoder
-    draft: EncoderDecoder | None
+    draft: EncoderDecoder | DraftHead | None
 
 
 def parameters_of(model: EncoderDecoder) -> dict[str, mx.array]:

@@ -95,7 +95,8 @@ def make_labels(
     index = np.full(vocab_size, -1, np.int32)
     index[frequent] = np.arange(len(frequent), dtype=np.int32)
     real = weights > 0
-    mass = np.bincount(ids[real].ravel(), (probs[real] * weights[real, None]).ravel(), minlength=vocab_size)
+    given = (probs[real] * weights[real, None]).ravel()
+    mass = np.bincount(ids[real].ravel(), given, minlength=vocab_size).astype(np.float64)
     mass[written[real]] += 1.0  # always among them, as far as there is room
     mass[frequent] = 0.0
     room = min(MOST_OTHERS, vocab_size - len(frequent))
@@ -104,7 +105,7 @@ def make_labels(
     index[others] = np.arange(len(frequent), len(frequent) + len(others), dtype=np.int32)
     candidates = np.concatenate([frequent, others]).astype(np.int32)
     places, known = index[ids], index[written] >= 0
-    kept: NDArray[np.float32] = np.where(places < 0, np.float32(0), probs)
+    kept = np.where(places < 0, np.float32(0), probs)
     kept = kept / np.maximum(kept.sum(axis=-1, keepdims=True), 1e-6)
     weights = np.where(known, weights, 0.0)
     return Labels(
