@@ -4,7 +4,7 @@ import sys
 
 from setuptools import Extension, setup
 
-# Optional: where nothing can be compiled the package installs without it, and blas.py finds OpenBLAS alone.
+# Optional: where nothing can be compiled the package installs without it, and blas.py looks for another library.
 sgemm = Extension(
     "speculative_decoding._sgemm",
     ["speculative_decoding/sgemm.c"],

@@ -17,12 +17,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.blas import warn_if_slow
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames
 from speculative_decoding.cli.parser import chosen_as
 from speculative_decoding.decoding.ways import PLAIN, Way, ways
 from speculative_decoding.errors import InputError
+from speculative_decoding.kernels import check as check_kernels
 from speculative_decoding.loading.load import DTYPES
 
 from .interleave import SETTLE, Contender, Run, take_turns
@@ -100,7 +100,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         pair.load_weights()
         yield folders.target.name, Models(pair.target, pair.draft), at_slots(tasks, given.get("slots", ()))
         return
-    warn_if_slow()
+    check_kernels()
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     dtype = DTYPES[given.get("dtype", "float32" if on_cpu else "bfloat16")]
     for name in given.get("random", SHAPES):

@@ -83,7 +83,9 @@ def require_matplotlib() -> Any:
     try:
         from matplotlib import figure
     except ImportError as error:
-        raise InputError(f"--plot: needs matplotlib ({error}); get it with: pip install matplotlib") from error
+        raise InputError(
+            f"--plot: needs matplotlib ({error}); get it with: pip install matplotlib, or the extra [plots]"
+        ) from error
     return figure
 
 

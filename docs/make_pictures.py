@@ -1,10 +1,13 @@
-"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG.
+"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG; and plots.
 
-`python docs/make_pictures.py` from the repository's folder. Needs tmux, and matplotlib for the report.
+`python docs/make_pictures.py [NAME...]` from the repository's folder, all or those named: speed, sessions, report.
+Needs tmux for sessions and matplotlib for the others; speed takes some minutes of a quiet machine.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -119,12 +122,11 @@ def console() -> None:
     terminal.type("python main.py --interactive", "/quit leaves.")
     terminal.type("/prefix translate English to German:", "prefix: '")
     terminal.type("The method returns the value of the property.", "tokens/s")
-    terminal.type("/debug", "debug: text")
+    terminal.type("/show-draft", "show-draft: text")
     terminal.type("This method can be used to access the elements of an array.", "tokens/s", 2)
-    terminal.type("/target", "target: on")
-    terminal.type("/drafter", "drafter: on")
+    terminal.type("/compare", "compare: on")
     terminal.type("The method returns the value of the property.", "identical")
-    terminal.type("/gamma", "usage: /gamma N")
+    terminal.type("/num-draft", "usage: /num-draft N")
     terminal.picture("console", "main.py --interactive")
 
 
@@ -132,53 +134,48 @@ def every_command() -> None:
     """Each once, with a wrong argument and an interruption among them."""
     terminal = Terminal(100, 160, **python())
     terminal.type("python main.py --interactive", "/quit leaves.")
-    for line, then in (
+    for line, *then in (
         ("/help", "is written with two"),
         ("/model", "model: target models"),
-        ("/length ten", "usage: /length N"),
-        ("/length 60", "length: 60"),
-        ("/gamma 4", "drafts 4"),
+        ("/max-tokens ten", "usage: /max-tokens N"),
+        ("/max-tokens 60", "max-tokens: 60"),
+        ("/num-draft 4", "drafts 4"),
+        ("/drafter model", "drafter: model"),
         ("/prefix grammar:", "prefix: 'grammar:'"),
         ("He were reading a old book.", "tokens/s"),
         ("/prefix", "prefix: ''"),
-        ("/debug rounds", "debug: rounds"),
+        ("/show-draft rounds", "show-draft: rounds"),
         (GERMAN, "round 3"),
-        ("/debug rounds", "debug: off"),
-        ("/target", "target: on"),
-        ("/drafter", "drafter: on"),
-        ("/ngram", "ngram: on"),
-        ("/set_ngramstorage basic 3", "set_ngramstorage: basic 3"),
-        ("/top_k_filler 2", "top_k_filler: 2"),
-        ("/reset_in_between", "reset_in_between: off"),
+        ("/show-draft rounds", "show-draft: off"),
+        ("/compare", "compare: on"),
         (GERMAN, "identical"),
-        ("/stats", "ngram, by round"),
-        ("/target", "target: off"),
-        ("/drafter", "drafter: off"),
-        ("/ngram", "ngram: off"),
-        ("/speculative", "only way that is on"),
-        ("/processor nucleus 0.8 0.9", "processor: nucleus"),
+        ("/stats", "speculative", 2),
+        ("/compare", "compare: off"),
+        ("/regular-decode", "regular-decode: on"),
+        (GERMAN, "zurück.", 4),
+        ("/regular-decode", "regular-decode: off"),
+        ("/temperature 0.8", "temperature: 0.8"),
+        ("/top-p 0.9", "top-p: 0.9"),
         ("/seed 7", "seed: 7"),
         ("/acceptance coupled", "acceptance: coupled"),
         (GRAMMAR, "He"),
         ("/acceptance rejection", "acceptance: rejection"),
-        ("/processor greedy", "processor: greedy"),
+        ("/temperature 0", "temperature: 0"),
         ("/delta 0.5", "delta: 0.5"),
         (GERMAN, "LOSSY"),
         ("/delta 0", "delta: 0"),
-        ("/output_prefix Diese Methode", "output_prefix: 'Diese"),
+        ("/output-prefix Diese Methode", "output-prefix: 'Diese"),
         (GERMAN, "gibt"),
-        ("/output_prefix", "output_prefix: ''"),
-        ("/lenght 3", "did you mean /length?"),
-        ("/length 100000", "length: 100000"),
-        ("/processor multinomial 5", "processor: multinomial"),
+        ("/output-prefix", "output-prefix: ''"),
+        ("/max-token 3", "did you mean /max-tokens?"),
+        ("/max-tokens 100000", "max-tokens: 100000"),
+        ("/temperature 5", "temperature: 5"),
     ):
-        terminal.type(line, then)
-    terminal.type(GERMAN, GERMAN, 5, ready=False)
+        terminal.type(line, *then)
+    terminal.type(GERMAN, GERMAN, 6, ready=False)
     time.sleep(0.4)
     terminal.press("C-c")
     terminal.wait_for("stopped")
-    terminal.type("/processor greedy", "processor: greedy", 2)
-    terminal.type("/length 100", "length: 100", 2)
     terminal.type("/quit", "$", 2)
     terminal.picture("every-command", "each command")
 
@@ -186,7 +183,10 @@ def every_command() -> None:
 def report() -> None:
     with tempfile.TemporaryDirectory() as folder:
         traces = []
-        for name, options in (("model", []), ("ngram", ["--drafter", "ngram", "--num-draft", "8"])):
+        for name, options in (
+            ("model", ["--drafter", "model", "--num-draft", "5"]),
+            ("ngram", ["--drafter", "ngram", "--num-draft", "8"]),
+        ):
             traces.append(f"{folder}/{name}.jsonl")
             prompts = b"\n".join(Path("data/grammar.txt").read_bytes().split(b"\n")[:40])
             command = [sys.executable, "main.py", "--trace", traces[-1], *options]
@@ -195,8 +195,42 @@ def report() -> None:
         subprocess.run(command, check=True)
 
 
-def main() -> None:
-    PICTURES.mkdir(exist_ok=True)
+def speed() -> None:
+    """Plain decoding against the default settings, the bundled pair on 15 prompts a task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with tempfile.TemporaryDirectory() as folder:
+        ways = ["--drafter", "auto", "--num-draft", "auto"]
+        command = [sys.executable, "-m", "benchmarks", "--limit", "15", *ways, "--output", folder]
+        subprocess.run(command, check=True)
+        rows = json.loads(Path(folder, "summary.json").read_text())["rows"]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure, axes = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
+    for offset, (label, colour) in enumerate((("plain", "#b0b7c3"), ("speculative", "#2a7de1"))):
+        found = [
+            next(row for row in rows if row["task"] == task and (row["label"] == "plain") == (offset == 0))
+            for task in tasks
+        ]
+        speeds = [1e3 / row["ms_per_token"]["median"] for row in found]
+        bars = axes.barh([i + 0.38 * offset for i in range(len(tasks))], speeds, 0.36, color=colour, label=label)
+        texts = [
+            f"{speed:.0f} tokens/s" + f", {row['gain']:.2f}x" * offset for speed, row in zip(speeds, found, strict=True)
+        ]
+        axes.bar_label(bars, texts, padding=4, fontsize=9)
+    axes.set_yticks([i + 0.19 for i in range(len(tasks))], tasks)
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set_xticks([])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    axes.set_title("The same text, token for token: bundled models, two x86 cores, float32", fontsize=10, loc="left")
+    figure.savefig(PICTURES / "speed.svg", metadata={"Date": None})
+
+
+def sessions() -> None:
     show = f'python main.py --show-draft --prompt "{GERMAN}"'
     rounds = f'python main.py --show-draft rounds --prompt "{LONG}"'
     compare = f'python main.py --compare --prompt "{GERMAN}"'
@@ -205,10 +239,20 @@ def main() -> None:
     run("show-draft-40-columns", [show, rounds], 40, 48)
     run("compare", [compare], 92, 16)
     run("compare-no-colour", [compare], 92, 16, NO_COLOR="1")
-    run("compare-40-columns", [compare], 40, 30)
     console()
     every_command()
-    report()
+
+
+def main() -> None:
+    makers = {"speed": speed, "sessions": sessions, "report": report}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(makers)} (default: all)")
+    names = parser.parse_args().names or list(makers)
+    if unknown := set(names) - set(makers):
+        parser.error(f"NAME: there is no {', '.join(sorted(unknown))}; choose from {', '.join(makers)}")
+    PICTURES.mkdir(exist_ok=True)
+    for name in names:
+        makers[name]()
 
 
 if __name__ == "__main__":

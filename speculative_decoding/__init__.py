@@ -4,6 +4,10 @@ from . import blas
 
 blas.load_fast_blas()  # before anything imports mlx
 
+from . import kernels  # noqa: E402
+
+kernels.use_private_folder()
+
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult  # noqa: E402
 from .decoding.scoring import Score, encode, score  # noqa: E402
 from .decoding.stats import GenerationStats, Round  # noqa: E402

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,11 +14,12 @@ import mlx.core as mx
 from .decoding.batch import Batch, DecodedRow, read_prefix, strict_width
 from .decoding.ending import Ending
 from .decoding.loop import speculate
-from .decoding.request import prepare
+from .decoding.request import not_finite, prepare
 from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .drafters import BatchDrafter
 from .errors import InputError
+from .kernels import clock, without_compiler
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
@@ -30,7 +31,8 @@ QUEUE_PER_SLOT = 4  # requests that a client does well to submit ahead: they are
 class Request:
     """A prompt that was submitted, and its output as it grows.
 
-    stats: one object that runs along. finish_reason: see `Round`; "cancelled" for a request that was.
+    stats: one object that runs along. finish_reason: see `Round`; "cancelled" for a request that was. error: one line,
+        where that is "error".
     started: when its encoding began.
     """
 
@@ -43,6 +45,10 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
 
+    @property
+    def error(self) -> str | None:
+        return not_finite(len(self.tokens) + 1) if self.finish_reason == "error" else None
+
     def add(self, event: Round) -> list[str]:
         """What came of a round; the text of each of its tokens."""
         stats = self.stats
@@ -50,11 +56,11 @@ class Request:
         stats.lossless = self.row.options.is_lossless or stats.drafted_tokens == 0
         stats.peak_memory_bytes = mx.get_peak_memory()
         if not self.tokens:
-            stats.time_to_first_token = time.perf_counter() - self.started
+            stats.time_to_first_token = clock() - self.started
         texts = [self.ending.next_text() for _ in event.tokens]
-        if event.finish_reason:
+        self.finish_reason = event.finish_reason
+        if event.finish_reason and texts:
             texts[-1] += self.ending.finish()
-            self.finish_reason = event.finish_reason
         self.tokens += event.tokens
         self.logprobs += event.logprobs or []
         self.text += "".join(texts)
@@ -165,15 +171,25 @@ class Engine:
         """The next requests, as many together as there are slots."""
         if not self._sorted:
             count = min(len(self._queue), QUEUE_PER_SLOT * self._slots)
-            self._sorted.extend(sorted((self._queue.popleft() for _ in range(count)), key=source_length))
+            self._sorted.extend(
+                sorted((self._queue.popleft() for _ in range(count)), key=lambda request: len(request.row.source))
+            )
         group = [self._sorted.popleft() for _ in range(min(len(self._requests), len(self._sorted)))]
-        started = time.perf_counter()
-        memories = self._model.encode_rows([request.row.source for request in group])
-        mx.eval(memories)
-        seconds = (time.perf_counter() - started) / len(group)
+        started = clock()
+        memories = without_compiler(lambda: self._encoded_rows(group))
+        seconds = (clock() - started) / len(group)
         for request, memory in zip(group, memories, strict=True):
             request.started, request.stats.encode_seconds = started, seconds
             self._encoded.append((request, memory))
+
+    def _encoded_rows(self, group: Sequence[Request]) -> list[mx.array]:
+        memories = self._model.encode_rows([request.row.source for request in group])
+        finite = mx.stack([mx.isfinite(memory).all() for memory in memories]).all()
+        mx.eval(memories, finite)
+        if len(group) > 1 and not finite.item():  # padding need not be finite, and a mask hides only what is
+            memories = [self._model.encode_rows([request.row.source])[0] for request in group]
+            mx.eval(memories)
+        return memories
 
     def _assign(self, slot: int, request: Request, memory: mx.array) -> None:
         row, batch = request.row, self._batch
@@ -210,7 +226,3 @@ class Engine:
             if request is not None:
                 request.row.slot = slot
         self._batch.rows = [None if each is None else each.row for each in self._requests]
-
-
-def source_length(request: Request) -> int:
-    return len(request.row.source)

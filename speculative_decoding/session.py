@@ -14,7 +14,7 @@ from .decoding.memory import slots_within
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
-from .draft_length import adaptive_length, choose_length
+from .draft_length import choose_length
 from .draft_length.base import DraftLength
 from .drafters import (
     BatchDrafter,
@@ -34,8 +34,8 @@ from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
-from .sampling.options import accepted
-from .sampling.values import Number
+from .sampling.options import accepted, default, short
+from .sampling.values import Number, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,15 @@ class BatchKeywords(GenerationOptions):
     max_memory_gb: float | None = None
 
 
-@dataclass
+KINDS: dict[str, tuple[Any, str]] = {
+    "model": (EncoderDecoder, "a model, as load gives"),
+    "draft_model": (EncoderDecoder | DraftModel | DraftHead | None, "a model or draft head, as load gives"),
+    "options": (GenerationOptions, "GenerationOptions(...)"),
+    "ngram": (NgramDrafter | None, "an NgramDrafter"),
+}
+
+
+@dataclass(repr=False)
 class Session:
     """What `load` returns. `model, tokenizer = load(...)` works too.
 
@@ -74,9 +82,18 @@ class Session:
     def __post_init__(self) -> None:
         self._lengths: dict[tuple[str, int], DraftLength] = {}
         self._ngrams: dict[tuple[int, int], NgramDrafter] = {}  # by the sizes that they look up
+        for name, (kind, wanted) in KINDS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise InputError(f"{name} must be {wanted}, not {short(value)}")
         if isinstance(self._draft, DraftModel):
             require_same_tokens(self.model, self._draft.model)
         self._drafter(self.options_with({}))  # raises where models and options do not fit
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in vars(self.options).items() if value != default(name)}
+        own = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
+        draft = "no draft model" if own is None else f"draft {type(own).__name__}"
+        return f"<Session: target {type(self.model).__name__}, {draft}, options {given}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.tokenizer))
@@ -88,10 +105,7 @@ class Session:
         Arguments are checked here and now, before the first response is asked for. Raises `InputError` that names the
         option. Leaving the stream early leaves no trace in the next. The keywords: see `GenerationOptions`.
         """
-        given = dict(given)
-        on_round = given.pop("on_round", None)
-        engine, request = self._submit(prompt, given)
-        return stream_of(engine, request, on_round)
+        return self._submit(prompt, given)[1]
 
     @overload
     @takes_keywords_of(StreamKeywords)
@@ -112,10 +126,8 @@ class Session:
         Raises `InputError`; with several prompts it says which.
         """
         if isinstance(prompt, str):
-            own = dict(given)
-            on_round = own.pop("on_round", None)
-            engine, request = self._submit(prompt, own)
-            for _ in stream_of(engine, request, on_round):
+            request, stream = self._submit(prompt, given)
+            for _ in stream:
                 pass
             return result_of(request)
         results: dict[int, GenerationResult] = {}
@@ -138,9 +150,9 @@ class Session:
         """
         given = dict(given)
         slots, max_memory_gb = given.pop("slots", None), given.pop("max_memory_gb", None)
-        slots = self.slots if slots is None else slots
-        if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
-            raise InputError(f"slots must be >= 1 and whole, not {slots!r}")
+        slots = accepted("slots", Whole(1), self.slots if slots is None else slots)
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+            raise InputError(f"prompts must be a list of texts, not {short(prompts)}")
         options = self.options_with(given)
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InputError(
@@ -175,8 +187,7 @@ class Session:
             return choose_length(name)
         if (name, slots) not in self._lengths:
             draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-            make = partial(adaptive_length, self.model, draft)
-            self._lengths[name, slots] = choose_length(name, make)
+            self._lengths[name, slots] = choose_length(name, self.model, draft)
         return self._lengths[name, slots]
 
     @cached_property
@@ -200,10 +211,16 @@ class Session:
         mx.reset_peak_memory()
         return Engine(self.model, self.tokenizer, self._drafter(options), slots=slots, strict=options.strict)
 
-    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[Engine, Request]:
-        options = self.options_with(given)
+    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[Request, Iterator[GenerationResponse]]:
+        """A request, and the stream that decodes it."""
+        own = dict(given)
+        on_round = own.pop("on_round", None)
+        if on_round is not None and not callable(on_round):
+            raise InputError(f"on_round must be a function of a Round, not {short(on_round)}")
+        options = self.options_with(own)
         engine = self._engine(options, 1)
-        return engine, engine.submit(prompt, options, self.length_of(options))
+        request = engine.submit(prompt, options, self.length_of(options))
+        return request, stream_of(engine, request, on_round)
 
     def _batch(
         self, prompts: Iterable[str | Mapping[str, Any]], options: GenerationOptions, engine: Engine, slots: int
@@ -221,17 +238,17 @@ class Session:
             if engine.is_idle:
                 return
             for event in engine.step():
-                if event.request.finish_reason:
-                    yield BatchResult(indices.pop(event.request), result_of(event.request))
+                if (request := event.request).finish_reason:
+                    result = None if request.error else result_of(request)
+                    yield BatchResult(indices.pop(request), result, request.error)
 
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> Request:
-        if not isinstance(prompt, Mapping):
-            return engine.submit(prompt, options, self.length_of(options, slots))
-        own = {name: value for name, value in prompt.items() if name != "prompt"}
+        own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+        text = own.pop("prompt", "")
         row = options.for_row(own)
-        return engine.submit(prompt.get("prompt", ""), row, self.length_of(row, slots))
+        return engine.submit(text, row, self.length_of(row, slots))
 
 
 def stream_of(
@@ -242,6 +259,8 @@ def stream_of(
             if on_round is not None:
                 on_round(event.round)
             yield from responses(event)
+    if request.error:
+        raise InputError(request.error)
 
 
 def responses(event: Event) -> Iterator[GenerationResponse]:

@@ -1,9 +1,11 @@
-"""Damages checkpoints at random and reads them. A reader may succeed or raise `CheckpointError`: nothing else.
+"""Damages checkpoints at random and reads them. A reader may succeed or raise `InputError`: nothing else.
 
     python -m tests.fuzz_checkpoints --count 5000
+    python -m tests.fuzz_checkpoints --format config --count 1000
 
-runs each format in a process of its own, with 1 GiB of address space beyond what it starts with and 2 s per file, and
-prints one line per format. File number i depends on the format, the seed and i alone, so a failure can be replayed.
+runs each format in a process of its own, with a limit of address space beyond what it starts with and 2 s of computing
+per file, and prints one line per format. File number i depends on the format, the seed and i alone, so a failure can
+be replayed. "config" is a whole folder, loaded or converted, with damage in its small files: tests/damaged_folders.py.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import faulthandler
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +37,7 @@ from speculative_decoding.checkpoints.gguf import gguf_config, read_gguf
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.checkpoints.safetensors import read_safetensors
 from speculative_decoding.checkpoints.torch_bin import read_torch
-from speculative_decoding.errors import CheckpointError
+from speculative_decoding.errors import InputError
 
 from .checkpoint_files import (
     VIEWS,
@@ -48,8 +51,9 @@ from .checkpoint_files import (
     torch_entries,
     zip_bytes,
 )
+from .damaged_folders import load_and_use, write_damaged_folder
 
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = {"config": 500 << 20}  # the others: 1 GiB
 SECONDS = 2.0
 HUGE = (-1, 1 << 15, (1 << 16) - 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 62, 1 << 40)
 PAYLOAD = b"cposix\nsystem\nX\x0c\x00\x00\x00touch canary\x85R"
@@ -194,23 +198,44 @@ def read_gguf_and_config(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class Format:
-    read: Callable[[Path], Checkpoint]
-    damaged: Callable[[Random], bytes]
+    """read: all there is in the file or folder; whether all of it could be read."""
+
+    read: Callable[[Path], bool]
+    write: Callable[[Path, Random], None]
+
+
+def of_bytes(read: Callable[[Path], Checkpoint], damaged: Callable[[Random], bytes]) -> Format:
+    return Format(lambda path: read_everything(read, path), lambda path, rng: path.write_bytes(damaged(rng)) and None)
+
+
+def read_everything(read: Callable[[Path], Checkpoint], path: Path) -> bool:
+    checkpoint = read(path)
+    whole = True
+    for tensor in checkpoint:
+        try:
+            info = checkpoint.info(tensor)
+            array = checkpoint[tensor]
+            mx.eval(array)
+            assert array.shape == info.shape
+        except InputError:
+            whole = False
+    return whole
 
 
 FORMATS = {
-    "zip": Format(read_torch, lambda rng: damaged_torch("zip", rng)),
-    "legacy": Format(read_torch, lambda rng: damaged_torch("legacy", rng)),
-    "gguf": Format(read_gguf_and_config, lambda rng: mutate(GGUF, rng)),
-    "safetensors": Format(read_safetensors, lambda rng: mutate(SAFETENSORS, rng)),
-    "npz": Format(
+    "zip": of_bytes(read_torch, lambda rng: damaged_torch("zip", rng)),
+    "legacy": of_bytes(read_torch, lambda rng: damaged_torch("legacy", rng)),
+    "gguf": of_bytes(read_gguf_and_config, lambda rng: mutate(GGUF, rng)),
+    "safetensors": of_bytes(read_safetensors, lambda rng: mutate(SAFETENSORS, rng)),
+    "npz": of_bytes(
         read_npz, lambda rng: zipped([Entry(f"{name}.npy", npy(array)) for name, array in ARRAYS.items()], rng)
     ),
+    "config": Format(load_and_use, write_damaged_folder),
 }
 
 
-def damaged_file(name: str, seed: int, index: int) -> bytes:
-    return FORMATS[name].damaged(Random(f"{name} {seed} {index}"))
+def write_damaged(name: str, seed: int, index: int, path: Path) -> None:
+    FORMATS[name].write(path, Random(f"{name} {seed} {index}"))
 
 
 class TooSlow(BaseException):
@@ -222,72 +247,62 @@ def alarm(signum: int, frame: FrameType | None) -> None:
 
 
 def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
-    """What goes wrong with an action other than `CheckpointError`; being slow is one such thing."""
+    """What goes wrong with an action other than `InputError` in one line. Being slow is such a thing: more seconds of
+    computing, or five times as many of waiting, for the machine may be busy with other things.
+    """
     signal.signal(signal.SIGALRM, alarm)
-    begun = time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    begun = time.process_time()
+    signal.setitimer(signal.ITIMER_REAL, 5 * seconds)
     try:
         act()
-    except CheckpointError:
-        pass
+    except InputError as error:
+        if not str(error).isprintable():
+            return f"an error that is not one line: {str(error)!r}"
     except (Exception, TooSlow) as error:
         return f"{type(error).__name__}: {error}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    elapsed = time.perf_counter() - begun
-    return f"TooSlow: {elapsed:.1f} s" if elapsed > seconds else None  # had something swallowed the alarm
-
-
-def read_everything(name: str, path: Path) -> bool:
-    """Whether all of it could be read."""
-    try:
-        checkpoint = FORMATS[name].read(path)
-    except CheckpointError:
-        return False
-    whole = True
-    for tensor in checkpoint:
-        try:
-            info = checkpoint.info(tensor)
-            array = checkpoint[tensor]
-            mx.eval(array)
-            assert array.shape == info.shape
-        except CheckpointError:
-            whole = False
-    return whole
+    elapsed = time.process_time() - begun
+    return f"TooSlow: {elapsed:.1f} s" if elapsed > seconds else None
 
 
 def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
     """A line that sums up, and whether all is well. Runs in a process of its own: it limits that process's memory."""
-    failure(lambda: read_everything(name, Path("none")))  # imports what readers import late
+    limit = MEMORY_BYTES.get(name, 1 << 30)
+    os.fsync = lambda descriptor: None  # of conversions; the disk is not what is tried
+    mx.disable_compile()  # type: ignore[no-untyped-call]  # which would start a C++ compiler
+    for index in range(20):  # imports what readers import late
+        warm = Path(f"{index}.warm")
+        write_damaged(name, -1, index, warm)
+        failure(partial(FORMATS[name].read, warm), seconds=60)
     if (statm := Path("/proc/self/statm")).exists():
-        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        most = int(statm.read_text().split()[0]) * resource.getpagesize() + limit
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     unit = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    outcomes: list[bool] = []  # of the files without a failure: whether all could be read
-    slowest, failures, started = 0.0, list[str](), time.perf_counter()
+    slowest, read, failures, started = 0.0, list[bool](), list[str](), time.perf_counter()
 
     def note(path: Path) -> None:
-        outcomes.append(read_everything(name, path))
+        read.append(FORMATS[name].read(path))
 
     for index in range(count):
         path = Path(f"{index}.file")
-        path.write_bytes(damaged_file(name, seed, index))
-        faulthandler.dump_traceback_later(5 * SECONDS, exit=True)  # for a hang that no signal interrupts
-        begun = time.perf_counter()
+        write_damaged(name, seed, index, path)
+        faulthandler.dump_traceback_later(10 * SECONDS, exit=True)  # for a hang that no signal interrupts
+        begun = time.process_time()
         if problem := failure(partial(note, path)):
             failures.append(f"  file {index}: {problem}")
-        slowest = max(slowest, time.perf_counter() - begun)
+        slowest = max(slowest, time.process_time() - begun)
         faulthandler.cancel_dump_traceback_later()
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
     executed = Path("canary").exists()
     line = (
-        f"{name}: {count} files, seed {seed}: {sum(outcomes)} read, {len(outcomes) - sum(outcomes)} refused, "
+        f"{name}: {count} files, seed {seed}: {sum(read)} read, {count - sum(read) - len(failures)} refused, "
         f"{len(failures)} untyped or slow, {'EXECUTED' if executed else 'nothing executed'}, "
         f"slowest {slowest:.3f} s, peak memory +{grown / 2**20:.0f} MiB, {time.perf_counter() - started:.1f} s"
     )
-    return "\n".join([line, *failures[:20]]), not failures and not executed and grown < MEMORY_BYTES
+    return "\n".join([line, *failures[:20]]), not failures and not executed and grown < limit
 
 
 def fuzz_apart(name: str, count: int, seed: int = 0) -> tuple[str, bool]:

@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -167,13 +168,8 @@ def killed_at_every_moment(folder: Path) -> dict[str, Any]:
 
             return wrapped
 
-        def torn_text(self: Path, text: str, **options: Any) -> int:
-            for part in (text[: len(text) // 2], text):
-                self.write_bytes(part.encode())
-                moment()
-            return len(text)
-
-        os.fsync, Path.replace, Path.write_text = around(os.fsync), around(Path.replace), torn_text  # type: ignore[assignment, method-assign]
+        for place, name in ((os, "fsync"), (tempfile, "mkstemp"), (Path, "chmod"), (Path, "replace")):
+            setattr(place, name, around(getattr(place, name)))
         begin = Journal.__init__
         Journal.__init__ = lambda self, path, file, settings: begin(self, path, HalfWrites(file, moment), settings)  # type: ignore[assignment, method-assign, arg-type, misc]
         run_job(path, content, resume=True, after_row=lambda journal: journal._commit())

@@ -55,10 +55,10 @@ def jobs_killed(folder: Path, kills: int) -> int:
 
 def texts_stopped(rounds: int) -> int:
     """The first signal asks, a second stops at once; how many texts were stopped."""
+    from speculative_decoding.cli.commands import State
     from speculative_decoding.cli.console import Conversation
     from speculative_decoding.cli.drafting import plan_of
-    from speculative_decoding.cli.main_flags import main_parser
-    from speculative_decoding.cli.state import State
+    from speculative_decoding.cli.flags import main_parser
 
     plan = plan_of(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
     state = State(plan)

@@ -254,7 +254,6 @@ KINDS = {
     for name, rows in KINDS.items()
 }
 KINDS["of all kinds"] = [rows[i] for i in range(6) for rows in KINDS.values()]
-KINDS["unadjusted"] = [own | {"skip_sample_adjustment": True, "temperature": 1.0} for own in KINDS["relaxed"]]
 MOST, WIDE = 4, 9  # drafted tokens, and ids
 
 
@@ -270,7 +269,7 @@ def judged_together(
     ]
     batch = Batch(None, None, None, rows)  # type: ignore[arg-type]  # a verdict needs no model
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(np.array(draft.tokens).tolist())]
-    return commit(judge(batch, draft, logits), proposed)
+    return commit(judge(batch, batch.active, draft, logits), proposed)
 
 
 def past_of(options: GenerationOptions) -> list[int]:
@@ -306,7 +305,7 @@ def check_rows_alone(kind: str, certain: bool = False) -> list[Outcome]:
 def test_a_row_of_a_batch_is_judged_as_it_would_be_alone(kind: str, certain: bool) -> None:
     outcomes = check_rows_alone(kind, certain)
     assert {0, 1} <= {outcome.accepted for outcome in outcomes}  # there was something to decide
-    lossy = kind in ("lenient", "relaxed", "of all kinds", "unadjusted")
+    lossy = kind in ("lenient", "relaxed", "of all kinds")
     assert lossy == any(outcome.price > 0 for outcome in outcomes)
 
 
@@ -328,7 +327,7 @@ def with_neighbours(compute: Callable[..., mx.array]) -> Callable[..., mx.array]
 
 
 def neighbours_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "behind", lambda self, tokens: History(neighbours(tokens), self.tokens))
+    monkeypatch.setattr(acceptance, "History", lambda tokens, drafted: History(neighbours(tokens), drafted))
 
 
 def one_key_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,10 +344,10 @@ def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     ("plant", "kinds"),
     [
         (ignored, [*KINDS]),
-        (neighbours_delta, ["lenient", "relaxed", "unadjusted", "of all kinds"]),
+        (neighbours_delta, ["lenient", "relaxed", "of all kinds"]),
         (neighbours_options, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
         (neighbours_past, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
-        (one_key_for_all, ["rejection", "relaxed", "block", "unadjusted", "of all kinds"]),
+        (one_key_for_all, ["rejection", "relaxed", "block", "of all kinds"]),
         (neighbours_draft, ["of all kinds"]),
     ],
 )
@@ -361,7 +360,7 @@ def test_a_planted_fault_between_rows_shows(
             check_rows_alone(kind)
 
 
-LOSSY = [Rejection(0.1), Rejection(0.5), Rejection(1.0), Rejection(0.0, True), Rejection(0.3, True)]
+LOSSY = [Rejection(0.1), Rejection(0.5), Rejection(1.0)]
 
 
 @pytest.mark.parametrize("point_mass", [False, True])
@@ -379,9 +378,7 @@ def test_the_reported_price_is_the_total_variation(rule: Rejection, point_mass: 
                 gap = 0.5 * np.abs(law - target(prefix)).sum()
                 prices = [price[i, place] for i, row in enumerate(rows) if row[:place] == prefix]
                 assert prices == pytest.approx([gap] * len(prices), abs=1e-6)
-                assert gap > 0 or rule.delta == 0
-                if not rule.skip_sample_adjustment:
-                    assert gap <= rule.delta + 1e-6
+                assert 0 < gap <= rule.delta + 1e-6
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -400,16 +397,6 @@ def test_exact_rules_have_no_price() -> None:
     draft = Draft(mx.array([[0, 1]]))
     for rule in (Rejection(), Block(), Coupled(), Greedy()):
         assert rule.price(draft, mx.full((1, 3, 3), 1 / 3)) is None
-
-
-def test_without_adjustment_corrections_come_from_the_target() -> None:
-    target, draft = random_table(1), random_table(51)
-    rows, _, proposal = proposals(draft, 2)
-    probs = tables(target, rows, 3)
-    _, weights = Rejection(0.0, skip_sample_adjustment=True)(proposal, probs)
-    for accepted in range(3):
-        left = residual(proposal, probs, weights, mx.full((len(rows),), accepted))
-        assert np.allclose(left / left.sum(axis=-1, keepdims=True), probs[:, accepted], atol=1e-6)
 
 
 def test_lenience_costs_the_share_of_tokens_that_are_not_the_arg_max() -> None:

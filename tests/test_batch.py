@@ -275,7 +275,7 @@ def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
         4: ({"prompt": "b", "strict": True}, "strict holds for all rows"),
         5: ({"prompt": "b", "tempreature": 1.0}, "did you mean temperature"),
         6: ({"max_tokens": 3}, "prompt is empty"),
-        7: (None, "prompt is empty"),
+        7: (None, "prompt must be text, not None"),
     }
     rows: list[Any] = ["abc", *(row for row, _ in bad.values()), "cab"]
     found = {each.index: each for each in batch_generate(TARGET, Letters(), rows, slots=2)}
@@ -290,7 +290,7 @@ def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"slots": 0}, "slots must be >= 1"),
+        ({"slots": 0}, "slots must be a whole number >= 1"),
         ({"drafter": NgramDrafter()}, "given by name"),
         ({"drafter": "model"}, "needs a draft model"),
         ({"draft_model": DRAFT, "delta": 2.0}, "delta"),

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,28 +108,22 @@ def either(request: pytest.FixtureRequest, compiled: Path, source: Path, tmp_pat
     return installed(source, tmp_path / "package", CFLAGS="-DWITHOUT_AVX512")
 
 
-def test_a_wheel_has_the_extension_and_uses_it(compiled: Path, tmp_path: Path) -> None:
+def test_a_wheel_has_the_extension_and_uses_it(compiled: Path) -> None:
     extension = compiled / "speculative_decoding" / f"_sgemm{SUFFIX}"
     assert extension.exists() and b"openblas32" not in extension.read_bytes()  # no path of the machine that built it
-    done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, compiled, XDG_CACHE_HOME=str(tmp_path))
+    done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, compiled)
     assert done.stdout.splitlines() == [str(extension), "True", "16384.0"], done.stderr
-    assert not any(tmp_path.iterdir())
 
 
-def test_without_a_compiler_a_wheel_is_built_and_uses_a_renamed_copy(plain: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_a_wheel_is_built_that_says_so_once_and_works(plain: Path) -> None:
     assert not list(plain.glob("**/*.so"))
-    made = []
-    for _ in range(2):  # the second time it is found
-        done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, plain, XDG_CACHE_HOME=str(tmp_path))
-        (kept,) = (tmp_path / "speculative-decoding/openblas").iterdir()
-        assert done.stdout.splitlines() == [str(kept), "True", "16384.0"], done.stderr
-        made.append(kept.stat().st_mtime_ns)
-    assert made[0] == made[1]
-    assert kept.parent.stat().st_mode & 0o777 == 0o700
+    done = python(ONLY_THE_WHEELS + CHOSEN + "b.warn_if_slow(); b.warn_if_slow();" + PRODUCT, plain)
+    assert done.stdout.splitlines() == ["None", "16384.0"], done.stderr
+    assert done.stderr.count("slow reference BLAS") == done.stderr.count("apt install libopenblas0-pthread") == 1
 
 
 def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path) -> None:
-    """Neither with the extension nor where it is missing and nothing has been kept yet."""
+    """Neither with the extension nor where it is missing."""
     (tmp_path / "bin").mkdir()
     called = tmp_path / "called"
     for name in COMPILERS:
@@ -141,76 +134,9 @@ def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path)
     code = "import speculative_decoding, speculative_decoding.blas as b; print(b.chosen())"
     for package in (compiled, plain):
         done = python(code, package, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=path)
-        assert done.stdout.endswith(".so\n") and not called.exists(), done.stderr
+        assert done.returncode == 0 and not called.exists(), done.stderr
     python("import subprocess; subprocess.run(['cc'])", PATH=path)
     assert called.read_text() == "cc\n"  # a call would have been seen
-
-
-def test_a_folder_that_is_not_the_users_alone_is_not_used(plain: Path, tmp_path: Path) -> None:
-    python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path))
-    folder = tmp_path / "speculative-decoding/openblas"
-    (kept,) = folder.iterdir()
-    code = CHOSEN + "b.warn_if_slow();" + PRODUCT
-
-    def refused() -> None:
-        done = python(ONLY_THE_WHEELS + code, plain, XDG_CACHE_HOME=str(tmp_path))
-        assert done.stdout.splitlines() == ["None", "16384.0"], done.stderr
-        assert done.stderr.count(f"{folder} is not a folder that is yours alone; remove it") == 1
-
-    for mode in (0o770, 0o707, 0o777):
-        folder.chmod(mode)
-        refused()
-    folder.chmod(0o700)
-    assert python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path)).stdout == f"{kept}\n"
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    refused()
-    folder.unlink()
-    folder.write_text("a file")
-    done = python(ONLY_THE_WHEELS + code, plain, XDG_CACHE_HOME=str(tmp_path))
-    assert done.stdout.splitlines() == ["None", "16384.0"] and str(folder) in done.stderr
-    if os.geteuid() == 0:
-        folder.unlink()
-        folder.mkdir(mode=0o700)
-        os.chown(folder, 65534, 65534)
-        refused()
-
-
-def test_a_copy_that_was_changed_is_made_anew(plain: Path, tmp_path: Path) -> None:
-    python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path))
-    (kept,) = (tmp_path / "speculative-decoding/openblas").iterdir()
-    content = kept.read_bytes()
-    other = tmp_path / "other.so"
-    other.write_bytes(content)
-
-    def changed_byte() -> None:
-        kept.write_bytes(content[:4096] + bytes([content[4096] ^ 1]) + content[4097:])
-
-    def link() -> None:
-        kept.unlink()
-        kept.symlink_to(other)
-
-    for damage in (lambda: os.truncate(kept, len(content) // 2), changed_byte, lambda: kept.chmod(0o666), link):
-        damage()
-        done = python(CHOSEN + PRODUCT, plain, XDG_CACHE_HOME=str(tmp_path))
-        assert done.stdout.splitlines() == [str(kept), "16384.0"], done.stderr
-        assert kept.read_bytes() == content
-        assert list(kept.parent.iterdir()) == [kept] and not kept.is_symlink() and not kept.stat().st_mode & 0o022
-
-
-def test_processes_that_make_a_copy_at_once_end_with_one(plain: Path, tmp_path: Path) -> None:
-    with ThreadPoolExecutor() as pool:
-        all_done = list(pool.map(lambda _: python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path)), range(3)))
-    (kept,) = (tmp_path / "speculative-decoding/openblas").iterdir()
-    assert [done.stdout for done in all_done] == [f"{kept}\n"] * 3
-
-
-def test_a_copy_that_cannot_be_made_leaves_nothing_behind(plain: Path, tmp_path: Path) -> None:
-    hidden = "import subprocess; real = subprocess.run\n"
-    hidden += "subprocess.run = lambda command, **k: real(['/bin/false'], **k)\n"
-    done = python(hidden + CHOSEN + PRODUCT, plain, XDG_CACHE_HOME=str(tmp_path))
-    assert done.returncode == 0 and done.stdout.endswith("16384.0\n"), done.stderr
-    assert not any((tmp_path / "speculative-decoding/openblas").iterdir())
 
 
 CHECK = """
@@ -335,31 +261,27 @@ def test_none_keeps_what_mlx_brings() -> None:
     assert done.stdout.splitlines() == ["None", "None", "16384.0"]
 
 
-def test_a_library_that_is_named_is_taken_or_refused(plain: Path, tmp_path: Path) -> None:
-    python(CHOSEN, plain, XDG_CACHE_HOME=str(tmp_path))
-    (library,) = (tmp_path / "speculative-decoding/openblas").iterdir()
+SEVENS = """
+void cblas_sgemm(int order, int a, int b, int m, int n, int k, float alpha, const float *x, int ldx,
+                 const float *y, int ldy, float beta, float *z, int ldz) {
+    for (int i = 0; i < m * ldz; i++) z[i] = 7;
+}
+void cblas_dgemm(void) {}
+void cblas_cgemm(void) {}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_library_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
+    library = tmp_path / "sevens.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=SEVENS, text=True, check=True)
     code = CHOSEN + "b.warn_if_slow();" + PRODUCT
     done = python(code, SPECULATIVE_DECODING_BLAS=str(library))
-    assert done.stdout.splitlines() == [str(library), "16384.0"] and not done.stderr
+    assert done.stdout.splitlines() == [str(library), str(7.0 * 8 * 32)] and not done.stderr
     for wrong, reason in (("/nonexistent.so", "cannot open"), ("libc.so.6", "libc.so.6 has no cblas_sgemm")):
         done = python(code, SPECULATIVE_DECODING_BLAS=wrong)
         assert done.stdout.splitlines() == ["None", "16384.0"]
         assert f"SPECULATIVE_DECODING_BLAS: {wrong}" in done.stderr and reason in done.stderr
-
-
-def test_where_there_is_none_it_says_so_once_and_works(plain: Path) -> None:
-    code = f"""
-import sys
-sys.path.insert(0, {str(plain / "speculative_decoding")!r})
-import blas  # on its own, for importing the package would load one
-blas.openblas_of_wheel = lambda: None
-load, blas.load = blas.load, lambda path: load("/nonexistent.so")
-blas.load_fast_blas()
-blas.warn_if_slow()
-blas.warn_if_slow()
-"""
-    done = python(code + PRODUCT)
-    assert done.stderr.count("pip install scipy-openblas32") == 1 and done.stdout == "16384.0\n"
 
 
 def test_mlx_imported_too_early_is_said() -> None:

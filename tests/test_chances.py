@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from speculative_decoding.drafters.chances import PRIOR_WEIGHT, CopyChances, reach
+from speculative_decoding.drafters.ngram import PRIOR_WEIGHT, CopyChances, reach
 
 MATCH = ("source", 1)  # origin, length
 

@@ -18,7 +18,7 @@ import pytest
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
-from speculative_decoding.cli.main_flags import main_parser
+from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
@@ -27,6 +27,7 @@ from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULE
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
 HARDER = "translate English to German: This property sets the colour of the border."  # the draft gets it wrong
+FIXED = ("--drafter", "model", "--num-draft", "5")  # rounds that are the same in every run
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -90,12 +91,13 @@ def read_lines(name: str) -> list[str]:
 
 
 def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_command.main(["--prompt", HARDER, "--show-draft"]) == 0
+    assert main_command.main(["--prompt", HARDER, "--show-draft", *FIXED]) == 0
     out, err = capsys.readouterr()
     assert out == "Diese Eigenschaft setzt die colour des Rahmens.\n"
     assert "Diese Eigenschaft" in err and "[- " in err and "{+ " in err
     assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
-    assert "round 10: 0 of 0 accepted, " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "round 10: nothing drafted, " in err and "accepted" not in err.replace("accepted [-", "")
 
 
 def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +105,17 @@ def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> No
         assert main_command.main(["--prompt", PROMPT, "--output-prefix", "Diese Methode gibt", *more]) == 0
         out, err = capsys.readouterr()
         assert out.startswith(" den Wert ") and ("verify: identical" in err) == bool(more)
+
+
+def test_what_was_cut_is_said(main_py) -> None:  # type: ignore[no-untyped-def]
+    assert "stopped at" not in main_py("--prompt", PROMPT)[2]
+    assert "\nstopped at --max-tokens 3\n" in main_py("--prompt", PROMPT, "-m", "3")[2]
+    _, _, err = main_py("-m", "9", stdin=f"{PROMPT}\n{HARDER}\n".encode())
+    assert "\nstopped at --max-tokens: 1 of 2 texts\n" in err
+
+
+def test_regular_decoding_says_nothing_of_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
+    assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
 
 
 def test_delta_is_labelled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
@@ -115,7 +128,7 @@ def test_verify_says_identical_or_where_not(capsys: pytest.CaptureFixture[str]) 
     assert status == 0 and "verify: identical, 8 tokens" in err
     status, err = in_process(capsys, "--prompt", PROMPT, "--verify", "--acceptance", "coupled", "--temperature", "1")
     assert status == 0 and "verify: identical" in err
-    status, err = in_process(capsys, "--prompt", HARDER, "--verify", "--delta", "1")
+    status, err = in_process(capsys, "--prompt", HARDER, "--verify", "--delta", "1", *FIXED)
     assert status == 1 and "verify: first divergence at token" in err and "; logit gap " in err
     assert "of the tokens are not the target's first choice" in err
 
@@ -129,8 +142,8 @@ def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixtu
     assert verify_command.main([*arguments, *coupled]) == 0
     assert "4 of 4 identical" in capsys.readouterr().out
     (tmp_path / "prompts.txt").write_text(f"{HARDER}\n")
-    assert verify_command.main([*arguments, "--delta", "1"]) == 1
-    assert "prompt 1, drafter model, num-draft 5, seed 0: first divergence at token" in capsys.readouterr().out
+    assert verify_command.main([*arguments, "--delta", "1", *FIXED]) == 1
+    assert "prompt 1, drafter model, num-draft 5, seed 0, slots 1: first divergence at token" in capsys.readouterr().out
     assert verify_command.main([*arguments, "--temperature", "1"]) == 2
 
 
@@ -159,7 +172,7 @@ def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_every_sampling_option_reaches_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def sample(*arguments: str) -> str:
-        assert main_command.main(["--prompt", PROMPT, "--temperature", "2", "--seed", "7", *arguments]) == 0
+        assert main_command.main(["--prompt", PROMPT, "--temperature", "2", "--seed", "7", *FIXED, *arguments]) == 0
         return capsys.readouterr().out
 
     free = sample()
@@ -174,7 +187,9 @@ def test_every_sampling_option_reaches_the_model(tmp_path: Path, capsys: pytest.
 
 
 def test_seeds_decide_samples(main_py) -> None:  # type: ignore[no-untyped-def]
-    sample = [main_py("--prompt", PROMPT, "--temperature", "1.5", "--seed", seed)[1] for seed in ("1", "1", "2")]
+    sample = [
+        main_py("--prompt", PROMPT, "--temperature", "1.5", "--seed", seed, *FIXED)[1] for seed in ("1", "1", "2")
+    ]
     assert sample[0] == sample[1] != sample[2]
 
 
@@ -211,7 +226,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--top-k", "-1"], "--top-k: must be a whole number >= 0, not '-1'"),
         (["--top-p", "0"], "--top-p: must be a number above 0, at most 1, not '0'"),
         (["--min-p", "2"], "--min-p: must be a number, 0 to 1, not '2'"),
-        (["--repetition-penalty", "0"], "--repetition-penalty: must be a number above 0, not '0'"),
+        (["--repetition-penalty", "0"], "--repetition-penalty: must be a number, 1e-10 to 1e+10, not '0'"),
         (["--acceptance", "typical"], "--acceptance: must be one of rejection, block, coupled, not 'typical'"),
         (
             ["--temperature", "1", "--acceptance", "block", "--delta", "0.1"],
@@ -230,13 +245,13 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--eos-token-id", "99999"], "eos_token_ids must be between 0 and"),
         (["--verify", "--temperature", "1"], "--verify needs --temperature 0 or --acceptance coupled"),
         (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
-        (["--compare", "--model", "t5-web-docs"], "--compare compares with and without a draft"),
+        (["--compare", "--num-draft", "0"], "--compare compares with and without a draft"),
         (["--compare", "--regular-decode"], "--regular-decode does not go with --compare"),
         (["--compare", "--verify"], "--verify does not go with --compare"),
         (["--interactive"], "--prompt does not go with --interactive"),
         (["--show-draft", "colours"], "--show-draft: must be one of text, rounds, not 'colours'"),
         (["--trace", "/nonexistent/t.jsonl"], "--trace /nonexistent/t.jsonl: cannot be written"),
-        (["--verify", "--model", "t5-web-docs"], "--verify compares with and without a draft"),
+        (["--verify", "--drafter", "none"], "--verify compares with and without a draft"),
         (["--dtype", "int8"], "--dtype"),
         (["--gamma", "5"], "--gamma"),
         (["--prompt", "  "], "--prompt '  ': is empty"),
@@ -334,6 +349,41 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert process.returncode == 1 and b"Traceback" not in err and b"Exception" not in err
 
 
+@pytest.mark.parametrize("more", [[], ["--input", "data/grammar.txt", "-m", "1"]])
+def test_a_full_device_is_one_line(
+    more: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as full:  # keeps nothing
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.chdir(ROOT)
+        assert main_command.main(more or ["--prompt", PROMPT]) == 2
+        err = capfd.readouterr().err
+    assert err.splitlines()[1:] == ["main.py: error: standard output: No space left on device; send it elsewhere"]
+    for name in ("--stats-json", "--trace"):
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        assert main_command.main(["--prompt", PROMPT, name, "/dev/full"]) == 2
+        assert f"main.py: error: {name} /dev/full: cannot be written (No space left" in capfd.readouterr().err
+
+
+def test_closed_streams(tmp_path: Path) -> None:
+    """What is opened next has their numbers, and would be printed into."""
+    command = f'{sys.executable} main.py --stats-json "$1/s" --prompt "$2"'
+    shell = ["sh", "-c", f'{command} >&- 2>"$1/err"; echo $?; {command} <&- 2>&-; echo $?', "sh", str(tmp_path), PROMPT]
+    out = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out.split("\n") == ["2", "Die Methode gibt den Wert zurück.", "0", ""]
+    assert (tmp_path / "err").read_text() == (
+        "main.py: error: standard output is closed; send it to a file, or to /dev/null\n"
+    )
+    assert json.loads((tmp_path / "s").read_text())["lossless"]
+
+
+def test_text_and_draft_in_one_pipe_are_not_mixed() -> None:
+    process = start("--show-draft", *FIXED, "--prompt", HARDER, stderr=subprocess.STDOUT)
+    lines = process.communicate()[0].decode().splitlines()
+    assert lines[2].endswith("gibt den Wert{+ der+} Eigenschaft[- des Eigenschafts zurück-]{+ zurück+}.")
+    assert lines[3].startswith("10 tokens at ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "needed", "unneeded"),
     [
@@ -359,7 +409,7 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
 
 
 def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
-    without = {"skip_sample_adjustment", "logprobs", "timed"}  # for Python
+    without = {"logprobs", "timed"}  # for Python
     flags = {name for action in main_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in abouts()} - flags == {flag(name) for name in without}
     for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", SCHEDULES)):

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from speculative_decoding import GenerationStats
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.summaries import table
+from speculative_decoding.cli.compare import table
 
 PROMPT = "translate English to German: The method returns the value of the property."
+FIXED = ("--drafter", "model", "--num-draft", "5")
 TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
@@ -26,7 +27,7 @@ def row(err: str, way: str) -> list[str]:
 
 
 def test_three_ways_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = compare(capsys)
+    out, err = compare(capsys, *FIXED)
     assert out == f"{TEXT}\n"
     assert err.splitlines()[1:6] == [
         "drafter:",
@@ -42,9 +43,8 @@ def test_three_ways_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_lossy_text_is_said_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    _, err = compare(
-        capsys, "--delta", "1", "--prompt", "translate English to German: The browser shows the page again."
-    )
+    prompt = "translate English to German: The browser shows the page again."
+    _, err = compare(capsys, "--delta", "1", *FIXED, "--prompt", prompt)
     assert re.search(r"speculative .* differs at token \d", err) and "LOSSY" in err
 
 
@@ -61,7 +61,7 @@ def test_copies_are_compared_without_a_draft_model(capsys: pytest.CaptureFixture
 
 
 def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = compare(capsys, "--show-draft")
+    out, err = compare(capsys, "--show-draft", *FIXED)
     assert out == f"{TEXT}\n" and "accepted [-rejected-] {+correction or bonus+}" in err
     assert "Die Methode gibt den Wert{+ der+} Eigenschaft" in err
 
@@ -72,21 +72,20 @@ def test_several_prompts_are_summed_up(
     (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n\n{PROMPT}\n")
     with (tmp_path / "prompts.txt").open() as file:
         monkeypatch.setattr("sys.stdin", file)
-        assert main_command.main(["--compare"]) == 0
+        assert main_command.main(["--compare", *FIXED]) == 0
     out, err = capsys.readouterr()
     assert out == f"{TEXT}\n\n{TEXT}\n"
     assert "2 prompts:" in err and re.search(r"speculative +20 +4 .* 2 of 2 identical", err)
 
 
-@pytest.mark.parametrize("width", [40, 80])
-def test_the_table_fits(width: int) -> None:
-    console = Console(width=width, file=None, record=True, force_terminal=False)
+def test_the_table_fits() -> None:
+    console = Console(width=80, file=None, record=True, force_terminal=False)
     stats = GenerationStats(
         generated_tokens=100, target_calls=20, drafted_tokens=90, accepted_tokens=80, decode_seconds=0.5
     )
     slow = GenerationStats(generated_tokens=100, target_calls=100, decode_seconds=1.0)
     with console.capture() as captured:
-        console.print(table(console, {"target": (slow, ""), "speculative": (stats, "identical")}))
+        console.print(table({"target": (slow, ""), "speculative": (stats, "identical")}, "target"))
     lines = captured.get().splitlines()
-    assert len(lines) == 3 and all(len(line) <= width for line in lines)
+    assert len(lines) == 3 and all(len(line) <= 80 for line in lines)
     assert "200.0" in lines[2] and "+100.0%" in lines[2] and "88.9%" in lines[2] and "identical" in lines[2]

@@ -19,17 +19,17 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.commands import Quit, completions
+from speculative_decoding.cli.commands import Quit, State, completions
 from speculative_decoding.cli.console import Conversation
 from speculative_decoding.cli.drafting import plan_of
-from speculative_decoding.cli.main_flags import main_parser
+from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.models import Pair
-from speculative_decoding.cli.state import State
 from speculative_decoding.loading.load import BUNDLED
 
 ROOT = BUNDLED.parent
 GRAMMAR = "grammar: It were a cod business."
 GERMAN = "translate English to German: The method returns the value of the property."
+FIXED = ("--drafter", "model", "--num-draft", "5")
 TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
@@ -41,39 +41,23 @@ def conversation(*arguments: str) -> Conversation:
 
 
 NAMES = [
-    "/help",
-    "/quit",
-    "/clear",
-    "/debug",
-    "/speculative",
-    "/target",
-    "/drafter",
-    "/length",
-    "/gamma",
-    "/delta",
-    "/processor",
-    "/ngram",
-    "/reset_in_between",
-    "/seed",
-    "/model",
-    "/stats",
-    "/prefix",
-    "/output_prefix",
-    "/acceptance",
+    *("/help", "/quit", "/stats", "/prefix", "/model", "/draft-model", "/compare", "/regular-decode"),
+    *("/show-draft", "/drafter", "/num-draft", "/max-tokens", "/output-prefix", "/stop", "/eos-token-id", "/seed"),
+    *("/temperature", "/top-k", "/top-p", "/min-p", "/repetition-penalty", "/acceptance", "/delta"),
+    *("/confidence-threshold", "/strict", "/allow-long-prompt"),
 ]
 
 
 @pytest.fixture(scope="module")
 def loaded() -> State:
-    return conversation().state
+    return conversation(*FIXED).state
 
 
 @pytest.fixture
 def talk(loaded: State, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     """Say lines to a fresh console over models that are loaded once; (standard output, standard error)."""
-    state = State(loaded.plan, ways=["speculative"])
+    state = State(loaded.plan)
     state.session = replace(loaded.session, options=loaded.plan.options)
-    state.renew_copies()
     spoken = Conversation(state)
 
     def say(*lines: str) -> tuple[str, str]:
@@ -96,23 +80,25 @@ def in_process(
 
 
 def test_prompts_go_in_text_comes_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = in_process(monkeypatch, capsys, f"\n  \n{GERMAN}\n//x\n/quit\nnever read\n")
+    status, out, err = in_process(monkeypatch, capsys, f"\n  \n{GERMAN}\n//x\n/quit\nnever read\n", *FIXED)
     assert status == 0
     first, second, *rest = out.splitlines()
     assert first == TEXT and second and not rest
-    assert (
-        "t5-web-docs" in err and "/help lists the commands" in err and "accepted " in err and " drafted tokens" in err
-    )
-    status, out, err = in_process(monkeypatch, capsys, GERMAN, "--show-draft")  # the end of the input is a way out too
+    assert "t5-web-docs" in err and "/help lists the commands" in err and " drafted tokens" in err
+    status, out, err = in_process(
+        monkeypatch, capsys, GERMAN, "--show-draft", *FIXED
+    )  # the end of the input is a way out too
     assert status == 0 and out == f"{TEXT}\n" and "accepted [-rejected-]" in err
 
 
 def test_mistakes_are_answered_and_the_console_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, err = in_process(monkeypatch, capsys, f"/lenght 3\n/nonsense\n/length x\n{'word ' * 600}\n{GERMAN}\n")
+    status, out, err = in_process(
+        monkeypatch, capsys, f"/max-token 3\n/nonsense\n/max-tokens x\n{'word ' * 600}\n{GERMAN}\n"
+    )
     assert status == 0 and out == f"{TEXT}\n"
-    for words in ("did you mean /length?", "/help lists them", "usage: /length N", "trained on at most 512"):
+    for words in ("did you mean /max-tokens?", "/help lists them", "usage: /max-tokens N", "trained on at most 512"):
         assert words in err
 
 
@@ -121,26 +107,27 @@ def test_every_command_is_in_the_help(talk) -> None:  # type: ignore[no-untyped-
     for name in NAMES:
         assert f"\n{name}" in f"\n{err}"
         assert f"usage: {name}" in talk(f"/help {name}")[1] and f"usage: {name}" in talk(f"/help {name[1:]}")[1]
-    assert "now: 100" in talk("/help length")[1]
+    assert "now: 100" in talk("/help max-tokens")[1]
 
 
 WRONG = {
-    "/length": ["", "x", "0", "1 2"],
-    "/gamma": ["", "-1", "65", "many", "1 2"],
+    "/max-tokens": ["", "x", "0", "1 2"],
+    "/num-draft": ["", "-1", "65", "many", "1 2"],
+    "/drafter": ["", "beam", "model auto"],
     "/delta": ["", "2", "x"],
-    "/processor": ["", "beam", "greedy 1", "topk 1", "topk 0 5", "nucleus 1 2", "topknucleus 1 5", "multinomial x"],
+    "/temperature": ["", "-1", "x", "1 2"],
+    "/top-k": ["", "5", "x"],  # 5 has no effect at temperature 0
     "/seed": ["", "-1", "x", str(2**32)],
-    "/acceptance": ["", "typical"],
-    "/debug": ["everything", "rounds rounds"],
+    "/eos-token-id": ["-1", "x"],
+    "/acceptance": ["", "typical", "coupled"],
+    "/show-draft": ["everything", "rounds rounds"],
     "/model": ["a b c"],
+    "/draft-model": ["", "nowhere"],
     "/help": ["a b"],
-    "/speculative": ["x"],
-    "/target": ["x"],
-    "/drafter": ["x"],
-    "/ngram": ["x"],
-    "/reset_in_between": ["x"],
+    "/strict": ["x"],
+    "/compare": ["x"],
+    "/regular-decode": ["x"],
     "/stats": ["x"],
-    "/clear": ["x"],
     "/quit": ["now"],
 }
 
@@ -151,7 +138,7 @@ def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
 ) -> None:  # type: ignore[no-untyped-def]
     spoken: Conversation = talk.conversation
     state = spoken.state
-    before = (state.options, list(state.ways), state.session, state.reset_in_between)
+    before = (state.options, state.ways, state.session)
     lines = iter(f"{name} {each}" for each in WRONG[name])
 
     def read() -> str:
@@ -164,39 +151,28 @@ def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
     assert spoken.run() == 0
     err = capsys.readouterr().err
     assert err.count(f"usage: {name}") == err.count(f"{name}: ") == len(WRONG[name])
-    assert (state.options, list(state.ways), state.session, state.reset_in_between) == before
+    assert (state.options, state.ways, state.session) == before
 
 
-def test_length_gamma_and_seed(talk) -> None:  # type: ignore[no-untyped-def]
-    assert talk("/length 3", GERMAN)[0] == "Die Methode gibt\n"
-    talk("/length 100")
-    assert "drafts 2 tokens a round" in talk("/gamma 2")[1]
+def test_settings_change_what_comes(talk) -> None:  # type: ignore[no-untyped-def]
+    out, err = talk("/max-tokens 3", GERMAN)
+    assert out == "Die Methode gibt\n" and "; stopped at --max-tokens 3" in err
+    assert "stopped" not in talk("/max-tokens 100", GERMAN)[1]
+    assert "drafts 2 tokens a round" in talk("/num-draft 2")[1]
     assert talk(GERMAN)[0] == f"{TEXT}\n" and "accepted 7 of 8 drafted" in talk(GERMAN)[1]
-    assert "accepted 0 of 0 drafted" in talk("/gamma 0", GERMAN)[1]
-    talk("/gamma heuristic")
+    assert "accepted" not in talk("/num-draft 0", GERMAN)[1]
+    talk("/num-draft heuristic")
     assert talk(GERMAN)[0] == f"{TEXT}\n"
-    talk("/gamma 5", "/processor multinomial 2")
+    assert talk("/stop Wert", GERMAN)[0] == "Die Methode gibt den \n" and "stop: ()" in talk("/stop")[1]
+    talk("/num-draft 5", "/temperature 2")
     texts = [talk(f"/seed {seed}", GERMAN)[0] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
+    assert talk("/top-k 1", GERMAN)[0] == f"{TEXT}\n"
 
 
-@pytest.mark.parametrize(
-    ("processor", "expected"),
-    [
-        ("greedy", (0, 0, 1)),
-        ("multinomial 0.7", (0.7, 0, 1)),
-        ("topk 1 5", (1, 5, 1)),
-        ("nucleus 1 0.9", (1, 0, 0.9)),
-        ("topknucleus 0.5 7 0.8", (0.5, 7, 0.8)),
-    ],
-)
-def test_processors(processor: str, expected: tuple[float, int, float], talk) -> None:  # type: ignore[no-untyped-def]
-    talk("/processor topknucleus 3 3 0.3")
-    _, err = talk(f"/processor {processor}")
-    options = talk.conversation.state.options
-    assert (options.temperature, options.top_k, options.top_p) == expected
-    assert f"processor: {processor.split()[0]}" in err
-    assert f"(now {processor.split()[0]}" in " ".join(talk("/help")[1].split())
+def test_every_switch_of_decoding_goes_on_and_off(talk) -> None:  # type: ignore[no-untyped-def]
+    for name in ("strict", "allow-long-prompt"):
+        assert f"{name}: on" in talk(f"/{name}")[1] and f"{name}: off" in talk(f"/{name}")[1]
 
 
 def test_delta_is_lossy_and_belongs_to_one_rule(talk) -> None:  # type: ignore[no-untyped-def]
@@ -205,10 +181,10 @@ def test_delta_is_lossy_and_belongs_to_one_rule(talk) -> None:  # type: ignore[n
         talk("/acceptance block")
     with pytest.raises(ValueError, match="acceptance has no effect at temperature 0"):
         talk("/delta 0", "/acceptance coupled")
-    sampled = talk("/processor multinomial 1", "/acceptance coupled", GERMAN)[0]
-    assert talk("/target", "/speculative", GERMAN)[0] == sampled  # the target alone
-    talk("/speculative", "/target")
-    assert talk("/processor greedy", GERMAN)[0] == f"{TEXT}\n"
+    sampled = talk("/temperature 1", "/acceptance coupled", GERMAN)[0]
+    assert talk("/regular-decode", GERMAN)[0] == sampled  # the target alone
+    talk("/regular-decode", "/temperature 0")
+    assert talk(GERMAN)[0] == f"{TEXT}\n"
 
 
 def test_prefixes(talk) -> None:  # type: ignore[no-untyped-def]
@@ -216,68 +192,59 @@ def test_prefixes(talk) -> None:  # type: ignore[no-untyped-def]
     for pinned in ("/prefix translate English to German: ", "/prefix translate English to German:"):
         assert talk(pinned, short)[0] == f"{TEXT}\n"
     assert talk("/prefix", GERMAN)[0] == f"{TEXT}\n"
-    assert talk("/output_prefix Diese Methode", GERMAN)[0].startswith(" gibt")
-    assert talk("/output_prefix", GERMAN)[0] == f"{TEXT}\n"
+    assert talk("/output-prefix Diese Methode", GERMAN)[0].startswith(" gibt")
+    assert talk("/output-prefix", GERMAN)[0] == f"{TEXT}\n"
 
 
-def test_the_ways_are_turned_on_and_compared(talk) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match="speculative is the only way that is on"):
-        talk("/speculative")
-    assert "target: on" in talk("/target")[1]
+def test_ways_are_compared_and_the_draft_is_left_out(talk) -> None:  # type: ignore[no-untyped-def]
+    assert "compare: on" in talk("/compare")[1]
     out, err = talk(GERMAN)
-    assert out == f"{TEXT}\n" and re.search(r"speculative +10 .*% +identical", err)
-    talk("/drafter", "/ngram")
-    out, err = talk(GERMAN)
-    assert out == f"{TEXT}\n" and "differs" in err and re.search(r"ngram +10 .* identical", err)
-    out, err = talk("/speculative", "/ngram", "/drafter", GERMAN)  # the target alone is left
+    assert out == f"{TEXT}\n" and re.search(r"speculative +10 .*% +identical", err) and "differs" in err
+    out, err = talk("/compare", "/regular-decode", GERMAN)
     assert out == f"{TEXT}\n" and "10 tokens at" in err and "accepted" not in err
+    assert "drafter: auto" in talk("/regular-decode", "/drafter auto")[1] and talk(GERMAN)[0] == f"{TEXT}\n"
+
+
+def test_unknown_characters_are_said_once(talk) -> None:  # type: ignore[no-untyped-def]
+    err = talk("grammar: 你好你", "grammar: 好 ж")[1]
+    assert "note: the vocabulary has no '你' '好'; the model reads <unk> instead\n" in err
+    assert err.count("'好'") == 1 and "no 'ж'" in err and "note" not in talk("grammar: ж He go.")[1]
 
 
 def test_stats(talk) -> None:  # type: ignore[no-untyped-def]
     assert "nothing was decoded yet" in talk("/stats")[1]
     talk(GERMAN, GRAMMAR)
     err = talk("/stats")[1]
-    assert re.search(r"speculative +18 ", err) and "5 accepted" in err and "#" in err
+    assert re.search(r"speculative +18 .*%", err)
 
 
 def test_the_draft_is_shown_in_the_text_or_by_round(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "debug: text" in talk("/debug")[1]
+    assert "show-draft: text" in talk("/show-draft")[1]
     out, err = talk(GERMAN)
     assert out == f"{TEXT}\n" and "accepted [-rejected-] {+correction or bonus+}" in err and "{+ " in err
-    _, err = talk("/debug rounds", GERMAN)
+    _, err = talk("/show-draft rounds", GERMAN)
     assert "round 1: 5 of 5 accepted, model, " in err and "round 2: " in err
-    assert "debug: off" in talk("/debug rounds")[1] and "round" not in talk(GERMAN)[1]
-
-
-def accepted(err: str) -> int:
-    return int(re.findall(r"accepted (\d+) of", err)[-1])
-
-
-def test_n_grams_remember_until_they_are_told_not_to(talk) -> None:  # type: ignore[no-untyped-def]
-    talk("/ngram", "/speculative")
-    first = accepted(talk(GERMAN)[1])
-    assert accepted(talk(GERMAN)[1]) == first
-    assert "reset_in_between: off" in talk("/reset_in_between")[1]
-    talk(GERMAN)
-    assert accepted(talk(GERMAN)[1]) > first
-    assert talk(GERMAN)[0] == f"{TEXT}\n"
+    assert "show-draft: off" in talk("/show-draft rounds")[1] and "round" not in talk(GERMAN)[1]
 
 
 def test_models_are_exchanged_and_stay_if_the_new_ones_cannot_be_opened() -> None:
     spoken = conversation()
     with spoken.state as state:
-        for wrong in ("nowhere", "t5-web-docs nowhere"):
+        for wrong in ("/model nowhere", "/model t5-web-docs nowhere", "/draft-model nowhere"):
             with pytest.raises(ValueError, match="nowhere"):
-                spoken.answer(f"/model {wrong}")
-        assert "draft models/t5-web-docs-draft" in state.plan.describe() and state.ways == ["speculative"]
-        spoken.answer("/drafter")
+                spoken.answer(wrong)
+        both = "draft models/t5-web-docs-draft and copies of the text"
+        assert both in state.plan.describe() and state.ways == ["speculative"]
+        spoken.answer("/max-tokens 7")
         spoken.answer("/model t5-web-docs-draft")
-        assert state.plan.describe() == "target models/t5-web-docs-draft, no draft: regular decoding"
-        assert state.ways == ["target"]
-        for command in ("/speculative", "/drafter"):
-            with pytest.raises(ValueError, match="/model TARGET DRAFT"):
-                spoken.answer(command)
-        spoken.answer("/model t5-web-docs t5-web-docs-draft")
+        assert state.plan.describe() == "target models/t5-web-docs-draft, copies of the text as a draft"
+        with pytest.raises(ValueError, match="drafter 'model' needs a draft model"):
+            spoken.answer("/drafter model")
+        spoken.answer("/draft-model t5-web-docs-draft")
+        assert both in state.plan.describe() and state.ways == ["speculative"] and state.options.max_tokens == 7
+        spoken.answer("/drafter model")
+        with pytest.raises(ValueError, match="--drafter model has no effect without a draft model"):
+            spoken.answer("/model t5-web-docs")
         assert "draft models/t5-web-docs-draft" in state.plan.describe()
 
 
@@ -298,12 +265,10 @@ def test_if_weights_fail_the_old_models_come_back(monkeypatch: pytest.MonkeyPatc
     assert spoken.state.session.generate(GERMAN).text == TEXT
 
 
-def test_a_store_in_a_file_is_kept_and_not_the_consoles_to_change(tmp_path: Path) -> None:
+def test_a_store_in_a_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     spoken = conversation("--drafter", "ngram", "--ngram-store", str(path))
     with spoken.state:
-        with pytest.raises(ValueError, match="start without it"):
-            spoken.answer("/reset_in_between")
         spoken.answer(GERMAN)
     assert path.stat().st_size > 200
 
@@ -326,20 +291,23 @@ def test_options_that_a_console_would_ignore_are_refused(
 
 
 def test_completion() -> None:
-    assert completions("/s") == ["/speculative", "/seed", "/stats"]
-    assert completions("/processor top") == ["topk", "topknucleus"]
-    assert completions("/gamma ") == ["auto", "heuristic", "heuristic_transient"]
-    assert completions("The /s") == completions("/length ") == completions("/x y") == []
+    assert completions("/s") == ["/seed", "/stop", "/strict", "/show-draft", "/stats"]
+    assert completions("/acceptance c") == ["coupled"]
+    assert completions("/num-draft ") == ["auto", "heuristic", "heuristic_transient"]
+    assert completions("The /s") == completions("/max-tokens ") == completions("/x y") == []
+    assert completions("/model t5-web-docs-") == ["t5-web-docs-draft"]
+    assert completions("/model t5-web-docs t5-web-docs-") == ["t5-web-docs-draft"]
+    assert completions("/draft-model self") == ["self-8bit"]
 
 
 # --- interruptions
 
 SETTINGS = {
-    "model": [],
-    "auto": ["--drafter", "auto"],
-    "store": ["--drafter", "ngram"],
+    "default": [],
+    "model": FIXED,
+    "store": ["--ngram-store", "STORE"],
     "adapting": ["--num-draft", "heuristic"],
-    "samples": ["--temperature", "1", "--seed", "5"],
+    "samples": ["--temperature", "1", "--seed", "5", *FIXED],
 }
 
 
@@ -375,14 +343,12 @@ def ask_twice() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "interrupt"),
-    [*((setting, raise_at_once) for setting in SETTINGS), ("model", ask), ("store", ask), ("auto", ask_twice)],
+    [*((setting, raise_at_once) for setting in SETTINGS), ("model", ask), ("store", ask), ("default", ask_twice)],
 )
 def test_interrupted_at_any_moment_the_next_output_is_unchanged(
-    setting: str, interrupt: Callable[[], None], capsys: pytest.CaptureFixture[str]
+    setting: str, interrupt: Callable[[], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoken = conversation(*SETTINGS[setting])
-    if setting == "store":
-        spoken.answer("/reset_in_between")
+    spoken = conversation(*(str(tmp_path / each) if each == "STORE" else each for each in SETTINGS[setting]))
     capsys.readouterr()
     spoken.answer(GERMAN)
     expected = capsys.readouterr().out
@@ -405,9 +371,10 @@ PATIENCE = 180  # seconds; machines stall, and nobody waits so long but for a fa
 class Terminal:
     """main.py --interactive at a pseudo-terminal."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str) -> None:
         self.master, slave = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}  # compiled kernels
+        environment = {**os.environ, **caches, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "HOME": str(home)}
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "main.py"), "--interactive", *arguments],
             cwd=ROOT,
@@ -460,31 +427,31 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    found = Terminal()
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    found = Terminal(tmp_path, *FIXED)
     yield found
     found.process.kill()
     found.process.wait()
     os.close(found.master)
 
 
-def test_a_terminal_session(terminal: Terminal) -> None:
+def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("> ")
-    terminal.type("/leng\t3\n")  # completed
-    terminal.wait_for("length: 3")
+    terminal.type("/max\t3\n")  # completed
+    terminal.wait_for("max-tokens: 3")
     terminal.type(f"{GERMAN}\n")
     terminal.wait_for("Die Methode gibt\r\n")
     terminal.wait_for("> ")
-    terminal.type("/length 100\n")
-    terminal.wait_for("length: 100")
+    terminal.type("/max-tokens 100\n")
+    terminal.wait_for("max-tokens: 100")
     terminal.type("\x1b[A\x1b[A\n")  # twice up: the prompt again
     terminal.wait_for(f"{TEXT}\r\n")
     terminal.wait_for("> ")
     terminal.type("half a line")
     terminal.wait_for("half a line")
     terminal.interrupt_the_line()  # forgets it
-    terminal.type("/length 100000\n/processor multinomial 50\n")  # a text of thousands of tokens
-    terminal.wait_for("processor: multinomial")
+    terminal.type("/max-tokens 100000\n/temperature 50\n")  # a text of thousands of tokens
+    terminal.wait_for("temperature: 50.0")
     terminal.wait_for("> ")
     terminal.type(f"{GERMAN}\n")
     terminal.wait_for("\r\n")  # the echo
@@ -492,16 +459,18 @@ def test_a_terminal_session(terminal: Terminal) -> None:
     terminal.type("\x03")
     terminal.wait_for("stopped")
     terminal.wait_for("> ")
-    terminal.type(f"/processor greedy\n{GERMAN}\n")
+    terminal.type(f"/temperature 0\n{GERMAN}\n")
     terminal.wait_for(f"{TEXT}\r\n")
     terminal.wait_for("> ")
-    terminal.type("/debug\n")
+    terminal.type("/show-draft\n")
     terminal.wait_for("> ")
     terminal.type(f"{GERMAN}\n")
     shown = terminal.wait_for("tokens/s")
     assert "\x1b[32mDie" in shown and "\x1b[9;31mrejected" in shown and shown.count("Methode gibt") == 0
     terminal.type("/quit\n")
     assert terminal.process.wait(timeout=PATIENCE) == 0
+    history = tmp_path / ".speculative_decoding_history"
+    assert history.stat().st_mode & 0o777 == 0o600 and history.read_text().splitlines()[0] == "/max-tokens 3"
 
 
 def test_the_end_of_input_is_a_way_out(terminal: Terminal) -> None:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from speculative_decoding.draft_length import adaptive_length
+from speculative_decoding.draft_length import choose_length
 from speculative_decoding.draft_length.costs import Costs, RoundTimes, predicted
 from speculative_decoding.models.t5 import T5, T5Config
 
@@ -110,4 +110,4 @@ def test_adaptive_length_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     model = tiny_model()
     for name in ("encode", "decode", "states"):
         monkeypatch.setattr(type(model), name, None)
-    assert adaptive_length(model, tiny_model(8)).most >= 1
+    assert choose_length("auto", model, tiny_model(8)).most >= 1

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.cli.draft_flags import DraftFlags
 from speculative_decoding.cli.drafting import NEEDS, Plan, make_plan
-from speculative_decoding.cli.main_flags import main_parser, require_consistent
+from speculative_decoding.cli.flags import DraftFlags, main_parser, require_consistent
 from speculative_decoding.cli.models import Folders, ModelNames, Pair
 from speculative_decoding.cli.parser import chosen_as, flag, given_options
 from speculative_decoding.drafters import DraftModel, TextStore
@@ -40,12 +39,13 @@ def alone(folders: Folders) -> Folders:
 
 
 def test_what_is_taken_where_nothing_is_said(folders: Folders) -> None:
-    assert settled(folders) == ("model", 5)
-    assert settled(alone(folders)) == ("none", 5)
-    assert settled(folders, "--num-draft", "7") == ("model", 7)
-    assert settled(folders, "--drafter", "ngram") == ("ngram", 5)
-    assert settled(alone(folders), "--drafter", "auto") == ("auto", 5)
-    assert settled(folders, "--num-draft", "auto") == ("model", "auto")
+    assert settled(folders) == ("auto", "auto")
+    assert settled(alone(folders)) == ("ngram", "auto")
+    assert settled(folders, "--num-draft", "7") == ("auto", 7)
+    assert settled(alone(folders), "--delta", "0.5") == ("ngram", "auto")
+    assert settled(folders, "--drafter", "ngram") == ("ngram", "auto")
+    assert settled(folders, "--drafter", "model", "--num-draft", "5") == ("model", 5)
+    assert settled(alone(folders), "--drafter", "auto") == ("auto", "auto")
     for plain in (["--regular-decode"], ["--num-draft", "0"], ["--drafter", "none"]):
         assert settled(folders, *plain)[0] == "none"
 
@@ -66,23 +66,21 @@ REFUSED = [
         "--draft-vocab belongs to --drafter model or auto, not none",
     ),
     (["--regular-decode", "--confidence-threshold", "0.5"], "--confidence-threshold has no effect with --drafter none"),
-    (["--max-ngram-size", "4"], "--max-ngram-size has no effect with --drafter model: it is for ngram and auto"),
+    (["--max-ngram-size", "4", "--drafter", "model"], "--max-ngram-size has no effect with --drafter model: it is"),
     (["--min-ngram-size", "4", "--drafter", "none"], "--min-ngram-size has no effect with --drafter none"),
     (["--drafter", "ngram", "--min-ngram-size", "20"], "--max-ngram-size must be >= --min-ngram-size (20), not 16"),
-    (STORE, "--ngram-store belongs to --drafter ngram or auto, not model"),
+    ([*STORE, "--drafter", "model"], "--ngram-store belongs to --drafter ngram or auto, not model"),
     (["--draft-vocab", "100"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
     (["--draft-vocab-text", "f"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
 ]
 REFUSED_ALONE = [
     (["--drafter", "model"], "--drafter model has no effect without a draft model; name one with --draft-model"),
-    (["--num-draft", "7"], "--num-draft 7 has no effect without a draft model; name one with --draft-model"),
-    (["--delta", "0.5"], "--delta 0.5 has no effect without a draft model"),
     (["--confidence-threshold", "0.5"], "--confidence-threshold 0.5 has no effect without a draft model"),
     (
         ["--drafter", "auto", "--confidence-threshold", "0.5"],
         "--confidence-threshold 0.5 has no effect without a draft",
     ),
-    (["--drafter", "auto", "--draft-vocab", "9", "--draft-vocab-text", "f"], "--draft-vocab has no effect without a"),
+    (["--draft-vocab", "9", "--draft-vocab-text", "f"], "--draft-vocab has no effect without a"),
 ]
 
 
@@ -119,11 +117,12 @@ def test_what_is_said_names_what_is_used(folders: Folders) -> None:
     def said(folders: Folders, *arguments: str) -> str:
         return plan(folders, *arguments).describe()
 
-    assert said(folders).endswith(f", draft {folders.draft}")
-    assert said(folders, "--drafter", "auto").endswith(f", draft {folders.draft} and n-grams")
-    assert said(Folders(folders.target, folders.target, 8)).endswith(f", draft {folders.target} in 8 bits")
-    assert said(folders, "--drafter", "ngram").endswith(", n-grams as a draft")
-    assert said(alone(folders), "--drafter", "auto").endswith(", n-grams as a draft")
+    copies, bits = ", copies of the text as a draft", Folders(folders.target, folders.target, 8)
+    assert said(folders, "--drafter", "model").endswith(f", draft {folders.draft}")
+    assert said(folders).endswith(f", draft {folders.draft} and copies of the text")
+    assert said(bits).endswith(f", draft {folders.target} in 8 bits and copies of the text")
+    assert said(folders, "--drafter", "ngram").endswith(copies)
+    assert said(alone(folders)).endswith(copies) and said(alone(folders), "--drafter", "auto").endswith(copies)
     assert said(folders, "--regular-decode").endswith("no draft: regular decoding")
 
 
@@ -139,7 +138,7 @@ def test_options_reach_the_draft_model(tmp_path: Path) -> None:
     made, pair = opened(*arguments, "--num-draft", "3")
     with made.session(pair) as session:
         assert isinstance(session.draft_model, DraftModel)
-        assert session.options.confidence_threshold == 0.3 and session.ngram is None
+        assert session.options.confidence_threshold == 0.3
         vocabulary = session.draft_model.vocabulary
         assert vocabulary is not None and len(vocabulary.ids) == 4
         frequent = pair.tokenizer.encode("Die Methode")[:2]
@@ -164,7 +163,7 @@ def test_a_store_is_written_behind_and_read_again(tmp_path: Path) -> None:
     prompt, path = "translate English to German: The method returns the value.", tmp_path / "store"
     calls = []
     for _ in range(2):
-        made, pair = opened("--drafter", "ngram", "--ngram-store", str(path))
+        made, pair = opened("--drafter", "ngram", "--num-draft", "5", "--ngram-store", str(path))
         with made.session(pair) as session:
             assert session.ngram is not None and isinstance(session.ngram._store, TextStore)
             calls.append(session.generate(prompt).stats.target_calls)

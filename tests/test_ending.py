@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from speculative_decoding import InputError
 from speculative_decoding.decoding.ending import Ending
 from speculative_decoding.loading.tokenizer import Vocabulary
 
@@ -75,9 +74,3 @@ def test_several_tokens_may_wait_for_their_text_to_be_asked_for() -> None:
     ending = Ending(Pieces(), {EOS}, ["bb"])
     assert [ending(token) for token in (1, 2, 1, 2, 2)] == [False] * 4 + [True]
     assert [ending.next_text() for _ in range(5)] == ["a", "", "ba", "", ""]
-
-
-@pytest.mark.parametrize("stop", ["abc", [""], ["a", ""], [1]])
-def test_stop_strings_that_are_none_are_named(stop: list[str]) -> None:
-    with pytest.raises(InputError, match="stop must be a list of strings that are not empty"):
-        Ending(Pieces(), {EOS}, stop)

@@ -9,7 +9,11 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from speculative_decoding import InputError, load
+from speculative_decoding import GenerationOptions, InputError, load
+from speculative_decoding.cli.drafting import Plan
+from speculative_decoding.cli.flags import DraftFlags
+from speculative_decoding.cli.main import main
+from speculative_decoding.cli.models import Folders
 from speculative_decoding.loading import hub
 from speculative_decoding.loading.load import BUNDLED
 
@@ -74,3 +78,46 @@ def test_load_takes_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     for local in ("./no/such", "../x/y", "no-such-model", "a/b/c"):  # paths and bare names stay off the network
         with pytest.raises(InputError, match="neither a folder"):
             load(local)
+
+
+def test_the_command_line_takes_a_name_on_the_hub(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub, "fetch", lambda name, **_: BUNDLED / {"google/flan-t5-base": "t5-web-docs-draft"}[name])
+    command = ["--model", "google/flan-t5-base", "--prompt", "a word", "--max-tokens", "2"]
+    assert main(command) == 0 and "t5-web-docs-draft" in capsys.readouterr().err
+
+
+def test_without_a_network_the_command_line_says_how_to_convert(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "/nowhere")
+    assert main(["--model", "google/no-such-model", "--prompt", "a"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`python convert.py --model google/no-such-model`" in line and "models/no-such-model" in line
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("google/flan-t5-xl", "google/flan-t5-small"),
+        ("models/t5-11b", "google-t5/t5-small"),
+        (Path("/home/me/T5-Base"), "google-t5/t5-small"),
+        ("~/.cache/hub/models--google--madlad400-10b-mt/snapshots/0123abcd", "google/madlad400-3b-mt"),
+        ("Salesforce/codet5-large", "Salesforce/codet5-small"),
+        ("google/flan-t5-small", None),
+        ("me/my-t5-base-finetuned", None),
+        ("t5-web-docs", None),
+    ],
+)
+def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: str | None) -> None:
+    assert hub.suggested_draft(target) == draft
+
+
+def test_the_suggested_draft_is_said_where_none_was_given() -> None:
+    def said(draft: Path | None, **options: str) -> str:
+        return Plan(Folders(Path("models/flan-t5-xl"), draft), GenerationOptions(**options), DraftFlags()).describe()
+
+    assert said(None).endswith("; a draft model for it: --draft-model google/flan-t5-small")
+    assert "flan-t5-small" not in said(Path("other")) + said(None, drafter="none")

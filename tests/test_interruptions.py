@@ -128,7 +128,7 @@ def keep_what_was_written():
     conversion.write_npz = keeping
 
 def keep_what_was_read():
-    from speculative_decoding.checkpoints.mapped import MappedFile
+    from speculative_decoding.checkpoints.files import MappedFile
     MappedFile.release = lambda file, extent: None
 
 os.fsync = lambda _: None  # a disk is slow

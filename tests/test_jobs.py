@@ -22,6 +22,7 @@ from speculative_decoding import InputError, generate, load
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.jobs import Job, RowParser, choose_format, output, read_lines, rows
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.sampling.options import abouts
 from tests.job_engine import SETTINGS, Choose, Pipe, at_random, engine, first, last, result_of, run_job, sample_input
@@ -72,6 +73,7 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": "\xff"}', "not UTF-8 (invalid start byte, byte 13)"),
         (b"", "is empty"),
         (b"[1]", 'must be a JSON object with a "prompt"'),
+        (b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", "not JSON that can be read (more than 32 levels)"),
         (b"[" * 100_000, "not JSON that can be read (maximum recursion depth"),
         (b'{"x": ' + b"9" * 5000 + b"}", "not JSON that can be read (Exceeds the limit"),
         (b'{"x": NaN, "prompt": "a"}', "'x' is not JSON: half a character (a lone surrogate), or NaN or Infinity"),
@@ -85,15 +87,29 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": " "}', "prompt is empty"),
         (b'{"prompt": "a", "max_tokens": "5"}', 'max_tokens must be a whole number >= 1, not "5"'),
         (b'{"prompt": "a", "max_tokens": true}', "max_tokens must be a whole number >= 1, not true"),
-        (b'{"prompt": "a", "temperature": null}', "temperature must be a number >= 0, not null"),
+        (b'{"prompt": "a", "temperature": null}', "temperature must be 0 or a number, 1e-10 to 1e+10, not null"),
         (b'{"prompt": "a", "stop": "b"}', 'stop must be a list, each text that is not empty, not "b"'),
         (
             b'{"prompt": "a", "eos_token_ids": [1.5]}',
             "eos_token_ids must be a list, each a whole number >= 0, not [1.5]",
         ),
         (b'{"prompt": "a", "num_draft": 65}', "num_draft must be a whole number, 0 to 64, not 65"),
-        (b'{"prompt": "a", "maxTokens": 5}', "unknown option 'maxTokens'; write 'max_tokens'"),
-        (b'{"prompt": "a", "eos-token-id": 5}', "unknown option 'eos-token-id'; write 'eos_token_ids'"),
+        (
+            b'{"prompt": "a", "temperature": 1%s}' % (b"0" * 400),
+            "temperature must be 0 or a number, 1e-10 to",
+        ),
+        (
+            b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400),
+            "repetition_penalty must be a number, 1e-10 to",
+        ),
+        (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; write max_tokens, or rename"),
+        (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; write temperature"),
+        (b'{"prompt": "a", "do_sample": true}', "unknown option 'do_sample'; write temperature"),
+        (b'{"prompt": "a", "num_beams": 4}', "unknown option 'num_beams'; there is nothing like it here: leave it out"),
+        (b'{"prompt": "a", "--top-k": 4}', "unknown option '--top-k'; write top_k"),
+        (b'{"prompt": "a", "output-prefix": "b"}', "option 'output-prefix' holds for all rows"),
+        (b'{"prompt": "a", "maxTokens": 5}', "unknown option 'maxTokens'; write max_tokens"),
+        (b'{"prompt": "a", "eos-token-id": 5}', "unknown option 'eos-token-id'; write eos_token_ids"),
         (b'{"prompt": "a", "strict": true}', "option 'strict' holds for all rows"),
         (b'{"prompt": "a", "prefix": "b"}', "option 'prefix' holds for all rows"),
         (b'{"prompt": "a", "top_p": 2}', "top_p must be a number above 0, at most 1, not 2"),
@@ -206,6 +222,51 @@ def test_long_lines_narrow_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(written.getvalue().splitlines()) == 200
 
 
+LONG = b'{"prompt": "%s"}' % (b"word " * 2_000_000)
+
+
+def lines_of(capfd: pytest.CaptureFixture[str], path: Path, content: bytes, *arguments: object) -> list[dict[str, Any]]:
+    """The records of the command over these lines."""
+    path.write_bytes(content)
+    _, out, _ = main(capfd, "--input", path, "-m", "3", *arguments)
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_what_is_too_long_is_refused_before_it_is_tokenised(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, seen = FastTokenizer.encode, []
+    monkeypatch.setattr(FastTokenizer, "encode", lambda self, text: seen.append(len(text)) or encode(self, text))
+    monkeypatch.setattr("speculative_decoding.decoding.memory.available_memory", lambda: 24 * 10**9)
+    content = LONG + b'\n{"prompt": "grammar: He go."}'
+    long, short = lines_of(capfd, tmp_path / "in.jsonl", content)
+    assert long["error"].startswith("prompt has 8000000 characters, but the model was trained on at most 512 tokens")
+    assert short["text"] == "He go."
+    content += b'\n{"prompt": "%s"}' % (b"word " * 30_000)
+    long, short, middle = lines_of(capfd, tmp_path / "in.jsonl", content, "--allow-long-prompt")
+    assert long["error"] == (
+        "prompt of 156250 tokens: to encode so many takes about 3906 GB of memory, and 24 GB are free; "
+        "shorten or split it"
+    )
+    assert "takes about 144 GB of memory, and 24 GB are free" in middle["error"] and short["text"] == "He go."
+    assert max(seen) < 200_000
+
+
+def test_a_long_source_is_encoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what was estimated for one is not taken for as many as there are slots."""
+    session, shapes = load("t5-web-docs-draft"), []
+    encode = type(session.model).encode
+    monkeypatch.setattr(
+        type(session.model), "encode", lambda self, *given: shapes.append(given[0].shape) or encode(self, *given)
+    )
+    prompts = ["grammar: He go.", "grammar: It were a cod business."]
+    expected = [each.tokens for each in session.generate(prompts, drafter="none")]
+    monkeypatch.setattr("speculative_decoding.models.base.LONGEST_TOGETHER", 7)
+    assert [each.tokens for each in session.generate(prompts, drafter="none")] == expected
+    (together, *alone) = shapes
+    assert together[0] == 2 and [each[0] for each in alone] == [1, 1]
+
+
 # Interrupted and resumed
 
 
@@ -237,7 +298,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
     path, lost = folder / "out", folder / "lost"
     lost.mkdir()
     synced = 0
-    really_sync, really_write = os.fsync, output.write_whole
+    really_sync, really_write = os.fsync, output.write_file
     states = []
 
     def sync(descriptor: int) -> None:
@@ -246,7 +307,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             synced = path.stat().st_size
 
-    def write_whole(checkpoint: Path, content: Any) -> None:
+    def write_file(checkpoint: Path, content: str) -> None:
         if checkpoint.exists():
             states.append((checkpoint.read_bytes(), synced))
         really_write(checkpoint, content)
@@ -254,7 +315,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
-        patch.setattr(output, "write_whole", write_whole)
+        patch.setattr(output, "write_file", write_file)
         run_job(path, INPUT, after_row=lambda journal: journal._commit())
     whole = path.read_bytes()
     assert len(set(states)) > 40
@@ -284,7 +345,7 @@ def test_a_checkpoint_before_the_output_is_synchronised_is_noticed(
 
     def early(journal: Any) -> None:
         content = {"version": 1, **vars(journal.done), "settings": journal.settings}
-        output.write_whole(output.checkpoint_path(journal.path), content)
+        output.write_file(output.checkpoint_path(journal.path), json.dumps(content))
         commit(journal)
 
     monkeypatch.setattr(output.Journal, "_commit", early)
@@ -406,6 +467,15 @@ def test_an_output_that_exists_is_not_touched_without_resume_or_force(tmp_path: 
     assert (tmp_path / "out").read_text() == "precious"
 
 
+def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write into the folder could have put it there."""
+    (tmp_path / "precious").write_text("precious")
+    for name in ("out.job", ".out.job.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    run_job(tmp_path / "out", INPUT)
+    assert (tmp_path / "precious").read_text() == "precious" and len(records(tmp_path / "out")) == 40
+
+
 def test_two_jobs_do_not_write_one_output(tmp_path: Path) -> None:
     def another(_: object) -> None:
         with pytest.raises(InputError, match="another job is writing it"):
@@ -425,8 +495,6 @@ def test_totals_are_those_of_the_rows(tmp_path: Path) -> None:
     totals.seconds = 3.0  # in which six seconds of rows took place, three together on average
     assert totals.rows == 3 and totals.stats.generated_tokens == 2 + 4 + 3 and totals.end_to_end_tps == 3.0
     assert totals.mean_time_to_first_token == pytest.approx(sum(each.time_to_first_token for each in results) / 3)
-    assert totals.batch_time_to_first_token == max(each.time_to_first_token for each in results)
-    assert totals.accepted_per_target_call == 3 / 6
     assert (totals.encode_seconds, totals.decode_seconds) == (0.75, 2.25)
     assert totals.decode_tps == 9 / 2.25
     assert totals.as_dict()["iterations"] == 6
@@ -434,6 +502,7 @@ def test_totals_are_those_of_the_rows(tmp_path: Path) -> None:
 
 # The command, with the bundled models
 
+SAMPLE = {"temperature": 1.5, "acceptance": "coupled"}  # the same whatever drafts have learned
 PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
 
 
@@ -446,7 +515,7 @@ def main(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 
 def test_each_row_is_what_generate_gives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options = [{}, {"max_tokens": 3}, {"temperature": 1.5, "id": "x"}, {"temperature": 1.0, "seed": 9}, {"stop": ["e"]}]
+    options = [{}, {"max_tokens": 3}, SAMPLE | {"id": "x"}, SAMPLE | {"seed": 9}, {"stop": ["e"]}]
     content = [{"prompt": prompt, **own} for prompt, own in zip(PROMPTS, options, strict=False)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, content)))
     arguments = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out", "--stats-json", tmp_path / "stats"]
@@ -455,7 +524,7 @@ def test_each_row_is_what_generate_gives(tmp_path: Path, capfd: pytest.CaptureFi
     model, tokenizer = load("t5-web-docs")
     draft, _ = load("t5-web-docs-draft")
     for given, fields in zip(content, records(tmp_path / "out"), strict=True):
-        own = {name: given[name] for name in ("max_tokens", "stop", "temperature") if name in given}
+        own = {name: given[name] for name in ("max_tokens", "stop", "temperature", "acceptance") if name in given}
         own["seed"] = fields.get("seed", 0)
         result = generate(model, tokenizer, given["prompt"], draft_model=draft, **own)
         assert fields["text"] == result.text and fields["generated_tokens"] == len(result.tokens)
@@ -466,7 +535,6 @@ def test_each_row_is_what_generate_gives(tmp_path: Path, capfd: pytest.CaptureFi
         "first token after",
         "decoding",
         "end to end",
-        "per target call",
         "iterations",
         "decode",
     ):
@@ -512,7 +580,18 @@ def victim(count: int, how: signal.Signals, *arguments: object) -> subprocess.Co
 
 def test_main_resumes_what_was_interrupted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
-    options = ["--temperature", "1.5", "--max-tokens", "12", "--slots", "2", "--model", "t5-web-docs-draft"]
+    options = [
+        "--temperature",
+        "1.5",
+        "--acceptance",
+        "coupled",
+        "--max-tokens",
+        "12",
+        "--slots",
+        "2",
+        "--model",
+        "t5-web-docs-draft",
+    ]
     arguments = ["--input", tmp_path / "in.txt", *options]
     assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
     arguments += ["--output", tmp_path / "out"]
@@ -539,9 +618,9 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
     subprocess.run(command, cwd=ROOT, stderr=theirs, check=True, env=os.environ | {"COLUMNS": "120", "TERM": "xterm"})
     seen = os.read(ours, 1_000_000).decode()
     assert "100%" in seen and "12 lines, " in seen and "tokens/s" in seen
-    monkeypatch.setattr("speculative_decoding.cli.progress.NOTE_SECONDS", 0)
+    monkeypatch.setattr("speculative_decoding.cli.jobs.NOTE_SECONDS", 0)
     _, _, err = main(capfd, *arguments, tmp_path / "out", "--force")
-    assert re.search(r"^12 lines, .* tokens/s, about 0 min left$", err, re.MULTILINE) and "100%" not in err
+    assert re.search(r"^12 lines, .*, about 0 min left$", err, re.MULTILINE) and "100%" not in err
 
 
 @pytest.mark.parametrize(
@@ -560,7 +639,20 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
         (["--input", "-", "--max-memory", "0"], "--max-memory: must be a number above 0"),
         (["--input", "/nowhere"], "--input /nowhere: No such file or directory"),
         (["--input", "/"], "--input /: Is a directory"),
-        (["--input", "README.md", "--output", "./README.md"], "--output README.md: is the input itself"),
+        (["--input", "README.md", "--output", "./README.md"], "--output README.md: is the file of --input too; name"),
+        (
+            ["--input", "x.job", "--output", "x"],
+            "--output's checkpoint x.job: is the file of --input too; name another",
+        ),
+        (
+            ["--input", "README.md", "--stats-json", "LICENSE", "--output", "LICENSE"],
+            "--output LICENSE: is the file of",
+        ),
+        (
+            ["--input", "README.md", "--stats-json", "-"],
+            "--stats-json: must be the path of a file (- is none), not '-'",
+        ),
+        (["--input", "README.md", "--output", "-"], "--output: must be the path of a file (- is none), not '-'"),
         (["--input", "README.md", "--output", "LICENSE"], "--output LICENSE: exists; go on with it with --resume"),
     ],
 )

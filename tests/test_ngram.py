@@ -215,7 +215,7 @@ def test_a_replay_counts_the_rounds_of_the_loop() -> None:
     ("options", "name"),
     [
         ({"min_ngram_size": 0}, "min_ngram_size"),
-        ({"min_ngram_size": 3, "max_ngram_size": 2}, "max_ngram_size"),
+        ({"min_ngram_size": 3, "max_ngram_size": 2}, "max_ngram_size must be >= min_ngram_size"),
         ({"min_chance": -0.1}, "min_chance"),
         ({"min_chance": 1.0}, "min_chance"),
         ({"search_input": False, "search_output": False}, "a text to search"),

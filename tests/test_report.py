@@ -10,9 +10,9 @@ import pytest
 
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import report as report_command
-from speculative_decoding.cli.report import markdown
-from speculative_decoding.cli.trace_run import TraceRun, read_trace
+from speculative_decoding.cli.report import accepted_by_position, markdown, read_trace, seconds_by_part
 
+FIXED = ("--drafter", "model", "--num-draft", "5")
 PROMPT = "translate English to German: The method returns the value of the property."
 
 
@@ -29,6 +29,7 @@ def line(
         "seconds": 1.0,
         "draft_seconds": 0.25,
         "verify_seconds": 0.5,
+        "encode_seconds": 0.0,
     } | more
 
 
@@ -42,18 +43,15 @@ ROUNDS = [
 
 
 def test_the_numbers_of_a_report() -> None:
-    run = TraceRun("x", ROUNDS)
-    assert run.accepted_by_position() == [3 / 4, 3 / 4, 1 / 3]
-    means = run.tokens_per_round()
-    assert means[0] == (3 + 1) / 2 and means[3] == 1 and means[4] == 4 and means[8] == 2 and means[5] is None
-    assert run.split() == {"encode": 3.0, "draft": 1.25, "verify": 2.5, "host": 1.25}
-    cells = [cell.strip() for cell in markdown([run]).splitlines()[2].split("|")[1:-1]]
+    assert accepted_by_position(ROUNDS) == [3 / 4, 3 / 4, 1 / 3]
+    assert seconds_by_part(ROUNDS) == {"encode": 3.0, "draft": 1.25, "verify": 2.5, "host": 1.25}
+    cells = [cell.strip() for cell in markdown({"x": ROUNDS}).splitlines()[2].split("|")[1:-1]]
     assert cells == ["x", "2", "5", "11", "2.20", "58.3%", "1.4", "3.000", "1.250", "2.500", "1.250"]
 
 
 def test_main_writes_what_the_report_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, stats_file = tmp_path / "run.jsonl", tmp_path / "stats.json"
-    assert main_command.main(["--prompt", PROMPT, "--trace", str(trace), "--stats-json", str(stats_file)]) == 0
+    assert main_command.main(["--prompt", PROMPT, *FIXED, "--trace", str(trace), "--stats-json", str(stats_file)]) == 0
     out, _ = capsys.readouterr()
     lines = [json.loads(each) for each in trace.read_text().splitlines()]
     stats = json.loads(stats_file.read_text())
@@ -112,6 +110,6 @@ def test_files_that_cannot_be_written_are_named(tmp_path: Path, capsys: pytest.C
     for picture, named in (("/nonexistent/x.png", "--png /nonexistent/x.png"), (str(trace), "is a trace")):
         assert report_command.main([str(trace), "--png", picture]) == 2
         assert named in capsys.readouterr().err
-    assert read_trace(trace, "run").tokens == 3
+    assert len(read_trace(trace)) == 1
     assert main_command.main(["--prompt", PROMPT, "--trace", "/nonexistent/x.jsonl"]) == 2
     assert "--trace /nonexistent/x.jsonl: cannot be written" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from tests.tiny import VOCAB, head_drafter, model_drafter, noisy_copy, tiny_mode
 from tests.together import Letters, options_of
 
 LINES = 30
-TARGET = tiny_model(eos_token_id=9999)  # never ends
+TARGET = tiny_model(eos_token_id=[])  # never ends
 DRAFT = noisy_copy(TARGET)
 COPIES = NgramDrafter(min_chance=0.0)
 BY_NAME: dict[str, Callable[[], BatchDrafter]] = {

@@ -11,9 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from speculative_decoding import stream_generate
-from speculative_decoding.cli.summaries import accepted_bars
-from speculative_decoding.cli.views import DraftView, has_colour, visible
-from speculative_decoding.cli.watching import watch
+from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
@@ -129,13 +127,21 @@ def test_a_rejected_word_comes_with_its_space_and_a_rejected_end_with_its_name()
 @pytest.mark.parametrize("colour", [True, False])
 def test_a_line_per_round_adds_up_to_the_text(colour: bool) -> None:
     shown, text, events = show(
-        TARGET, Letters(), "abcde", screen(colour=colour), rounds=True, draft_model=DRAFT, max_tokens=20
+        TARGET,
+        Letters(),
+        "abcde",
+        screen(colour=colour),
+        rounds=True,
+        draft_model=DRAFT,
+        drafter="model",
+        num_draft=5,
+        max_tokens=20,
     )
     lines = Text.from_ansi(shown).plain.splitlines()
     assert len(lines) == len(events)
     for number, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
-        kind = ", model" if event.drafted else ""
-        assert line.startswith(f"round {number}: {event.accepted} of {event.drafted} accepted{kind}, ")
+        drafted = f"{event.accepted} of {event.drafted} accepted, model" if event.drafted else "nothing drafted"
+        assert line.startswith(f"round {number}: {drafted}, ")
     if not colour:
         bare = [re.sub(r"\[-.*?-\]|\{\+|\+\}", "", line.split("ms", 1)[1].split(": ", 1)[1]) for line in lines]
         assert "".join(bare) == text
@@ -173,10 +179,3 @@ def test_nothing_that_looks_like_markup_is_taken_for_it() -> None:
     ids = tokenizer.encode("[bold]x[/bold] :smile: [red]")
     shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(colour=True), drafter=Cuts(ids, (4,)))
     assert Text.from_ansi(shown).plain.rstrip("\n") == text == "[bold]x[/bold] :smile: [red]"
-
-
-def test_bars_of_a_histogram() -> None:
-    lines = list(accepted_bars({0: 1, 2: 3}, 40))
-    assert [line.split()[0] for line in lines] == ["0", "1", "2"]
-    assert [line.count("#") for line in lines] == [5, 0, 16] and "75.0%" in lines[2]
-    assert not list(accepted_bars({}, 40))

@@ -5,7 +5,7 @@ One reader per format, all returning Hugging Face tensor names. Knows nothing of
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo
+from .files import read_object
 from .gguf import gguf_config, read_gguf
 from .npz import read_npz
 from .safetensors import read_safetensors
@@ -27,6 +28,9 @@ FORMATS: dict[str, Callable[[Path], Checkpoint]] = {
 }
 
 
+ID_FIELDS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+
+
 class ShardedCheckpoint(Checkpoint):
     """Several files and the index that says which tensor is in which."""
 
@@ -37,7 +41,7 @@ class ShardedCheckpoint(Checkpoint):
         shards: dict[str, Checkpoint] = {}
         for shard in dict.fromkeys(map(str, weight_map.values())):
             path = index.parent / Path(shard).name
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise CheckpointError(f"{index}: shard {path.name!r} is missing")
             shards[shard] = read_shard(path)
         self._shard_of = {name: shards[str(shard)] for name, shard in weight_map.items()}
@@ -65,24 +69,19 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
 
 
 def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
-    """The parsed config.json; for a GGUF file without one, the same facts from its metadata."""
-    path = folder / "config.json"
-    if path.is_file():
-        return read_object(path)
-    if (only := gguf or gguf_file(folder)) is not None:
-        return gguf_config(only)
-    raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?")
+    """The parsed config.json; for a GGUF file without one, the same facts from its metadata.
 
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A file with one JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds no JSON object")
-    return content
+    Ids that generation_config.json has too are taken from there, as transformers does.
+    """
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    if path.exists():
+        config = read_object(path)
+    elif (only := gguf or gguf_file(folder)) is not None:
+        config = gguf_config(only)
+    else:
+        raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?")
+    given = read_object(generation) if generation.exists() else {}
+    return config | {name: given[name] for name in ID_FIELDS if given.get(name) is not None}
 
 
 def gguf_file(folder: Path) -> Path | None:

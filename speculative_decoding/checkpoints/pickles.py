@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .base import MAX_DIMENSION, MAX_DIMENSIONS
-from .mapped import MappedFile
+from .files import MappedFile
 
 # An opcode pushes one value, mark or memo entry at most, so this bounds them all. T5-11B needs 25,000.
 MAX_OPCODES = 250_000
@@ -29,17 +29,11 @@ MAX_STRING = 4096  # characters
 MAX_INTEGER_KEY = 1 << 20
 
 STORAGE_TYPES: Mapping[str, mx.Dtype] = {
-    "torch FloatStorage": mx.float32,
-    "torch HalfStorage": mx.float16,
-    "torch BFloat16Storage": mx.bfloat16,
-    "torch DoubleStorage": mx.float64,
-    "torch LongStorage": mx.int64,
-    "torch IntStorage": mx.int32,
-    "torch ShortStorage": mx.int16,
-    "torch CharStorage": mx.int8,
-    "torch ByteStorage": mx.uint8,
+    "torch DoubleStorage": mx.float64, "torch FloatStorage": mx.float32, "torch HalfStorage": mx.float16,
+    "torch BFloat16Storage": mx.bfloat16, "torch LongStorage": mx.int64, "torch IntStorage": mx.int32,
+    "torch ShortStorage": mx.int16, "torch CharStorage": mx.int8, "torch ByteStorage": mx.uint8,
     "torch BoolStorage": mx.bool_,
-}
+}  # fmt: skip
 ORDERED_DICT = "collections OrderedDict"
 REBUILD_TENSOR = "torch._utils _rebuild_tensor_v2"
 REBUILD_PARAMETER = "torch._utils _rebuild_parameter"
@@ -77,16 +71,11 @@ class StoredTensor:
     strides: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Pickle:
-    value: object
-    storages: Mapping[str, Storage]
-    stop: int  # where the pickle ends in the data
-
-
 @dataclass(eq=False)
 class Machine:
-    """The pickle machine: a stack, a memo and where in the file the current opcode lies."""
+    """The pickle machine: a stack, a memo and where in the file the current opcode lies. When it has run, `value` is
+    what was pickled, and `position` where the pickle ends.
+    """
 
     file: MappedFile
     position: int
@@ -94,11 +83,12 @@ class Machine:
     below_marks: list[list[object]] = field(default_factory=list)  # the stacks under each open mark
     memo: dict[int, object] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
+    value: object = None
 
     def error(self, problem: str) -> CheckpointError:
         return self.file.error(f"pickle refused, {problem} (at byte {self.position})")
 
-    def run(self, size: int) -> Pickle:
+    def run(self, size: int) -> None:
         for count, (opcode, argument) in enumerate(self.opcodes(size)):
             if count == MAX_OPCODES:
                 raise self.error(f"more than {MAX_OPCODES} opcodes")
@@ -108,7 +98,7 @@ class Machine:
                 self.step(opcode, argument)
         if self.below_marks or len(self.stack) != 1:
             raise self.error("it ends with an unfinished value")
-        return Pickle(self.stack[0], self.storages, self.position + 1)
+        self.value, self.position = self.stack[0], self.position + 1
 
     def opcodes(self, size: int) -> Iterator[tuple[str, Any]]:
         """Name and argument of each, the last being STOP."""
@@ -241,10 +231,10 @@ class Machine:
     ) -> StoredTensor:
         if not isinstance(storage, Storage) or hooks not in ({}, None):
             raise self.error("a tensor without a storage, or with hooks")
-        if not (is_size(offset) and are_sizes(shape) and are_sizes(strides) and len(shape) == len(strides)):
+        if not isinstance(offset, int) or not (are_sizes((offset,)) and are_sizes(shape) and are_sizes(strides)):
             raise self.error("a tensor whose offset, shape or strides are no sizes")
-        if any(size > MAX_DIMENSION for size in shape):
-            raise self.error(f"a tensor of shape {shape}")
+        if len(shape) != len(strides) or any(size > MAX_DIMENSION for size in shape):
+            raise self.error(f"a tensor of shape {shape}, strides {strides}")
         # A dimension of one is never stepped along, so torch may leave any stride there.
         stepped = [size > 1 and 0 not in shape for size in shape]
         strides = tuple(stride if steps else 0 for stride, steps in zip(strides, stepped, strict=True))
@@ -258,14 +248,14 @@ class Machine:
         return StoredTensor(storage, offset, shape, strides)
 
 
-def is_size(value: object) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
-
-
 def are_sizes(value: object) -> TypeGuard[tuple[int, ...]]:
-    return type(value) is tuple and len(value) <= MAX_DIMENSIONS and all(is_size(item) for item in value)
+    if not isinstance(value, tuple) or len(value) > MAX_DIMENSIONS:
+        return False
+    return all(type(item) is int and item >= 0 for item in value)
 
 
-def read_pickle(file: MappedFile, start: int, size: int = MAX_BYTES) -> Pickle:
+def read_pickle(file: MappedFile, start: int, size: int = MAX_BYTES) -> Machine:
     """Interpret the pickle that begins at `start` and takes `size` bytes at most. Raises `CheckpointError`."""
-    return Machine(file, start).run(size)
+    machine = Machine(file, start)
+    machine.run(size)
+    return machine

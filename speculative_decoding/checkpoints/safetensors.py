@@ -11,23 +11,13 @@ from pathlib import Path
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .mapped import Extent, MappedCheckpoint, MappedFile
+from .files import Extent, MappedCheckpoint, MappedFile
 
 DTYPES = {
-    "F64": mx.float64,
-    "F32": mx.float32,
-    "F16": mx.float16,
-    "BF16": mx.bfloat16,
-    "I64": mx.int64,
-    "I32": mx.int32,
-    "I16": mx.int16,
-    "I8": mx.int8,
-    "U64": mx.uint64,
-    "U32": mx.uint32,
-    "U16": mx.uint16,
-    "U8": mx.uint8,
-    "BOOL": mx.bool_,
-}
+    "F64": mx.float64, "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "BOOL": mx.bool_,
+    "I64": mx.int64, "I32": mx.int32, "I16": mx.int16, "I8": mx.int8,
+    "U64": mx.uint64, "U32": mx.uint32, "U16": mx.uint16, "U8": mx.uint8,
+}  # fmt: skip
 
 
 def read_safetensors(path: Path) -> Checkpoint:

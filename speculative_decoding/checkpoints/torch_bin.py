@@ -13,9 +13,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .mapped import Extent, MappedFile
-from .pickles import MAX_BYTES, Pickle, StoredTensor, read_pickle
-from .stored_zip import ZIP_START, verify, zip_entries
+from .files import Extent, MappedFile
+from .npz import ZIP_START, verify, zip_entries
+from .pickles import MAX_BYTES, Machine, StoredTensor, read_pickle
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_VERSION = 1001
@@ -26,7 +26,7 @@ NESTING_KEYS = ("state_dict", "model")  # where training scripts put the state d
 class TorchCheckpoint(Checkpoint):
     """The tensors of a state dict: views of storages, whose CRC-32, where there is one, is compared at first use."""
 
-    def __init__(self, file: MappedFile, saved: Pickle, extents: Mapping[str, Extent]) -> None:
+    def __init__(self, file: MappedFile, saved: Machine, extents: Mapping[str, Extent]) -> None:
         self._file, self._extents = file, extents
         self._tensors = state_dict(file, saved.value)
         self._unverified = {key for key, extent in extents.items() if extent.crc is not None}
@@ -79,18 +79,16 @@ def read_legacy(file: MappedFile) -> Checkpoint:
     position, header = 0, []
     for _ in range(3):
         pickle = read_pickle(file, position)
-        position = pickle.stop
+        position = pickle.position
         header.append(pickle.value)
-    match header:
-        case [int(magic), int(version), {"little_endian": True}] if (magic, version) == (LEGACY_MAGIC, LEGACY_VERSION):
-            pass
-        case _:
-            raise file.error(f"not a little-endian torch file of protocol {LEGACY_VERSION}")
+    system = header.pop()
+    if header != [LEGACY_MAGIC, LEGACY_VERSION] or not isinstance(system, dict) or not system.get("little_endian"):
+        raise file.error(f"not a little-endian torch file of protocol {LEGACY_VERSION}")
     saved = read_pickle(file, position)
-    keys = read_pickle(file, saved.stop)
+    keys = read_pickle(file, saved.position)
     if not isinstance(keys.value, list):
         raise file.error("no list of storages after the state dict")
-    position, extents = keys.stop, dict[str, Extent]()
+    position, extents = keys.position, dict[str, Extent]()
     for key in keys.value:
         if not isinstance(key, str) or key not in saved.storages or key in extents:
             raise file.error("a storage is listed twice, or unknown to the state dict")

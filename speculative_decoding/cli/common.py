@@ -1,18 +1,30 @@
-"""What every command shares: one line for every error, and an exit status."""
+"""What every command shares: one line for every error, an exit status, files that are read and written."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, one_line
+from ..loading.tokenizer import Tokenizer, unknown_characters
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Without control characters, which names of folders may have too."""
+    print("\n".join(map(one_line, text.split("\n"))), file=sys.stderr, flush=True)
+
+
+def note_unknown(tokenizer: Tokenizer, text: str, said: set[str]) -> None:
+    """Say which characters of a prompt the vocabulary does not have, each once: those in `said` were."""
+    if found := [each for each in unknown_characters(tokenizer, text) if each not in said]:
+        said.update(found)
+        say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
 
 
 def read_text(path: Path, what: str) -> str:
@@ -23,16 +35,32 @@ def read_text(path: Path, what: str) -> str:
         raise InputError(f"{what} {path}: not readable as UTF-8 text ({error})") from error
 
 
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """What the system refuses while that file is written, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what} {path}: cannot be written ({error.strerror}); name another file") from error
+
+
+def write_stats(path: Path, content: Mapping[str, Any]) -> None:
+    with writing("--stats-json", path):
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def run(program: str, command: Callable[[], int]) -> int:
     """Exit status of a command: 2 and one line for bad input, 130 for Ctrl-C, 1 when the reader of our output left."""
 
-    def one_line(message: Warning | str, *_: object, **__: object) -> None:
+    def note(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{program}: note: {message}")
 
-    warnings.showwarning = one_line
+    warnings.showwarning = note
     try:
+        require_streams()
         status = command()
-        sys.stdout.flush()
+        with printing():
+            sys.stdout.flush()
         return status
     except InputError as error:
         say(f"{program}: error: {error}")
@@ -41,5 +69,37 @@ def run(program: str, command: Callable[[], int]) -> int:
         say(f"\n{program}: interrupted")
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more can be said there
+        drop_output()
         return 1
+
+
+def require_streams() -> None:
+    """Where one of the three is closed its number is taken, so that no file gets it and is written into; input is empty
+    then, and what would be said is lost. Raises `InputError` without standard output.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise InputError("standard output is closed; send it to a file, or to /dev/null")
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """What the system refuses while something is printed, in one line: mostly a disk that is full."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        raise InputError(f"standard output: {error.strerror}; send it elsewhere") from error
+
+
+def drop_output() -> None:
+    """What could not be printed is lost, or Python would try once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from ..errors import InputError
-from .commands import Quit, find
-from .compare import Runner
+from .commands import Quit, State, completions, find
+from .common import say
+from .compare import Runner, speed, summary_notes
 from .drafting import Plan
-from .line_input import edit_lines, read_line
-from .main_flags import Views
-from .state import State
-from .summaries import accepted, lossy, speed
-from .trace import traces_to
-from .views import has_colour, make_console
-from .ways import NGRAM, SPECULATIVE
+from .flags import Views
+from .views import has_colour, make_console, traces_to
+
+PROMPT = "> "
+HISTORY = "~/.speculative_decoding_history"
+HISTORY_LINES = 1000
 
 
 def interact(plan: Plan, views: Views) -> int:
     """The exit status."""
     with traces_to(views.trace) as traces, State(plan, Runner(make_console(), views.show_draft, traces)) as state:
         state.open(plan)
-        return Conversation(state).run()
+        with edited_lines():
+            return Conversation(state).run()
 
 
 @contextmanager
@@ -56,7 +60,6 @@ class Conversation:
 
     def run(self) -> int:
         """Answer line by line, until the user leaves; the exit status."""
-        edit_lines()
         self.state.console.print(
             f"{self.state.plan.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves."
         )
@@ -80,20 +83,70 @@ class Conversation:
 
     def _decode(self, text: str) -> None:
         state = self.state
-        prompt = state.prepare_prompt(text)
+        gap = "" if not state.prefix or state.prefix[-1].isspace() else " "
         try:
             with interrupts() as is_stopped:
-                runs = state.runner.run(state.session, state.ways, prompt, is_stopped)
+                runs = state.runner.run(state.session, state.ways, f"{state.prefix}{gap}{text}", is_stopped)
         except KeyboardInterrupt:
             state.recover()
-            self.state.console.print("\nstopped at once")
+            state.console.print("\nstopped at once")
             return
-        if len(runs) == 1:
-            ((way, run),) = runs.items()
-            line = f"{len(run.tokens)} tokens at {speed(run.stats):.1f} tokens/s"
-            if way in (SPECULATIVE, NGRAM):
-                line += f"; {accepted(run.stats)}"
+        if (run := runs.get(state.ways[0])) is not None:
+            notes = summary_notes(run.stats, state.options, 1, run.finish_reason == "length")
+            line = "; ".join([f"{len(run.tokens)} tokens at {speed(run.stats):.1f} tokens/s", *notes])
             state.console.print(line, style="dim" if has_colour(state.console) else "")
-        for run in runs.values():
-            if not run.stats.lossless:
-                self.state.console.print(lossy(run.stats, state.options))
+
+
+def read_line() -> str:
+    """One line, edited where there is a terminal. Raises EOFError at the end."""
+    prompt = PROMPT if sys.stdin.isatty() else ""
+    if not sys.stdout.isatty():  # `input` would write it into our output
+        print(end=prompt, file=sys.stderr, flush=True)
+    try:
+        line = input(prompt if sys.stdout.isatty() else "")
+        line.encode("utf-8")
+    except EOFError:
+        print(end="\n" if prompt else "", file=sys.stderr)
+        raise
+    except UnicodeError as error:
+        raise InputError("this line is not UTF-8; type it again") from error
+    return line
+
+
+@contextmanager
+def edited_lines() -> Iterator[None]:
+    """At a terminal lines are edited, words completed by the Tab key, and lines kept for the next time, where Python
+    was built with readline.
+    """
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+
+    def complete(word: str, number: int) -> str | None:
+        found = completions(readline.get_line_buffer()[: readline.get_endidx()])
+        return f"{found[number]} " if number < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" ")
+    is_libedit = "libedit" in (readline.__doc__ or "")  # macOS
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    if not sys.stdin.isatty():
+        yield
+        return
+    try:
+        history = Path(HISTORY).expanduser()
+        os.close(os.open(history, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
+        history.chmod(0o600)  # prompts are nobody else's business
+        if history.stat().st_size:  # macOS refuses an empty one
+            readline.read_history_file(history)
+        readline.set_history_length(HISTORY_LINES)
+    except (OSError, RuntimeError) as error:
+        say(f"lines are not kept for the next time: {error}")
+        yield
+        return
+    try:
+        yield
+    finally:
+        readline.write_history_file(history)

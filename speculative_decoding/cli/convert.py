@@ -16,9 +16,9 @@ from .common import say
 from .parser import Parser
 
 
-def convert_parser() -> Parser:
+def convert_parser(program: str) -> Parser:
     parser = Parser(
-        prog="convert.py",
+        prog=program,
         argument_default=argparse.SUPPRESS,
         description="Convert a T5 checkpoint to MLX .npz weights, with bounded memory.",
     )
@@ -36,9 +36,9 @@ def convert_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = convert_parser().parse_args(argv)
-    return common.run("convert.py", lambda: convert(chosen))
+def main(argv: Sequence[str] | None = None, program: str = "convert.py") -> int:
+    chosen = convert_parser(program).parse_args(argv)
+    return common.run(program, lambda: convert(chosen))
 
 
 def convert(chosen: argparse.Namespace) -> int:

@@ -9,20 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.request import check_token_ids
-from ..drafters import DraftHead, DraftModel, NgramDrafter
-from ..drafters import usual_drafter as usual
+from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, usual_drafter
+from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
+from ..loading.hub import suggested_draft
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..session import Session
-from .draft_flags import DraftFlags
+from .common import read_text
+from .flags import DraftFlags
 from .models import Folders, ModelNames, Pair
-from .parser import chosen_as, flag, given_options, in_words_of_flags
+from .parser import chosen_as, flag, given_options, in_words_of_flags, require_writable
 
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
 NEEDS = {"draft_vocab": USES_MODEL, "draft_vocab_text": USES_MODEL, "ngram_store": COPIES}
 OF_A_DRAFT_MODEL = ("draft_vocab", "confidence_threshold")
-OF_A_DRAFT = ("num_draft", "delta", *OF_A_DRAFT_MODEL)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Plan:
     @property
     def drafter(self) -> str:
         """By its name."""
-        return self.options.drafter or usual_drafter(self.folders, self.options.num_draft)
+        return drafter_of(self.folders, self.options.drafter, self.options.num_draft)
 
     @property
     def is_plain(self) -> bool:
@@ -44,10 +45,15 @@ class Plan:
 
     def describe(self) -> str:
         """Which models are used, and where drafts come from."""
-        folders, copies = self.folders, "n-grams as a draft"
+        folders = self.folders
         draft = f"draft {folders.draft}" + ("" if folders.bits is None else f" in {folders.bits} bits")
-        sources = {"model": draft, "auto": copies if folders.draft is None else f"{draft} and n-grams", "ngram": copies}
-        return f"target {folders.target}, " + sources.get(self.drafter, "no draft: regular decoding")
+        if self.drafter == "ngram" or folders.draft is None:
+            draft = "copies of the text as a draft"
+        elif self.drafter == "auto":
+            draft += " and copies of the text"
+        better = suggested_draft(folders.target) if folders.draft is None and self.options.drafter is None else None
+        hint = "" if better is None else f"; a draft model for it: --draft-model {better}"
+        return f"target {folders.target}, {'no draft: regular decoding' if self.is_plain else draft}{hint}"
 
     def open(self, *, use_draft: bool | None = None) -> Pair:
         """The models without their weights. use_draft: by default where the drafter does."""
@@ -64,10 +70,10 @@ class Plan:
         ngram = store = None
         if self.drafter in COPIES if copies is None else copies:
             most, least = self.options.max_ngram_size, self.options.min_ngram_size
-            store = self.flags.open_store(pair, most)
+            store = self._open_store(pair)
             pieces = pair.tokenizer.vocabulary.pieces
             ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
-        vocabulary = self.flags.vocabulary(pair)
+        vocabulary = self._draft_vocabulary(pair)
         pair.load_weights()
         draft: DraftModel | DraftHead | None = None
         if isinstance(pair.draft, DraftHead):
@@ -80,10 +86,28 @@ class Plan:
             if self.flags.ngram_store is not None and store is not None:
                 store.save(self.flags.ngram_store)
 
+    def _open_store(self, pair: Pair) -> TextStore | None:
+        """The store in the file, or an empty one for it."""
+        path, fingerprint = self.flags.ngram_store, pair.tokenizer.vocabulary.fingerprint
+        if path is None:
+            return None
+        if path.exists():
+            return TextStore.load(path, fingerprint)
+        require_writable("ngram_store", path)
+        return TextStore(self.options.max_ngram_size, vocabulary=fingerprint)
 
-def usual_drafter(folders: Folders, num_draft: int | str | None = None) -> str:
-    """Where nobody chose one."""
-    return "none" if num_draft == 0 else usual(folders.draft)
+    def _draft_vocabulary(self, pair: Pair) -> DraftVocabulary | None:
+        """Of the tokens that the draft model may propose; None: all."""
+        path, size = self.flags.draft_vocab_text, self.flags.draft_vocab
+        if path is None or size is None:
+            return None
+        lines = read_text(path, "--draft-vocab-text").split("\n")
+        return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)
+
+
+def drafter_of(folders: Folders, chosen: str | None, num_draft: int | str | None) -> str:
+    """By its name, also where nobody chose one."""
+    return chosen or ("none" if num_draft == 0 else usual_drafter(folders.draft))
 
 
 def plan_of(chosen: argparse.Namespace) -> Plan:
@@ -96,12 +120,11 @@ def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags) -> 
     """given: options by their names. What options say of one another they check themselves; here, what only the
     models and the flags know.
     """
-    name = given.get("drafter") or usual_drafter(folders, given.get("num_draft"))
+    name = drafter_of(folders, given.get("drafter"), given.get("num_draft"))
     named = {each for each, value in given.items() if value not in (default(each), 0)}  # 0 drafts nothing anyway
     named |= {each for each in NEEDS if getattr(flags, each) is not None}
     if folders.draft is None:
-        of_none = () if "drafter" in given else OF_A_DRAFT
-        for each in {"model": ("drafter",), "auto": OF_A_DRAFT_MODEL, "none": of_none}.get(name, ()):
+        for each in ("drafter",) if name == "model" else OF_A_DRAFT_MODEL if name != "none" else ():
             if each in named:
                 raise InputError(
                     f"{flag(each)} {given.get(each, '')}".rstrip() + " has no effect without a draft model; "

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from io import BufferedReader
@@ -18,20 +19,23 @@ from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_li
 from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
-from .common import say
+from ..sampling import GenerationOptions
+from .common import printing, say, write_stats
+from .compare import summary_notes
 from .drafting import Plan
-from .main_flags import Files
+from .flags import Files
 from .models import Pair
-from .progress import progress, summary
 
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
+NOTE_SECONDS = 30.0  # between notes where there is no terminal
 
 
 def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     """The exit status: 1 if some lines were errors."""
     output, totals = files.output, Totals()
     with ExitStack() as stack:
-        file, name, size = stack.enter_context(open_input(files.input, output))
+        file = stack.enter_context(open_input(files.input))
+        size = os.fstat(file.fileno()).st_size or None
         pair = plan.open()
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
@@ -41,7 +45,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
         if output is not None:
             opening = Journal.open(output, settings, resume=files.resume, force=files.force)
             journal = stack.enter_context(opening)
-            lines, write, running = journal.remaining(file, name), journal.write, journal.running()
+            lines, write, running = journal.remaining(file, files.input), journal.write, journal.running()
             totals.lines, totals.errors = journal.done.lines, journal.errors
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
@@ -64,35 +68,25 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
             way_out = "" if output is None else "; the same command with --resume goes on from there"
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
-    say(summary(totals, files.slots))
+    say(summary(totals, plan.options))
     if stats_json is not None:
-        draft = None if pair.opened_draft is None else str(plan.folders.draft)
-        content = {"model": str(plan.folders.target), "draft_model": draft, **settings, "slots": files.slots}
-        stats_json.write_text(json.dumps(content | totals.as_dict(), indent=2) + "\n", encoding="utf-8")
+        write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
 
 
 def write_to_stdout(record: bytes, line: Line) -> None:
-    sys.stdout.buffer.write(record)
-    sys.stdout.buffer.flush()
+    with printing():
+        sys.stdout.buffer.write(record)
+        sys.stdout.buffer.flush()
 
 
-@contextmanager
-def open_input(name: str, output: Path | None) -> Iterator[tuple[BufferedReader, str, int | None]]:
-    """The file, what to call it, and its size if it has one."""
+def open_input(name: str) -> BufferedReader:
     if name == "-":
-        if sys.stdin is None:
-            raise InputError("--input -: there is no standard input; name a file")
-        yield sys.stdin.buffer, "standard input", None  # type: ignore[misc]
-        return
+        return sys.stdin.buffer  # type: ignore[return-value]
     try:
-        file = open(name, "rb")  # noqa: SIM115
+        return open(name, "rb")
     except OSError as error:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
-    with file:
-        if output is not None and output.exists() and os.path.samefile(name, output):
-            raise InputError(f"--output {output}: is the input itself; name another file")
-        yield file, name, os.fstat(file.fileno()).st_size or None
 
 
 def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
@@ -114,3 +108,61 @@ def fingerprint(opened: Opened | OpenedHead) -> str:
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in opened.folder.iterdir()}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+@contextmanager
+def progress(size: int | None, *, is_watched: bool) -> Iterator[Callable[[Totals], None]]:
+    """What to call after each row. size: of the input in bytes, if that is known."""
+    if not (is_watched and sys.stderr.isatty()):
+        yield notes(size)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda totals: bar.update(task, completed=totals.input_bytes, description=pace(totals))
+
+
+def notes(size: int | None) -> Callable[[Totals], None]:
+    """A line every `NOTE_SECONDS`, none for a short job."""
+    start, said, first = time.monotonic(), 0.0, -1  # byte where it began: a job that is resumed does not begin with 0
+
+    def show(totals: Totals) -> None:
+        nonlocal said, first
+        seconds, done = time.monotonic() - start, totals.input_bytes
+        first = done if first < 0 else first
+        if seconds - said >= NOTE_SECONDS:
+            said, left = seconds, ""
+            if size is not None and done > first:
+                left = f", about {seconds * (size - done) / (done - first) / 60:.0f} min left"
+            say(pace(totals) + left)
+
+    return show
+
+
+def pace(totals: Totals) -> str:
+    accepted = f", accepted {totals.stats.acceptance_rate:.1%}" if totals.stats.drafted_tokens else ""
+    errors = f", {totals.errors} errors" if totals.errors else ""
+    return f"{totals.lines} lines{errors}, {totals.end_to_end_tps:.1f} tokens/s{accepted}"
+
+
+def summary(totals: Totals, options: GenerationOptions) -> str:
+    stats, errors = totals.stats, ""
+    if totals.errors:
+        here = f" (in this run first at line {', '.join(map(str, totals.error_lines))})" if totals.error_lines else ""
+        errors = f", {totals.errors} of them errors{here}"
+    text = (
+        f"{totals.lines} lines{errors}; {stats.generated_tokens} tokens of {totals.rows} rows in {totals.seconds:.1f} s"
+    )
+    if totals.rows:
+        text += (
+            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average; "
+            f"decoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
+            f"\n{stats.target_calls} iterations, {stats.tokens_per_target_call:.2f} tokens each"
+            f"\nencode {totals.encode_seconds:.3f} s, decode {totals.decode_seconds:.3f} s; "
+            f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB"
+        )
+    notes = summary_notes(stats, options, totals.rows, totals.cut)
+    return "\n".join([text, *notes])

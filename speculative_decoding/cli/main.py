@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from . import common
 from .drafting import plan_of
-from .main_flags import Files, Views, main_parser, require_consistent
+from .flags import Files, Views, main_parser, require_consistent
 from .parser import chosen_as, require_writable
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = main_parser().parse_args(argv)
-    return common.run("main.py", lambda: decode(chosen))
+def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
+    chosen = main_parser(program).parse_args(argv)
+    return common.run(program, lambda: decode(chosen))
 
 
 def decode(chosen: argparse.Namespace) -> int:

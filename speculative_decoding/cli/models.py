@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated as A
@@ -9,7 +10,7 @@ from typing import Annotated as A
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading.draft_head import OpenedHead, open_draft
-from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, open_model
+from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
@@ -17,13 +18,9 @@ from ..sampling.values import Text
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
-MODEL = (
-    "the target: a folder, or one under models/ (default: t5-11b with t5-small if both are converted, else the "
-    "bundled pair)"
-)
+MODEL = "the target: a folder, one in models/, a name on the Hub (default: t5-11b with t5-small, or the bundled pair)"
 DRAFT_MODEL = (
-    "the draft model or draft head, likewise; or self-8bit: the target itself in 8 bits; without it a --model decodes "
-    "with copies alone"
+    "the draft model or draft head, likewise; self-8bit: the target itself in 8 bits (default: copies of the text)"
 )
 DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"
 
@@ -42,10 +39,7 @@ class ModelNames:
         if self.model is not None:
             target = find(self.model, "--model")
         else:
-            try:
-                target, draft = map(find_folder, PREFERRED)
-            except InputError:
-                target, draft = (find(name, "the bundled pair") for name in BUNDLED_PAIR)
+            target, draft = find_default_pair()
         if self.draft_model == SELF_DRAFT:
             return Folders(target, target, SELF_DRAFT_BITS, self.dtype)
         if self.draft_model is not None:
@@ -95,6 +89,12 @@ class Pair:
     def draft(self) -> EncoderDecoder | DraftHead | None:
         return None if self.opened_draft is None else self.opened_draft.model
 
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """For statistics."""
+        draft = None if self.opened_draft is None else str(self.opened_draft.folder)
+        return {"model": str(self.opened_target.folder), "draft_model": draft}
+
     def load_weights(self) -> None:
         self.opened_target.load_weights()
         if self.opened_draft is not None:
@@ -103,6 +103,16 @@ class Pair:
 
 def find(name: str, option: str) -> Path:
     try:
-        return find_folder(name)
+        return locate(name)
     except InputError as error:
         raise InputError(f"{option}: {error}") from error
+
+
+def find_default_pair() -> tuple[Path, Path]:
+    for target, draft in (PREFERRED, BUNDLED_PAIR):
+        with suppress(InputError):
+            return find_folder(target), find_folder(draft)
+    raise InputError(
+        "no --model is given, and the bundled pair comes with the repository alone; name a folder that "
+        "`speculative-decoding convert --model NAME` has made"
+    )

@@ -39,9 +39,11 @@ class Parser(argparse.ArgumentParser):
 class File(Value):
     """A path, of a file that may be there or not."""
 
-    wanted: str = "a path"
+    wanted: str = "the path of a file (- is none)"
 
     def accept(self, value: Any) -> Path:
+        if value in ("", "-"):
+            raise ValueError
         return Path(value)
 
 
@@ -84,11 +86,13 @@ def add_flags(
 
 
 def metavar(value: Value) -> str:
-    """What --help calls such a value."""
-    if isinstance(value, Several | Either):
-        return metavar(value.one if isinstance(value, Several) else value.kinds[0])
+    """What --help calls such a value: words as they are, and placeholders in capitals."""
+    if isinstance(value, Several):
+        return metavar(value.one)
+    if isinstance(value, Either):
+        return "|".join(metavar(kind) for kind in value.kinds if not isinstance(kind, Several))
     if isinstance(value, Text):
-        return f"{{{','.join(value.choices)}}}" if value.choices else "TEXT"
+        return "|".join(value.choices) or "TEXT"
     return "FILE" if isinstance(value, File) else "X" if isinstance(value, Number) else "N"
 
 

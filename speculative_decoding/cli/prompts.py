@@ -5,7 +5,6 @@ How a prompt is decoded and shown is for compare.py.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,15 +15,12 @@ from ..decoding.request import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
 from ..session import Session
-from .common import say
-from .compare import Runner
+from .common import say, write_stats
+from .compare import Runner, summary, warm_up, ways
 from .drafting import Plan
-from .main_flags import Views
-from .summaries import summary
-from .trace import traces_to
+from .flags import Views
 from .verify import require_comparable
-from .views import make_console
-from .ways import usual, warm_up
+from .views import make_console, traces_to
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 
@@ -45,7 +41,7 @@ def decode_prompts(plan: Plan, views: Views) -> int:
     same = True
     with plan.session(pair) as session, traces_to(views.trace) as traces:
         runner = Runner(make_console(), views.show_draft, traces)
-        answer, *others = usual(session)
+        answer, *others = ways(session)
         names = [answer, *others] if views.compare else [answer]
         for prompt in chain([first], prompts):
             if not prompt.strip():  # a blank line of input gives a blank line of output
@@ -59,14 +55,12 @@ def decode_prompts(plan: Plan, views: Views) -> int:
         if views.compare:
             runner.sum_up()
         total = runner.totals.get(answer, GenerationStats())
-        say(summary(total, plan.options))
-        if isinstance(plan.options.num_draft, str):
+        say(summary(total, plan.options, runner.prompts, runner.cut))
+        if isinstance(plan.options.num_draft, str) and not plan.is_plain:
             say(f"--num-draft {plan.options.num_draft}: {session.length_of(session.options).describe()}")
     if views.stats_json is not None:
-        draft = None if pair.opened_draft is None else str(pair.opened_draft.folder)
-        models = {"model": str(pair.opened_target.folder), "draft_model": draft}
-        content = models | asdict(plan.options) | {"drafter": plan.drafter} | total.as_dict()
-        views.stats_json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        settings = asdict(plan.options) | {"drafter": plan.drafter}
+        write_stats(views.stats_json, pair.folders | settings | total.as_dict())
     return 0 if same else 1
 
 
@@ -85,7 +79,7 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
             raise InputError(f"--prompt {prompt!r}: is empty; give it some text")
         yield prompt
         return
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin.isatty():
         say(f"no --prompt, so an example: {EXAMPLE}")
         yield EXAMPLE
         return

@@ -5,42 +5,90 @@ Reads what `main.py --trace` wrote. Knows nothing of models; of matplotlib only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from . import common
-from .parser import Parser, require_writable
-from .trace_run import POSITIONS, TraceRun, read_trace
+from .parser import File, Parser, require_writable, word
 
 COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
 
-
-def cells(run: TraceRun) -> dict[str, str]:
-    """A row of the table, by its headings."""
-    split, drafted, rounds = run.split(), run.total("drafted"), len(run.rounds)
-    seconds = sum(split.values())
-    return {
-        "run": run.name.replace("|", "\\|"),
-        "prompts": str(len({each["request"] for each in run.rounds})),
-        "rounds": str(rounds),
-        "tokens": str(run.tokens),
-        "tokens/round": f"{run.tokens / rounds:.2f}",
-        "accepted": f"{run.total('accepted') / drafted:.1%}" if drafted else "-",
-        "tokens/s": f"{run.tokens / seconds:.1f}" if seconds else "-",
-        **{f"{part} s": f"{spent:.3f}" for part, spent in split.items()},
-    }
+Rounds = Sequence[Mapping[str, Any]]  # of one file, each as `views.Trace` describes it
 
 
-def markdown(runs: Sequence[TraceRun]) -> str:
-    """A row for each run."""
-    table = [cells(run) for run in runs]
+def read_trace(path: Path) -> Rounds:
+    """Raises `InputError` that names the file and the line."""
+    rounds = []
+    for number, line in enumerate(common.read_text(path, "trace").splitlines(), start=1):
+        try:
+            rounds.append(checked(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"trace {path}, line {number}: not a round as --trace writes it ({error!r})") from error
+    if not rounds:
+        raise InputError(f"trace {path}: holds no round; write one with main.py --trace")
+    return rounds
+
+
+def checked(line: Any) -> Mapping[str, Any]:
+    """Raises KeyError, TypeError or ValueError for what `Trace` cannot have written."""
+    found: dict[str, Any] = {"encode_seconds": 0.0, **line}
+    counts = [found[name] for name in ("request", "drafted", "accepted")]
+    times = [found[name] for name in ("seconds", "encode_seconds", "draft_seconds", "verify_seconds")]
+    if not all(type(each) is int for each in counts) or min(counts + times) < 0 or counts[2] > counts[1]:
+        raise ValueError("its numbers do not fit together")
+    if not isinstance(found["tokens"], list) or not found["tokens"]:
+        raise ValueError("tokens are missing")
+    return found
+
+
+def total(rounds: Rounds, name: str) -> Any:
+    return sum(each[name] for each in rounds)
+
+
+def seconds_by_part(rounds: Rounds) -> dict[str, float]:
+    """In the encoder, the draft, the target's passes, and what is left: the host."""
+    parts = {part: float(total(rounds, f"{part}_seconds")) for part in ("encode", "draft", "verify")}
+    return parts | {"host": total(rounds, "seconds") - parts["draft"] - parts["verify"]}
+
+
+def accepted_by_position(rounds: Rounds) -> list[float]:
+    """For the first, second ... token of a draft: the share of the drafts at least this long that kept it.
+
+    What was drafted behind the end of an output was never judged and does not count.
+    """
+    kept = [each["accepted"] for each in rounds]
+    judged = [n if n == len(each["tokens"]) else each["drafted"] for n, each in zip(kept, rounds, strict=True)]
+    return [
+        sum(n >= position for n in kept) / sum(n >= position for n in judged) for position in range(1, max(judged) + 1)
+    ]
+
+
+def markdown(runs: Mapping[str, Rounds]) -> str:
+    """A row for each run, by name."""
+    table = []
+    for name, rounds in runs.items():
+        parts, drafted = seconds_by_part(rounds), total(rounds, "drafted")
+        tokens = sum(len(each["tokens"]) for each in rounds)
+        seconds = sum(parts.values())
+        cells = {
+            "run": name.replace("|", "\\|"),
+            "prompts": str(len({each["request"] for each in rounds})),
+            "rounds": str(len(rounds)),
+            "tokens": str(tokens),
+            "tokens/round": f"{tokens / len(rounds):.2f}",
+            "accepted": f"{total(rounds, 'accepted') / drafted:.1%}" if drafted else "-",
+            "tokens/s": f"{tokens / seconds:.1f}" if seconds else "-",
+        }
+        table.append(cells | {f"{part} s": f"{spent:.3f}" for part, spent in parts.items()})
     rows = [table[0].keys(), ["---"] * len(table[0]), *(row.values() for row in table)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def draw(runs: Sequence[TraceRun], path: Path) -> None:
-    """Write a PNG: where drafts are accepted, where rounds are long, where the time goes.
+def draw(runs: Mapping[str, Rounds], path: Path) -> None:
+    """Write a PNG: where drafts are accepted, where the time goes.
 
     Raises `InputError` if it cannot be written, or matplotlib is not there.
     """
@@ -48,31 +96,27 @@ def draw(runs: Sequence[TraceRun], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError("--png needs matplotlib: pip install matplotlib, or leave it out") from error
-    figure = Figure(figsize=(12, 3.6 + 0.15 * len(runs)), layout="constrained")
+        raise InputError(
+            "a picture needs matplotlib: pip install matplotlib, or this package with its extra [plots]"
+        ) from error
+    figure = Figure(figsize=(9, 3.6 + 0.15 * len(runs)), layout="constrained")
     FigureCanvasAgg(figure)
-    accepted, rounds, times = figure.subplots(1, 3)
-    for run in runs:
-        shares = [100 * share for share in run.accepted_by_position()]
-        accepted.plot(range(1, len(shares) + 1), shares, marker="o", label=run.name)
-        means = {100 * (i + 0.5) / POSITIONS: mean for i, mean in enumerate(run.tokens_per_round()) if mean is not None}
-        rounds.plot(list(means), list(means.values()), marker="o", label=run.name)
+    accepted, times = figure.subplots(1, 2)
+    for number, (name, rounds) in enumerate(runs.items()):
+        shares = [100 * share for share in accepted_by_position(rounds)]
+        accepted.plot(range(1, len(shares) + 1), shares, marker="o", label=name)
         left = 0.0
-        for part, seconds in run.split().items():
-            times.barh(run.name, seconds, left=left, color=COLOURS[part], label=part if run is runs[0] else None)
+        for part, seconds in seconds_by_part(rounds).items():
+            times.barh(name, seconds, left=left, color=COLOURS[part], label=None if number else part)
             left += seconds
     accepted.set(title="Accepted", xlabel="token of the draft", ylabel="% of the rounds that drafted it", ylim=(0, 105))
     accepted.xaxis.get_major_locator().set_params(integer=True)
     accepted.legend()
-    rounds.set(title="Tokens per round", xlabel="% of the output", ylabel="tokens", xlim=(0, 100))
-    rounds.set_ylim(bottom=0)
     times.set(title="Where the time goes", xlabel="seconds")
     times.invert_yaxis()
     times.legend()
-    try:
+    with common.writing("--png", path):
         figure.savefig(path, dpi=110, format="png")
-    except OSError as error:
-        raise InputError(f"--png {path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def report(traces: Sequence[Path], picture: Path) -> int:
@@ -80,19 +124,19 @@ def report(traces: Sequence[Path], picture: Path) -> int:
     if picture in traces:
         raise InputError(f"--png {picture}: is a trace; name another file")
     stems = [path.stem for path in traces]
-    runs = [read_trace(path, path.stem if stems.count(path.stem) == 1 else str(path)) for path in traces]
+    runs = {path.stem if stems.count(path.stem) == 1 else str(path): read_trace(path) for path in traces}
     print(markdown(runs))
     draw(runs, picture)
     common.say(f"picture: {picture}")
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.report") -> int:
     parser = Parser(
-        prog="python -m speculative_decoding.report",
+        prog=program,
         description="What main.py --trace wrote, of one run or of several, as a picture and as a Markdown table.",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files that --trace wrote")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="the picture, by default beside the trace")
+    parser.add_argument("--png", type=word(File()), metavar="FILE", help="the picture, by default beside the trace")
     chosen = parser.parse_args(argv)
     return common.run("report", lambda: report(chosen.traces, chosen.png or chosen.traces[0].with_suffix(".png")))

@@ -68,9 +68,9 @@ class TrainFlags:
         return own | {"prompts": [f"{path}: {path.stat().st_size} bytes" for path in prompts]}
 
 
-def train_parser() -> Parser:
+def train_parser(program: str) -> Parser:
     parser = Parser(
-        prog="python -m speculative_decoding.train",
+        prog=program,
         description="Train a draft head for a target, or distil a small model, on the target's own outputs.",
         argument_default=argparse.SUPPRESS,
     )
@@ -185,6 +185,6 @@ def draw(path: Path, history: Sequence[Sequence[float]]) -> None:
     pyplot.close(figure)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = train_parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
+    chosen = train_parser(program).parse_args(argv)
     return common.run("train", lambda: train(chosen))

@@ -1,13 +1,13 @@
 """Does speculation change anything? Decode prompts both ways and compare token by token.
 
-`--drafter`, `--num-draft`, `--seed` and `--slots` take several values here, and every combination is tried; with slots,
-rows of batches are compared with regular decoding of each prompt alone.
+`--drafter`, `--num-draft`, `--seed` and `--slots` take several values here, and every combination is tried. With any of
+them, what comes is compared with regular decoding of each prompt alone.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,24 +15,23 @@ from typing import Any
 
 from ..decoding.divergence import first_divergence
 from ..decoding.ways import PLAIN, ways
+from ..drafters import usual_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Whole
-from ..session import Session
 from . import common
-from .draft_flags import DraftFlags
-from .drafting import COPIES, USES_MODEL, Plan, make_plan, usual_drafter
-from .main_flags import FOR_PYTHON
+from .drafting import COPIES, USES_MODEL, Plan, make_plan
+from .flags import FOR_PYTHON, DraftFlags
 from .models import ModelNames
 from .parser import Parser, add_flags, chosen_as, given_options, word
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
 
-def verify_parser() -> Parser:
+def verify_parser(program: str) -> Parser:
     parser = Parser(
-        prog="python -m speculative_decoding.verify",
+        prog=program,
         description="Decode prompts with and without a draft and compare the outputs token by token.",
         argument_default=argparse.SUPPRESS,
     )
@@ -40,7 +39,7 @@ def verify_parser() -> Parser:
     add_flags(parser, "models", ModelNames)
     add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON, lists=("drafter", "num_draft", "seed"))
     add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
-    slots = "decode so many prompts together (several: each is tried; default: one at a time)"
+    slots = "decode so many prompts together (several: each is tried; default: 1)"
     parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help=slots)
     return parser
 
@@ -54,36 +53,22 @@ def require_comparable(options: GenerationOptions, who: str) -> None:
 
 
 def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths or sorted(PROMPTS.glob("*.txt")):
+    found = paths or sorted(PROMPTS.glob("*.txt"))
+    if not found:
+        raise InputError("the bundled prompts come with the repository alone; name a file with a prompt a line")
+    for path in found:
         yield from common.read_text(path, "prompts").split("\n")  # other line breaks may be text
 
 
-def outputs(
-    session: Session, prompts: Sequence[str], keywords: Mapping[str, Any], slots: int | None
-) -> Iterator[tuple[int, list[int]]]:
-    """(a prompt's index, its tokens), as they are finished. slots: of a batch; None: one prompt at a time."""
-    if slots is None:
-        yield from ((index, session.generate(prompt, **keywords).tokens) for index, prompt in enumerate(prompts))
-        return
-    for each in session.batch(prompts, slots=slots, **keywords):
-        if each.result is None:
-            raise InputError(f"prompt {each.index + 1}: {each.error}")
-        yield each.index, each.result.tokens
-
-
 def verify(chosen: argparse.Namespace) -> int:
-    """Try all combinations of --drafter, --num-draft, --slots and --seed.
-
-    Exit status 0 if all outputs are identical, 1 if not.
-    """
+    """The exit status: 0 if all outputs are identical, with all combinations of what takes several values; 1 if not."""
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
-    drafters, lengths = given.pop("drafter", [usual_drafter(folders)]), given.pop("num_draft", [default("num_draft")])
-    tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [None]), given.pop("seed", [0])
-    if tried == [PLAIN] and slots == [None] and lengths != [0]:
-        raise InputError(
-            "verify: there is nothing to compare without a draft; choose a --drafter, or name a --draft-model"
-        )
+    drafters = given.pop("drafter", [usual_drafter(folders.draft)])
+    lengths = given.pop("num_draft", [default("num_draft")])
+    tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [1]), given.pop("seed", [0])
+    if tried == [PLAIN] and slots == [1] and lengths != [0]:
+        raise InputError("verify: there is nothing to compare without a draft; choose another --drafter")
     for way in tried:
         make_plan(folders, given | way.keywords, flags)  # raises for what has no effect
     plan = Plan(folders, GenerationOptions(**given), flags)
@@ -100,25 +85,25 @@ def verify(chosen: argparse.Namespace) -> int:
             return session.generate(prompt, drafter="none", **options).tokens
 
         for way, together, seed in trials:
-            name = f"drafter {way.drafter}, num-draft {way.num_draft}, seed {seed}"
-            name += "" if together is None else f", slots {together}"
+            name = f"drafter {way.drafter}, num-draft {way.num_draft}, seed {seed}, slots {together}"
             common.say(f"{name}: {len(prompts)} prompts")
             options = session.options.changed({"seed": seed})
             # regular decoding knows nothing of num_draft, but for the width of strict passes
             width = {"num_draft": way.num_draft} if options.strict else {}
             expected = [regular(prompt, seed=seed, **width) for prompt in prompts]
-            for index, found in outputs(session, prompts, way.keywords | {"seed": seed}, together):
-                difference = first_divergence(
-                    session.model, session.tokenizer, prompts[index], expected[index], found, options
-                )
+            for each in session.batch(prompts, slots=together, seed=seed, **way.keywords):
+                if each.result is None:
+                    raise InputError(f"prompt {each.index + 1}: {each.error}")
+                found, both = each.result.tokens, (session.model, session.tokenizer)
+                difference = first_divergence(*both, prompts[each.index], expected[each.index], found, options)
                 tokens, identical = tokens + len(found), identical + (difference is None)
                 if difference is not None:
-                    print(f"prompt {index + 1}, {name}: {difference.text(session.tokenizer)}", flush=True)
+                    print(f"prompt {each.index + 1}, {name}: {difference.text(session.tokenizer)}", flush=True)
     total = len(prompts) * len(trials)
     print(f"{identical} of {total} identical ({tokens} tokens)")
     return 0 if identical == total else 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = verify_parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.verify") -> int:
+    chosen = verify_parser(program).parse_args(argv)
     return common.run("verify", lambda: verify(chosen))

@@ -1,24 +1,95 @@
-"""How a text looks with its draft: accepted green, rejected red and struck out, the target's own blue.
+"""A generation and those who watch it as it comes: its plain text, the text with its draft, a trace of its rounds.
 
-Where there is no colour (`NO_COLOR`, a pipe, a dumb terminal) marks take its place: [-rejected-] {+the target's own+}.
+Accepted is green, rejected red and struck out, the target's own blue. Where there is no colour (`NO_COLOR`, a pipe, a
+dumb terminal) marks take its place: [-rejected-] {+the target's own+}.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from ..decoding.results import GenerationResponse, GenerationResult
 from ..decoding.stats import Round
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
-from .watching import Step
+from .common import printing, writing
 
+OnRound = Callable[[Round], None]
+INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
+
+COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft_seconds", "verify_seconds")
 # Control characters would be obeyed by a terminal; a line end and a tab are text.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A token as it comes. number: of its round, and place: of the token in the round, both from 0."""
+
+    response: GenerationResponse
+    round: Round
+    number: int
+    place: int
+
+    @property
+    def ends_round(self) -> bool:
+        return self.place + 1 == len(self.round.tokens)
+
+
+Watcher = Callable[[Iterator[Step]], Iterator[Step]]  # shows each step, and hands it on
+
+
+def watch(
+    start: Callable[[OnRound], Iterator[GenerationResponse]],
+    watchers: Sequence[Watcher] = (),
+    is_stopped: Callable[[], bool] = never,
+) -> GenerationResult:
+    """Run a stream to its end, or to the first token at which it is to stop. The first watcher sees a token first."""
+    rounds: list[Round] = []
+    stream = start(rounds.append)  # a wrong request raises before anything is shown
+
+    def numbered() -> Iterator[Step]:
+        place = 0
+        for response in stream:  # behind the event of its round
+            yield Step(response, rounds[-1], len(rounds) - 1, place)
+            if is_stopped():
+                return
+            place = (place + 1) % len(rounds[-1].tokens)
+
+    steps = numbered()
+    for watcher in watchers:
+        steps = watcher(steps)
+    responses = [step.response for step in steps]
+    text, tokens = "".join(each.text for each in responses), [each.token for each in responses]
+    return GenerationResult(text, tokens, responses[-1].finish_reason or INTERRUPTED, responses[-1].stats)
+
+
+def plain_text(file: TextIO) -> Watcher:
+    """The text as it comes, and a line end behind it."""
+
+    def show(steps: Iterator[Step]) -> Iterator[Step]:
+        for step in steps:
+            with printing():
+                print(step.response.text, end="", flush=True, file=file)
+            yield step
+        with printing():
+            print(flush=True, file=file)
+
+    return show
 
 
 def make_console() -> Console:
@@ -112,9 +183,52 @@ class DraftView:
         """Print it behind its numbers; a new line."""
         event, close = step.round, "" if self._colour else self._kind.behind
         kind = f", {event.kind}" if event.kind else ""
+        drafted = f"{event.accepted} of {event.drafted} accepted{kind}" if event.drafted else "nothing drafted"
         draft = "" if event.draft_seconds is None else f" (draft {1000 * event.draft_seconds:.1f})"
-        numbers = f"round {step.number + 1}: {event.accepted} of {event.drafted} accepted{kind}"
-        numbers += f", {1000 * event.seconds:.1f} ms{draft}: "
+        numbers = f"round {step.number + 1}: {drafted}, {1000 * event.seconds:.1f} ms{draft}: "
         self._console.print(Text(numbers, "dim" if self._colour else "").append_text(line).append(close))
         self._kind = PLAIN
         return Text()
+
+
+class Trace:
+    """A watcher that writes a line of JSON for every round, for programs and `python -m speculative_decoding.report`:
+    when all its tokens are out, at once and whole, so that an interrupted run leaves whole lines.
+
+    Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`, finish_reason;
+    the first of a request also encode_seconds.
+    """
+
+    def __init__(self, path: Path, file: TextIO) -> None:
+        self._path, self._file, self._requests = path, file, count()
+
+    def __call__(self, steps: Iterator[Step]) -> Iterator[Step]:
+        request, position, text = next(self._requests), 0, ""
+        for step in steps:
+            text += step.response.text
+            if step.ends_round:
+                line: dict[str, Any] = {"request": request, "round": step.number, "position": position}
+                if step.number == 0:
+                    line["encode_seconds"] = step.response.stats.encode_seconds
+                line |= {"text": text, **{name: getattr(step.round, name) for name in COPIED}}
+                line["finish_reason"] = step.round.finish_reason
+                with writing("--trace", self._path):
+                    self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    self._file.flush()
+                position, text = position + len(step.round.tokens), ""
+            yield step
+
+
+@contextmanager
+def traces_to(path: Path | None) -> Iterator[list[Watcher]]:
+    """A trace, where a file is named."""
+    if path is None:
+        yield []
+        return
+    with writing("--trace", path):
+        file = path.open("w", encoding="utf-8")
+    try:
+        yield [Trace(path, file)]
+    finally:
+        with suppress(OSError):  # of what was refused already
+            file.close()

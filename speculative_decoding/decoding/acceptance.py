@@ -21,7 +21,6 @@ from ..sampling import GenerationOptions, History, Use, logprobs, perturbed, sco
 from ..sampling.random import categorical, keys, uniform
 
 TINY = 1e-30
-HUGE = 1e30  # as a weight it leaves nothing of q: the next token is drawn from p
 
 
 class Verdict(NamedTuple):
@@ -50,7 +49,7 @@ class AcceptanceRule(ABC):
     def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
         """logits (B, K + 1, V), raw, behind each row's committed tokens and its draft."""
         options = [row.options for row in rows]
-        probs = mx.exp(logprobs(logits, options, draft.behind([row.tokens for row in rows])))
+        probs = mx.exp(logprobs(logits, options, History([row.tokens for row in rows], draft.tokens)))
         stop, weights = self(draft, probs)
         starts = [(row.options.seed, len(row.tokens)) for row in rows]
         accept_keys, next_keys = (keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
@@ -59,36 +58,23 @@ class AcceptanceRule(ABC):
 
 @dataclass(frozen=True)
 class Rejection(AcceptanceRule):
-    """Leviathan et al. 2023, algorithm 1: keep x while u <= p(x)/q(x) + delta; delta 0 is exact, 1 keeps all.
-
-    skip_sample_adjustment: draw the correction from p, not from max(p - q, 0), as some implementations do (lossy).
-    """
+    """Leviathan et al. 2023, algorithm 1: keep x while u <= p(x)/q(x) + delta; delta 0 is exact, 1 keeps all."""
 
     delta: float | mx.array = 0.0  # or (B, 1): of each row
-    skip_sample_adjustment: bool = False
-
-    @property
-    def is_lossless(self) -> bool:
-        return isinstance(self.delta, float) and self.delta == 0 and not self.skip_sample_adjustment
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         p, q = drafted_probs(draft, target_probs)
         accept = mx.minimum(p / mx.maximum(q, TINY) + self.delta, 1.0)
         stop = stop_from(accept, draft)
-        return stop, mx.full(stop.shape, HUGE if self.skip_sample_adjustment else 1.0)
+        return stop, mx.ones_like(stop)
 
     def price(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
         """With the residual, x really drawn from q: how much more is accepted than the exact rule accepts."""
-        if self.is_lossless or draft.num_tokens == 0:
+        if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
         p, q = target_probs[:, : draft.num_tokens], draft_probs(draft, target_probs.shape[-1])
         delta = self.delta[..., None] if isinstance(self.delta, mx.array) else self.delta
-        kept = mx.minimum(q, p + delta * q)
-        if self.skip_sample_adjustment:  # the law is kept + (1 - sum kept) * p
-            price = 0.5 * mx.abs(kept - kept.sum(axis=-1, keepdims=True) * p).sum(axis=-1)
-        else:
-            price = (kept - mx.minimum(p, q)).sum(axis=-1)
-        return within(price, draft)
+        return within((mx.minimum(q, p + delta * q) - mx.minimum(p, q)).sum(axis=-1), draft)
 
 
 @dataclass(frozen=True)
@@ -150,7 +136,7 @@ class Greedy(AcceptanceRule):
         The price of a token is 1 if it is kept without being the arg-max, else 0: two certainties that differ are
         a total variation of 1 apart.
         """
-        values = self.scores(logits, [row.options for row in rows], draft.behind([row.tokens for row in rows]))
+        values = self.scores(logits, [row.options for row in rows], History([row.tokens for row in rows], draft.tokens))
         best = mx.argmax(values, axis=-1)
         if not draft.num_tokens:
             return Verdict(*longest_prefix(draft, best, best))
@@ -191,10 +177,7 @@ def rule_for(options: Sequence[GenerationOptions]) -> AcceptanceRule:
     kind, deltas = kind_of_rule(options[0]), [row.delta for row in options]
     if kind not in (Greedy, Rejection):
         return kind()
-    delta = mx.array(deltas)[:, None] if any(deltas) else 0.0
-    if kind is Greedy:
-        return Greedy(delta)
-    return Rejection(delta, options[0].skip_sample_adjustment)
+    return kind(mx.array(deltas)[:, None] if any(deltas) else 0.0)
 
 
 def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:

@@ -24,8 +24,8 @@ class DecodedRow(Row):
     length: how many tokens are drafted for it; rows may share one, which then learns from them all.
     ends: is shown every new token and says whether it is the last; the `max_tokens`-th is in any case.
     given: how many of the tokens (the start token, a forced prefix) were not generated.
-    finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more
-        to come.
+    finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" where the
+        target's logits are not finite, None while there is more to come.
     """
 
     length: DraftLength = field(kw_only=True)

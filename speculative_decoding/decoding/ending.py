@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from ..errors import InputError
 from ..loading.tokenizer import StreamingDetokenizer, Tokenizer
 
 
@@ -26,7 +25,7 @@ class Ending:
         prefix: Sequence[int] = (),
     ) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._stop = check_stop(stop)
+        self._stop = tuple(stop)
         self._detokenizer = StreamingDetokenizer(tokenizer)
         for token in prefix:  # so that the first word comes with its space, and half a character is completed
             self._detokenizer.add(token)
@@ -62,12 +61,6 @@ class Ending:
             cut = len(self._held) - longest_beginning(self._held, self._stop)
         released, self._held = self._held[:cut], self._held[cut:]
         return released
-
-
-def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(stop, str) or not all(isinstance(each, str) and each for each in stop):
-        raise InputError(f"stop must be a list of strings that are not empty, not {stop!r}")
-    return tuple(stop)
 
 
 def first_stop(text: str, stop: Sequence[str]) -> tuple[int, int] | None:

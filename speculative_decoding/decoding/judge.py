@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,18 +17,20 @@ from .batch import Batch, DecodedRow
 class Judged(NamedTuple):
     """The verdict on some rows; lazy. Row i of its arrays is `rows[i]`, None for one that takes no part.
 
+    largest: (B, K + 1) of the target's logits; NaN or infinite where these can decide nothing.
     logprobs: (B, K + 1) of the drafted tokens, and behind them of the next one; None where no row asks for them.
     """
 
     rows: Sequence[DecodedRow | None]
     verdict: Verdict
+    largest: mx.array
     logprobs: mx.array | None
 
     @property
     def arrays(self) -> list[mx.array]:
         """What is to be evaluated before `outcomes`."""
         verdict = self.verdict
-        found = (verdict.accepted, verdict.next_token, verdict.price, self.logprobs)
+        found = (verdict.accepted, verdict.next_token, verdict.price, self.largest, self.logprobs)
         return [each for each in found if each is not None]
 
 
@@ -43,11 +46,10 @@ class Outcome(NamedTuple):
     logprobs: list[float] | None
 
 
-def judge(batch: Batch, draft: Draft, logits: mx.array) -> list[Judged]:
-    """logits (B, L >= K + 1, V), raw. Lazy."""
+def judge(batch: Batch, active: Sequence[DecodedRow], draft: Draft, logits: mx.array) -> list[Judged]:
+    """active: the rows that are judged. logits (B, L >= K + 1, V), raw. Lazy."""
     if logits.shape[1] > draft.num_tokens + 1:
         logits = logits[:, : draft.num_tokens + 1]
-    active = batch.active
     groups: dict[type, list[DecodedRow]] = {}
     for row in active:
         groups.setdefault(kind_of_rule(row.options), []).append(row)
@@ -67,7 +69,7 @@ def judged(rows: Sequence[DecodedRow | None], stand_in: Row, draft: Draft, logit
     each: list[Row] = [stand_in if row is None else row for row in rows]
     verdict = rule_for([row.options for row in each]).verdict(draft, logits, each)
     wants = any(row.options.logprobs for row in each)
-    return Judged(rows, verdict, logprobs_of(draft, verdict, logits) if wants else None)
+    return Judged(rows, verdict, logits.max(axis=-1), logprobs_of(draft, verdict, logits) if wants else None)
 
 
 def logprobs_of(draft: Draft, verdict: Verdict, logits: mx.array) -> mx.array:
@@ -80,14 +82,17 @@ def logprobs_of(draft: Draft, verdict: Verdict, logits: mx.array) -> mx.array:
 
 
 def commit(judged: Sequence[Judged], proposed: Sequence[Sequence[int]]) -> dict[int, Outcome]:
-    """Give each row its new tokens; by slot. proposed: the draft's ids. All arrays have been evaluated."""
+    """Give each row its new tokens; by slot. proposed: the draft's ids. All arrays have been evaluated.
+
+    A row whose logits are not finite gets none, and has no outcome.
+    """
     outcomes = {}
     for each in judged:
         verdict = each.verdict
         accepted, following = as_lists(verdict.accepted), as_lists(verdict.next_token)
-        prices, logprobs = as_lists(verdict.price), as_lists(each.logprobs)
+        prices, logprobs, largest = as_lists(verdict.price), as_lists(each.logprobs), as_lists(each.largest)
         for i, row in enumerate(each.rows):
-            if row is None:
+            if row is None or not all(map(math.isfinite, largest[i])):
                 continue
             kept = accepted[i]
             new = row.commit([*proposed[row.slot][:kept], following[i]])

@@ -5,43 +5,69 @@ A batch has a row for each slot, and a single request is a batch of one: there i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
 from ..draft_length.base import Choice, Drafted, DraftLength
 from ..drafters.base import BatchDrafter, Draft, Verified, Wanted, token_rows
+from ..kernels import clock, without_compiler
 from ..models.compiled import Compiled
 from .batch import Batch, DecodedRow
-from .judge import Outcome, commit, judge
+from .judge import Judged, Outcome, commit, judge
 from .stats import Round
 
 
 def speculate(batch: Batch) -> dict[int, Round]:
     """One round for all rows that are not finished; what came of it, by slot (Leviathan et al. 2023, algorithm 1)."""
-    rows, clock = batch.active, Clock()
+    rows, timer = batch.active, Timer()
     wanted = choose_lengths(rows, batch.drafter)
-    draft = batch.drafter.propose(wanted, len(batch.rows)) if wanted else Draft.empty(len(batch.rows))
-    if any(row.options.timed for row in rows):
-        clock.wait_for(draft)
-
-    states = batch.model.states(batch.fed(draft), batch.cache)  # (B, K + 1, d)
-    logits = batch.model.logits(states)  # (B, K + 1, V)
-    judged = judge(batch, draft, logits)  # a verdict for each kind of rule
-    mx.eval([each.arrays for each in judged], draft.tokens)  # the round's only wait
-    clock.verified()
-
+    draft, states, judged = without_compiler(lambda: verify(batch, rows, wanted, timer), undo=batch.rewind)
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(token_rows(draft.tokens))]
     outcomes = commit(judged, proposed)
     batch.rewind()
+    outcomes |= judged_again(batch, [row for row in rows if row.slot not in outcomes])
     batch.drafter.observe(rows, Verified(states, {slot: len(each.tokens) for slot, each in outcomes.items()}))
-    observe_lengths(rows, wanted, proposed, outcomes, clock.informative_seconds)
+    observe_lengths(rows, wanted, proposed, outcomes, timer.informative_seconds)
     for row in rows:
         if row.finish_reason:
             batch.drafter.end(row)
     kinds = {each.row.slot: each.kind for each in wanted}
-    return {row.slot: clock.round(row, proposed[row.slot], outcomes[row.slot], kinds.get(row.slot, "")) for row in rows}
+    return {row.slot: timer.round(row, proposed[row.slot], outcomes[row.slot], kinds.get(row.slot, "")) for row in rows}
+
+
+def verify(
+    batch: Batch, rows: Sequence[DecodedRow], wanted: Sequence[Wanted], timer: Timer
+) -> tuple[Draft, mx.array, list[Judged]]:
+    """The draft and what the target says of it: all that the device does in a round. Nothing is committed yet."""
+    draft = batch.drafter.propose(wanted, len(batch.rows)) if wanted else Draft.empty(len(batch.rows))
+    if any(row.options.timed for row in rows):
+        timer.wait_for(draft)
+    states = batch.model.states(batch.fed(draft), batch.cache)  # (B, K + 1, d)
+    logits = batch.model.logits(states)  # (B, K + 1, V)
+    judged = judge(batch, rows, draft, logits)  # a verdict for each kind of rule
+    mx.eval([each.arrays for each in judged], draft.tokens)  # the round's only wait
+    timer.verified()
+    return draft, states, judged
+
+
+def judged_again(batch: Batch, rows: Sequence[DecodedRow]) -> dict[int, Outcome]:
+    """Of rows whose logits were not finite: once more, without a draft and with nothing behind the tokens in the cache.
+
+    What a mask hides has probability 0, but 0 times infinity is NaN: a token that was never committed must not decide.
+    A row whose logits still are not finite ends with an error.
+    """
+    if not rows:
+        return {}
+    for row in rows:
+        batch.cache.clear_behind(row.slot)
+    *_, judged = without_compiler(lambda: verify(batch, rows, (), Timer()), undo=batch.rewind)
+    outcomes = commit(judged, [()] * len(batch.rows))
+    batch.rewind()
+    for row in rows:
+        if row.slot not in outcomes:
+            row.finish_reason = "error"
+    return {row.slot: Outcome([], 0, 0, 0.0, None) for row in rows} | outcomes
 
 
 def choose_lengths(rows: Sequence[DecodedRow], drafter: BatchDrafter) -> list[Wanted]:
@@ -82,11 +108,11 @@ def by_length(rows: Sequence[DecodedRow]) -> list[tuple[DraftLength, list[Decode
     return list(groups.values())
 
 
-class Clock:
+class Timer:
     """The time of a round, and of its two parts where a row is `timed`: that takes a second wait for the device."""
 
     def __init__(self) -> None:
-        self._started, self._traced = time.perf_counter(), Compiled.traced
+        self._started, self._traced = clock(), Compiled.traced
         self._draft: float | None = None
         self._verify: float | None = None
 
@@ -100,7 +126,7 @@ class Clock:
 
     @property
     def _seconds(self) -> float:
-        return time.perf_counter() - self._started
+        return clock() - self._started
 
     @property
     def informative_seconds(self) -> float:

@@ -1,16 +1,20 @@
-"""How much memory a row of a batch takes, measured on one."""
+"""How much memory a source and a row of a batch take, and whether that is there."""
 
 from __future__ import annotations
+
+import os
+from contextlib import suppress
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import InputError
-from ..models.base import EncoderDecoder
+from ..models.base import LONGEST_TOGETHER, EncoderDecoder
 from ..models.draft_head import DraftHead
 
 GB = 1e9
 LONGEST_SOURCE = 512  # tokens, where a model does not say what it was trained on
+SCORES = 5  # matrices of a layer's attention in float32 that are alive together in the encoder, measured: 3.3 to 4.7
 
 
 def slots_within(
@@ -42,3 +46,24 @@ def row_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int) -> int
     cache.reserve(max_tokens)
     kept = sum(array.nbytes for array in cache.arrays)
     return kept + 17 * model.config.vocab_size * 4
+
+
+def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
+    """Raise `InputError` for a source whose encoding does not fit into the memory. Attention grows with its square."""
+    if source_tokens <= LONGEST_TOGETHER:
+        return
+    needed, there = SCORES * 4 * model.config.num_heads * source_tokens**2, available_memory()
+    if needed > there:
+        raise InputError(
+            f"prompt of {source_tokens} tokens: to encode so many takes about {needed / GB:.0f} GB of memory, "
+            f"and {there / GB:.0f} GB are free; shorten or split it"
+        )
+
+
+def available_memory() -> int:
+    """Bytes: what Linux can give now; elsewhere all that the machine has."""
+    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -9,8 +9,12 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
+from ..sampling.options import short
 from .batch import DecodedRow
 from .ending import Ending
+from .memory import require_encodable
+
+TOKEN_CHARACTERS = 64  # text has a token for each so many characters at least
 
 
 def prepare(
@@ -30,22 +34,35 @@ def prepare(
 
 def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allow_long: bool = False) -> list[int]:
     """Text -> the ids that the encoder reads. Raises `InputError` for an empty or too long prompt."""
-    if not isinstance(prompt, str) or not prompt.strip():
+    if not isinstance(prompt, str):
+        raise InputError(f"prompt must be text, not {short(prompt)}")
+    if not prompt.strip():
         raise InputError("prompt is empty; give it some text")
+    limit = None if allow_long else model.config.max_source_tokens
+    # before it is tokenised, which takes minutes and gigabytes for what is much too long
+    if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
+        raise too_long(f"{length} characters", limit)
+    require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
     source = tokenizer.encode(prompt)
-    limit = model.config.max_source_tokens
-    if limit is not None and len(source) > limit and not allow_long:
-        raise InputError(
-            f"prompt has {len(source)} tokens, but the model was trained on at most {limit}; "
-            "shorten or split it, or allow long prompts"
-        )
+    check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
+    if limit is not None and len(source) > limit:
+        raise too_long(f"{len(source)} tokens", limit)
+    require_encodable(model, len(source))
     return source
+
+
+def too_long(size: str, limit: int) -> InputError:
+    return InputError(
+        f"prompt has {size}, but the model was trained on at most {limit} tokens; "
+        "shorten or split it, or allow long prompts"
+    )
 
 
 def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:
     """Text as the decoder would write it, without an end; ids are taken as they are. `name`: of the argument."""
     if isinstance(text, str):
         ids = tokenizer.encode(text) if text else []
+        check_token_ids(ids, model.config.vocab_size, f"tokens of {name}")
         return ids[:-1] if ids and ids[-1] in model.config.eos_token_ids else ids
     check_token_ids(text, model.config.vocab_size, name)
     if ended := set(text) & set(model.config.eos_token_ids):
@@ -53,7 +70,23 @@ def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence
     return list(text)
 
 
+def not_finite(number: int) -> str:
+    """Why there is no token of this number, from 1."""
+    return (
+        f"the target's scores for token {number} of the output are not finite: its weights are damaged, or overflow in "
+        "this dtype; convert it anew, or use float32"
+    )
+
+
 def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids") -> None:
+    """Raise `InputError` unless the model has a row for each of them.
+
+    MLX reads whatever lies in memory where an id points to, so none may point outside of the table. It cannot: ids of
+    config.json and generation_config.json are checked when they are read (`T5Config.from_dict`); all that tokenizers
+    and callers give, here; what drafters look up, in `SeparateDrafters`; all others were chosen among a model's scores,
+    of which there is one for each row. A draft model with fewer rows than the target is given its last one for those
+    it lacks (`encode_rows`, `BatchModelDrafter`).
+    """
     for token in ids:
         if not 0 <= token < vocab_size:
             raise InputError(f"{name} must be between 0 and {vocab_size - 1}, not {token}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,9 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
-from .request import check_token_ids, encode_prompt
+from ..sampling.options import accepted
+from ..sampling.values import Several, Whole
+from .request import check_token_ids, encode_prompt, not_finite
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,16 @@ def score(
     Raises `InputError` for an empty or too long source, and for ids that the model does not have.
     """
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt)
-    tokens = tokenizer.encode(target) if isinstance(target, str) else list(target)
+    given = tokenizer.encode(target) if isinstance(target, str) else target
+    tokens = list(accepted("target", Several(Whole(0)), given))
     if not tokens:
         raise InputError("target must have a token at least; give it some text or ids")
     check_token_ids(tokens, model.config.vocab_size, "target")
     read = mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]])
     logits = model.logits(model.teacher_forced(read, model.encode(mx.array([ids]))))  # (1, N, V)
     logprobs = [float(each) for each in token_logprobs(logits[0], mx.array(tokens)).tolist()]  # type: ignore[union-attr,arg-type]
+    if undefined := [number for number, each in enumerate(logprobs, 1) if math.isnan(each)]:
+        raise InputError(not_finite(undefined[0]))
     return Score(sum(logprobs), tokens, logprobs)
 
 

@@ -16,8 +16,8 @@ class Round:
     kind: which kind of draft it was, where a drafter has several (`BatchDrafter.kind`).
     seconds: the whole round. draft_seconds: proposing, and verify_seconds: the target's pass, where the request is
         `timed` (that takes a second wait for the device), else None; what is left is the host's.
-    finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, None while there is more
-        to come.
+    finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without tokens)
+        where the target's logits are not finite, None while there is more to come.
     total_variation: what a lossy rule cost, summed over the tokens (`Verdict.price`); 0 if it is lossless.
     logprobs: of each of the tokens its log-probability under the target, if the request asks for it.
     """
@@ -44,7 +44,9 @@ NOT_SUMMED = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", 
 
 @dataclass
 class GenerationStats:
-    """Counts and times of one generation, or of several added up. Times are wall-clock seconds."""
+    """Counts and times of one generation, or of several added up. Times are wall-clock seconds, without those in which
+    MLX compiled kernels.
+    """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0  # the end-of-sequence token counts

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from .adaptive import AdaptiveLength
-from .base import Choice, Drafted, DraftLength
+from .base import Choice, Drafted, DraftLength, FixedLength, HeuristicLength
 from .costs import predicted
-from .schedules import FixedLength, HeuristicLength
 
-__all__ = [
-    "AdaptiveLength",
-    "Choice",
-    "DraftLength",
-    "Drafted",
-    "FixedLength",
-    "HeuristicLength",
-    "adaptive_length",
-    "choose_length",
-]
+__all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", "HeuristicLength", "choose_length"]
 
 
-def choose_length(num_draft: int | str | DraftLength, adaptive: Callable[[], DraftLength] | None = None) -> DraftLength:
-    """num_draft: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. adaptive: makes that of "auto"."""
+def choose_length(
+    num_draft: int | str | DraftLength,
+    target: EncoderDecoder | None = None,
+    draft_model: EncoderDecoder | DraftHead | None = None,
+) -> DraftLength:
+    """num_draft: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. The costs that "auto" begins with
+    are predicted from the shapes of the models, which only that needs.
+    """
     if isinstance(num_draft, DraftLength):
         return num_draft
     if isinstance(num_draft, int):
@@ -35,11 +29,6 @@ def choose_length(num_draft: int | str | DraftLength, adaptive: Callable[[], Dra
             f"num_draft must be a whole number, the name of a schedule or a DraftLength, not {num_draft!r}"
         )
     if num_draft == "auto":
-        assert adaptive is not None
-        return adaptive()
+        assert target is not None
+        return AdaptiveLength(predicted(target, draft_model))
     return HeuristicLength(transient=num_draft == "heuristic_transient")
-
-
-def adaptive_length(target: EncoderDecoder, draft_model: EncoderDecoder | DraftHead | None = None) -> DraftLength:
-    """That of "auto". Its costs are predicted from the models' shapes, for any number of rows; nothing is measured."""
-    return AdaptiveLength(predicted(target, draft_model))

@@ -22,7 +22,7 @@ class AutoDrafter(BatchDrafter):
     """
 
     def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = SURE) -> None:
-        self._copies, self._model = SeparateDrafters(ngram.fresh), model
+        self._copies, self._model = SeparateDrafters(ngram.fresh, vocab_size), model
         self._vocab_size, self._sure = vocab_size, sure
 
     def share(self, cache: DecoderCache) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from ..sampling import GenerationOptions, History
+from ..sampling import GenerationOptions
 
 MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
 
@@ -92,10 +92,6 @@ class Draft:
             None if self.lengths is None else [self.lengths[slot] for slot in slots],
         )
 
-    def behind(self, tokens: Sequence[Sequence[int]]) -> History:
-        """The committed ids of each row and the draft behind them."""
-        return History(tokens, self.tokens)
-
 
 class Verified(NamedTuple):
     """What the target's pass of a round left for those who learn from it; lazy, but for `counts`.
@@ -125,7 +121,9 @@ class BatchDrafter(ABC):
 
     @abstractmethod
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all."""
+        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all. May be asked again for the
+        same tokens: then the draft before counts for nothing.
+        """
 
     def kind(self, row: Row) -> str:
         """Which kind of draft would follow the row's tokens. Kinds differ in what they cost and in how often they are

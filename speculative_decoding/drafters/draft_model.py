@@ -74,7 +74,7 @@ class DraftModel:
         return OutputHead(heads, mx.array(frequent + others, mx.uint32), vocab_size, mask)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if token < self.model.config.vocab_size]
+        return [token for token in ids if 0 <= token < self.model.config.vocab_size]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,18 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from ..errors import InputError
+from ..sampling import GenerationOptions
 from .alignment import Alignment, Pieces
 from .base import COPY, Drafter
-from .chances import CopyChances, reach
 from .suffix_index import SuffixIndex
 from .text_store import TextStore
 
 LOOKED_AHEAD = 16  # ids of a match, also where fewer are to be drafted: what was not drafted is observed too
+
+# The chance before anything was seen, for matches of 0, 1, 2-3, 4-7, 8 or more tokens.
+PRIOR = (0.5, 0.5, 0.7, 0.8, 0.9)
+PRIOR_WEIGHT = 5.0  # how many seen tokens the prior is worth
+MEMORY = 60  # tokens after which old observations count half
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,7 @@ class NgramDrafter(Drafter):
         min_ngram_size: int = 1,
         min_chance: float = 0.15,
     ) -> None:
-        if min_ngram_size < 1:
-            raise InputError(f"min_ngram_size must be >= 1, not {min_ngram_size}")
-        if max_ngram_size < min_ngram_size:
-            raise InputError(
-                f"max_ngram_size must be >= min_ngram_size ({min_ngram_size}), not {max_ngram_size}; change one of them"
-            )
+        GenerationOptions(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)  # checks them
         if not 0 <= min_chance < 1:
             raise InputError(f"min_chance must be >= 0 and < 1, not {min_chance}")
         if not (search_input or search_output or store is not None):
@@ -157,3 +157,44 @@ class NgramDrafter(Drafter):
                 length = max(length - 2, 0)
             if length >= self._min_size:
                 yield "store", length, continuation
+
+
+class CopyChances:
+    """For matches of each origin and class of length: the chance that the next token is right if those before it were.
+
+    A match counts whether its tokens were drafted or not, so that copies that were given up are made again once they
+    would be right again.
+    """
+
+    def __init__(self, prior: Sequence[float] = PRIOR) -> None:
+        """prior: by the number of binary digits of the match's length; the last holds for all longer ones."""
+        self._prior = prior
+        self._counts: dict[tuple[str, int], list[float]] = {}  # [tokens that were right, tokens seen]
+
+    def chance(self, origin: str, length: int) -> float:
+        right, seen = self._of(origin, length)
+        return right / seen
+
+    def observe(self, origin: str, length: int, copied: Sequence[int], written: Sequence[int]) -> None:
+        """What a match offered and what the target wrote there. Behind the first wrong token nothing is learned."""
+        counts = self._of(origin, length)
+        for ours, theirs in zip(copied, written, strict=False):
+            counts[1] += 1
+            if ours != theirs:
+                break
+            counts[0] += 1
+        if counts[1] > MEMORY:
+            counts[:] = [value / 2 for value in counts]
+
+    def _of(self, origin: str, length: int) -> list[float]:
+        digits = min(length.bit_length(), len(self._prior) - 1)
+        return self._counts.setdefault((origin, digits), [self._prior[digits] * PRIOR_WEIGHT, PRIOR_WEIGHT])
+
+
+def reach(chance: float, least: float, most: int) -> int:
+    """The longest draft, `most` tokens at most, that is right as a whole with a chance of at least `least`."""
+    count, whole = 0, chance
+    while count < most and whole >= least:
+        count += 1
+        whole *= chance
+    return count

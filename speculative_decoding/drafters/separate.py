@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 from .base import BatchDrafter, Draft, Drafter, Row, Wanted, merged
@@ -35,11 +36,15 @@ class SeparateDrafters(BatchDrafter, Generic[OfRow]):
             if isinstance(found, Draft):
                 drafts[each.row.slot] = found
             else:
-                ids[each.row.slot] = found
+                ids[each.row.slot] = [*takewhile(self._is_known, found)]
         whole = Draft.certain(ids)
         for slot, draft in drafts.items():
             whole = merged(whole, draft, (slot,), self._vocab_size)
         return whole
+
+    def _is_known(self, token: int) -> bool:
+        """A store or a drafter of the caller's may hold ids that the target does not have."""
+        return token >= 0 and (self._vocab_size is None or token < self._vocab_size)
 
     def kind(self, row: Row) -> str:
         return self.of(row).kind

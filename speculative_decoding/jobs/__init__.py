@@ -4,9 +4,8 @@ The n-th line of the output belongs to the n-th line of the input. That is the w
 goes on behind the lines that are there.
 """
 
-from .job import Job
+from .job import Job, Totals
 from .output import Journal
 from .rows import Line, RowParser, choose_format, read_lines
-from .totals import Totals
 
 __all__ = ["Job", "Journal", "Line", "RowParser", "Totals", "choose_format", "read_lines"]

@@ -1,5 +1,4 @@
-"""An output file that survives whatever ends the job. Knows nothing of what a record says but its line number and
-whether it is an error.
+"""An output file that survives whatever ends the job. Knows of a record its line number, and whether it is an error.
 
 Beside the output stands a checkpoint: how many lines are done, how many bytes of output that is, a digest of the input
 so far, and the settings. A record goes to the system in one piece as it comes; once a second the output is
@@ -21,8 +20,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
+from ..checkpoints.files import read_object
 from ..errors import InputError
-from ..loading.safe_folder import sync
+from ..loading.safe_folder import write_file
 from .rows import Line, read_lines
 
 VERSION = 2
@@ -143,7 +143,8 @@ class Journal:
         """What has been written is on the disk, and then the checkpoint says so."""
         if (done := self.done) != self._on_disk:
             os.fsync(self._file.fileno())
-            write_whole(checkpoint_path(self.path), {"version": VERSION, **asdict(done), "settings": self.settings})
+            content = {"version": VERSION, **asdict(done), "settings": self.settings}
+            write_file(checkpoint_path(self.path), json.dumps(content) + "\n")
             self._on_disk = done
 
     def _cut(self) -> None:
@@ -160,21 +161,18 @@ class Journal:
                 if not record.endswith(b"\n"):
                     break  # shorter than the checkpoint: somebody cut it
                 lines, size = lines + 1, size + len(record)
-                self.errors += is_error(record, lines, self.path)
+                try:
+                    fields = json.loads(record)
+                    is_record = fields["line"] == lines
+                except (ValueError, TypeError, KeyError):
+                    is_record = False
+                if not is_record:
+                    raise cannot_resume(f"{self.path} was changed, line {lines} is not its record", "bring it back")
+                self.errors += "error" in fields
         if lines == known.lines and size != known.size:
             why = f"{self.path} was changed, its first {lines} lines are not as long as they were"
             raise cannot_resume(why, "bring it back")
         self.done = known if lines == known.lines else Checkpoint(lines, size)
-
-
-def is_error(record: bytes, number: int, path: Path) -> bool:
-    try:
-        fields = json.loads(record)
-        if fields["line"] == number:
-            return "error" in fields
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise cannot_resume(f"{path} was changed, line {number} is not the record of that line", "bring it back")
 
 
 def checkpoint_path(output: Path) -> Path:
@@ -184,15 +182,15 @@ def checkpoint_path(output: Path) -> Path:
 def read_checkpoint(output: Path, settings: Mapping[str, Any]) -> Checkpoint:
     """Raises `InputError` if there is none, or it is of a job with other settings."""
     path = checkpoint_path(output)
+    if not path.exists():
+        why = f"{output} has no {path.name} beside it, so nobody knows what it was made from"
+        raise cannot_resume(why, "name another --output")
     try:
-        content = json.loads(path.read_bytes())
+        content = read_object(path)
         version, before = content.pop("version"), content.pop("settings")
         checkpoint = Checkpoint(**content) if version == VERSION else None
         differing = sorted(name for name in before.keys() | settings.keys() if before.get(name) != settings.get(name))
-    except FileNotFoundError as error:
-        why = f"{output} has no {path.name} beside it, so nobody knows what it was made from"
-        raise cannot_resume(why, "name another --output") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (InputError, TypeError, KeyError, AttributeError) as error:
         raise cannot_resume(f"{path} cannot be read", "bring it back") from error
     if checkpoint is None:
         raise cannot_resume(f"{path} is of another version", "finish with that")
@@ -206,21 +204,11 @@ def cannot_resume(why: str, instead: str) -> InputError:
     return InputError(f"--resume: {why}; {instead}, or start over with --force")
 
 
-def write_whole(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file in one step: it is the old one or the new one, at any moment."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
-
-
 @contextmanager
 def said(path: Path) -> Iterator[None]:
     """What the system refuses while a job runs, in one line: mostly a disk that is full."""
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"--output {path}: {error.strerror}; what was written stays, --resume goes on from it"
-        ) from error
+        what = f"--output {path}: {error.strerror}"
+        raise InputError(f"{what}; what was written stays, --resume goes on from it") from error

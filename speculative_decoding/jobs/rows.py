@@ -11,9 +11,10 @@ from itertools import count
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
+from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import MOST_DRAFTED, abouts
+from ..sampling.options import MOST_DRAFTED, OTHER_NAMES, abouts
 from ..sampling.values import Text, Value, Whole
 
 MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
@@ -78,7 +79,8 @@ def plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 
-LOOKS_LIKE = {plain(name): name for name in (*FIELDS, *FOR_ALL_ROWS)}
+OUR_NAMES = OTHER_NAMES | {name: name for name in (*FIELDS, *FOR_ALL_ROWS)}
+LOOKS_LIKE = {plain(name): ours for name, ours in OUR_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class RowParser:
 
 
 def decoded(line: Line) -> str:
-    """Raises `InputError`, like all that reads a line: why it is no row."""
+    """Raises `InputError`, like all that reads a line."""
     if line.content is None:
         raise InputError(f"longer than {MAX_LINE} bytes; split it")
     try:
@@ -137,6 +139,8 @@ def parsed(text: str) -> dict[str, Any]:
         raise InputError('is empty; each line must be a JSON object with a "prompt"')
     try:
         value = json.loads(text, object_pairs_hook=no_duplicates)
+        if not is_shallow(value):
+            raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON ({error.msg}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:
@@ -184,7 +188,8 @@ def check_fields(given: Mapping[str, Any]) -> None:
         elif meant in FOR_ALL_ROWS:
             raise InputError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
         elif meant is not None:
-            raise InputError(f"unknown option {name!r}; write {meant!r}, or rename the field if it is none")
+            instead = f"write {meant}" if meant else "there is nothing like it here: leave it out"
+            raise InputError(f"unknown option {name!r}; {instead}, or rename the field if it is none")
     if not given.get("prompt", "").strip():
         raise InputError("prompt is empty; give it some text" if "prompt" in given else 'has no "prompt"')
 

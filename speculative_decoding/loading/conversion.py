@@ -7,6 +7,7 @@ Tensors keep their Hugging Face names; only those that the model needs are writt
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import mlx.core as mx
 
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.npz import verify_npz, write_npz
+from ..checkpoints.npz import write_npz
 from ..errors import InputError
 from ..models.base import checked_sources
 from . import hub, manifest
@@ -47,20 +48,19 @@ def convert(
     A local folder never touches the network.
     """
     local = Path(source)
-    if local.is_file():
+    if os.path.isfile(source):
         raise InputError(f"--model {source} is a file; name its folder, with the tokenizer's files beside it")
-    if local.is_dir() and revision is not None:
+    if os.path.isdir(source) and revision is not None:
         raise InputError(f"--revision {revision} belongs to a model on the Hub, but {source} is a local folder")
-    name = local.resolve().name if local.is_dir() else source.rsplit("/", 1)[-1]
+    name = local.resolve().name if os.path.isdir(source) else source.rsplit("/", 1)[-1]
     output = output if output is not None else MODELS / name
     require_free(output, local, force)
-    folder = local if local.is_dir() else hub.fetch(source, revision)
+    folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
     original = checkpoints.read(folder)
-    raw: Mapping[str, Any] = checkpoints.read_config(folder)
-    checked_sources(models.build(raw, original), original)  # what is wrong is named before anything is computed
+    config: Mapping[str, Any] = checkpoints.read_config(folder)
     load_tokenizer(folder)
-    raw, checkpoint = transformed(raw, original, storage)
+    raw, checkpoint = transformed(config, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
     sources = checked_sources(model, checkpoint)
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
@@ -73,7 +73,6 @@ def convert(
             for file_name in ("generation_config.json", *TOKENIZER_FILES):
                 if (folder / file_name).is_file():
                     shutil.copyfile(folder / file_name, partial / file_name)
-            verify_npz(partial / WEIGHTS)  # what is on the disk is what was meant to be there
             quantization = None
             if storage.quantize is not None:
                 parts = storage.quantize, storage.group_size, [*storage.keep]

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from .. import checkpoints
 from ..checkpoints import Checkpoint
-from ..checkpoints.npz import verify_npz, write_npz
+from ..checkpoints.npz import write_npz
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, DraftHeadConfig
@@ -132,5 +132,4 @@ def write_draft_head(
         write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
         (partial / CONFIG).write_text(json.dumps(content) + "\n", encoding="utf-8")
         also(partial)
-        verify_npz(partial / WEIGHTS)
         manifest.write(partial, **facts)

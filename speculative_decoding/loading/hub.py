@@ -14,6 +14,27 @@ SECONDS = 20.0  # how long the Hub may take to answer
 # Whole, in shards, and their index; safetensors if there are any.
 WEIGHTS = (r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?")
 
+# For each family its smallest model, as a draft for the others: what they have in common is the tokenizer.
+FAMILIES = {
+    "google-t5/t5-small": r"t5-(base|large|3b|11b)",
+    "google/t5-v1_1-small": r"t5-v1_1-(base|large|xl|xxl)",
+    "google/flan-t5-small": r"flan-t5-(base|large|xl|xxl)",
+    "google/mt5-small": r"mt5-(base|large|xl|xxl)",
+    "google/umt5-small": r"umt5-(base|xl|xxl)",
+    "google/byt5-small": r"byt5-(base|large|xl|xxl)",
+    "google/madlad400-3b-mt": r"madlad400-(7b|10b)-mt",
+    "Salesforce/codet5-small": r"codet5-(base|large)",
+    "EleutherAI/pile-t5-base": r"pile-t5-(large|xl|xxl)",
+}
+
+
+def suggested_draft(target: str | Path) -> str | None:
+    """A draft for a well-known target, by a part of its name, or of its folder's; None for any other."""
+    parts = re.split(r"/|--", str(target).lower())  # as the Hub's cache has it: models--google--mt5-base/snapshots/...
+    return next(
+        (draft for draft, family in FAMILIES.items() if any(re.fullmatch(family, part) for part in parts)), None
+    )
+
 
 def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
     """Download what conversion needs of a model and nothing else; what is in the Hub's cache already is used.
@@ -38,7 +59,8 @@ def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) 
     except (errors.LocalEntryNotFoundError, OSError) as error:
         raise InputError(
             f"model {name!r} is no folder here, not in the Hub's cache, and the Hub cannot be reached "
-            f"({type(reason).__name__}); download it where there is a network, or name a local folder"
+            f"({type(reason).__name__}); run `python convert.py --model {name}` where there is a network, and bring "
+            f"models/{name.rsplit('/', 1)[-1]} here"
         ) from error
 
 

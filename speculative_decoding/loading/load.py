@@ -11,10 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import blas, checkpoints, models
+from .. import checkpoints, kernels, models
 from ..checkpoints import Checkpoint
-from ..checkpoints.base import CastCheckpoint
-from ..checkpoints.quantized import QuantizedCheckpoint
+from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..errors import InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from . import hub, manifest
@@ -41,7 +40,7 @@ class Opened:
     checkpoint: Checkpoint
 
     def load_weights(self) -> None:
-        blas.warn_if_slow()
+        kernels.check()
         self.model.load_checkpoint(self.checkpoint)
 
 
@@ -68,12 +67,7 @@ def open_named(
     gguf_file: str | os.PathLike[str] | None = None,
 ) -> Opened:
     """`load_model` without reading the weights."""
-    try:
-        folder = find_folder(path_or_name)
-    except InputError:
-        if not HUB_NAME.fullmatch(str(path_or_name)):
-            raise
-        folder = hub.fetch(str(path_or_name), gguf_file=None if gguf_file is None else str(gguf_file))
+    folder = locate(path_or_name, gguf_file)
     gguf = None
     if gguf_file is not None:
         gguf = next(filter(Path.is_file, (Path(gguf_file), folder / gguf_file)), None)
@@ -91,9 +85,9 @@ def open_model(
     gguf: Path | None = None,
 ) -> Opened:
     """Everything of `load_model` but finding the folder and its files, and reading the weights."""
-    manifest.check_sizes(folder)
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
+    manifest.check_sizes(folder)
     raw: Mapping[str, Any] = checkpoints.read_config(folder, gguf)
     checkpoint = checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
@@ -135,8 +129,10 @@ def transformed(
     """config.json and weights as `storage` says; each tensor is made when it is read.
 
     Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
+    Raises `CheckpointError` where config.json and tensors do not fit, before any is read.
     """
     dtype, quantize = storage.dtype, storage.quantize
+    checked_sources(models.build(raw), checkpoint)
     if any(name.endswith(".scales") for name in checkpoint) and (quantize or dtype == "float16"):
         raise InputError(
             f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
@@ -160,12 +156,23 @@ def transformed(
     return raw, checkpoint
 
 
+def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:
+    """`find_folder`; else, for a name like organisation/model, the Hub's cache, and the Hub itself."""
+    try:
+        return find_folder(path_or_name)
+    except InputError:
+        if not HUB_NAME.fullmatch(str(path_or_name)):
+            raise
+        return hub.fetch(str(path_or_name), gguf_file=None if gguf_file is None else str(gguf_file))
+
+
 def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
     """The folder itself, or the one of that name under models/, here or beside the package."""
     path = Path(path_or_name)
     for folder in (path, MODELS / path, BUNDLED / path):
-        if folder.is_dir():
+        if os.path.isdir(folder):
             return folder
     raise InputError(
-        f"model {str(path)!r} is neither a folder nor one under {MODELS}/; make one with convert.py --model"
+        f"model {str(path)!r} is neither a folder nor one under {MODELS}/; make one with convert.py --model, or give "
+        "the name of a model on the Hub, organisation/model"
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.files import read_object
 from ..errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -37,12 +38,12 @@ def read(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path)
         version, files = content["format_version"], content["files"]
         if not all(isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str) for entry in files.values()):
             raise TypeError("files")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a readable manifest ({error!r}); {WAY_OUT}") from error
+    except (CheckpointError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not a readable manifest ({error}); {WAY_OUT}") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format_version {version!r} is not {FORMAT_VERSION}; convert the model again")
     return content

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from ..checkpoints.files import open_regular
 from ..errors import InputError
 
 # Every file a T5-like tokenizer may consist of; conversion copies those that are there.
@@ -23,7 +25,9 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+MAX_BYTES = 64 << 20  # of each; mT5's takes 16 MB
 REPLACEMENT = "\ufffd"  # what decoding yields where a character's bytes are not all there yet
+UNKNOWN = "<unk>"
 
 
 class Tokenizer(Protocol):
@@ -55,28 +59,37 @@ def fingerprint(pieces: Mapping[int, str]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+@contextmanager
+def failing_in_one_line(what: str) -> Iterator[None]:
+    """Packages of tokenizers raise whatever their parts raise, Rust's panics among it, which are no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"{what} ({reason})") from error
+
+
 class FastTokenizer:
     """A `tokenizer.json`, read by the `tokenizers` package: the same ids as transformers, without importing it."""
 
     def __init__(self, path: Path) -> None:
         import tokenizers
 
-        try:
+        with failing_in_one_line(f"{path}: not a readable tokenizer"):
             self._backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises nothing narrower
-            raise InputError(f"{path}: not a readable tokenizer ({error})") from error
-        self._backend.no_truncation()
-        self._backend.no_padding()
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self.vocabulary = Vocabulary(self._backend.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        return list(self._backend.encode(text).ids)
+        with failing_in_one_line("the tokenizer cannot cut this text"):
+            return list(self._backend.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._backend.decode(list(tokens), skip_special_tokens=True))
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self._backend.get_vocab(with_added_tokens=True))
+        with failing_in_one_line("the tokenizer has no text for these tokens"):
+            return str(self._backend.decode(list(tokens), skip_special_tokens=True))
 
 
 class TransformersTokenizer:
@@ -85,29 +98,37 @@ class TransformersTokenizer:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
 
-        try:
+        with failing_in_one_line(f"{folder}: no tokenizer could be loaded from it"):
             self._backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # transformers raises whatever its parts raise
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"{folder}: no tokenizer could be loaded from it ({reason})") from error
+            self.vocabulary = Vocabulary(self._backend.get_vocab())
 
     def encode(self, text: str) -> list[int]:
-        return list(self._backend(text).input_ids)
+        with failing_in_one_line("the tokenizer cannot cut this text"):
+            return list(self._backend(text).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._backend.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self._backend.get_vocab())
+        with failing_in_one_line("the tokenizer has no text for these tokens"):
+            return str(self._backend.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
+    for name in TOKENIZER_FILES:
+        if (folder / name).exists():
+            open_regular(folder / name, MAX_BYTES).close()
     if (path := folder / "tokenizer.json").is_file():
         return FastTokenizer(path)
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return TransformersTokenizer(folder)
     raise InputError(f"{folder}: no tokenizer found; it needs a tokenizer.json or the files that made it")
+
+
+def unknown_characters(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Those that the vocabulary does not have: what it reads in their place is `UNKNOWN`."""
+
+    def is_unknown(part: str) -> bool:
+        return any(tokenizer.vocabulary.pieces.get(token) == UNKNOWN for token in tokenizer.encode(part))
+
+    return [each for each in dict.fromkeys(text) if is_unknown(each)] if is_unknown(text) else []
 
 
 class StreamingDetokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -43,8 +44,9 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
 
 def find(raw: RawConfig) -> Architecture:
     model_type = raw.get("model_type")
-    if model_type not in ARCHITECTURES:
-        raise CheckpointError(f"config.json: unknown model_type {model_type!r}; known are {', '.join(ARCHITECTURES)}")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        shown = reprlib.repr(model_type)
+        raise CheckpointError(f"config.json: unknown model_type {shown}; known are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[model_type]
 
 

@@ -13,13 +13,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..checkpoints.base import Checkpoint
-from ..checkpoints.quantized import PARTS, part
+from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
 
 Head = Callable[[mx.array], mx.array]
+LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
 
 class EncoderDecoderConfig(Protocol):
@@ -39,6 +39,9 @@ class EncoderDecoderConfig(Protocol):
 
     @property
     def pad_token_id(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -204,8 +207,11 @@ class EncoderDecoder(nn.Module):
     def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
         """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
         lengths = [len(source) for source in sources]
-        longest, padding = max(lengths), self.config.pad_token_id
-        tokens = mx.array([[*source, *[padding] * (longest - len(source))] for source in sources])
+        longest, padding, known = max(lengths), self.config.pad_token_id, self.config.vocab_size - 1
+        if longest > LONGEST_TOGETHER and len(sources) > 1:
+            return [memory for source in sources for memory in self.encode_rows([source])]
+        padded = ([*source, *[padding] * (longest - len(source))] for source in sources)
+        tokens = mx.array([[min(token, known) for token in row] for row in padded])  # a draft may know fewer
         is_ragged = min(lengths) < longest
         memory = self.encode(tokens, mx.arange(longest) < mx.array(lengths)[:, None] if is_ragged else None)
         return [memory[i : i + 1, :length] for i, length in enumerate(lengths)]
@@ -247,7 +253,9 @@ class EncoderDecoder(nn.Module):
 
 
 def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
-    """`parameter_sources`, with every name and shape checked against the checkpoint without reading data."""
+    """`parameter_sources`, with every name, shape and kind of number checked against the checkpoint without reading
+    data, and without the model's own parameters, which MLX computes only where they are used.
+    """
     sources = with_quantized(model, model.parameter_sources(model.config, checkpoint.keys()), checkpoint)
     expected: Mapping[str, mx.array] = dict(tree_flatten(model.parameters()))
     if sources.keys() != expected.keys():
@@ -258,10 +266,13 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, 
         for name in names:
             if name not in checkpoint:
                 raise CheckpointError(f"{checkpoint}: tensor {name!r} is missing")
-            if (found := checkpoint.info(name).shape) != wanted:
+            if (found := checkpoint.info(name)).shape != wanted:
                 raise CheckpointError(
-                    f"{checkpoint}: tensor {name!r} has shape {found}, but config.json asks for {wanted}"
+                    f"{checkpoint}: tensor {name!r} has shape {found.shape}, but config.json asks for {wanted}"
                 )
+            is_packed = expected[path].dtype == mx.uint32
+            if not (found.dtype == mx.uint32 if is_packed else mx.issubdtype(found.dtype, mx.floating)):
+                raise CheckpointError(f"{checkpoint}: tensor {name!r} has numbers of type {found.dtype}, no weights")
     return sources
 
 
@@ -275,17 +286,17 @@ def with_quantized(
     settings: dict[str, dict[str, int]] = {}
     expanded: dict[str, tuple[str, ...]] = {}
     shapes = dict(tree_flatten(model.parameters()))
-    for path, names in sources.items():
-        if part(names[0], "scales") not in checkpoint or names[0] not in checkpoint:
-            expanded[path] = names
-            continue
-        columns = shapes[path].shape[1]
-        packed, groups = (checkpoint.info(part(names[0], kind)).shape[-1] for kind in ("weight", "scales"))
-        settings[path.removesuffix(".weight")] = {"bits": 32 * packed // columns, "group_size": columns // groups}
-        expanded |= {part(path, kind): tuple(part(name, kind) for name in names) for kind in PARTS}
     try:
+        for path, names in sources.items():
+            if part(names[0], "scales") not in checkpoint or names[0] not in checkpoint:
+                expanded[path] = names
+                continue
+            columns = shapes[path].shape[1]
+            packed, groups = (checkpoint.info(part(names[0], kind)).shape[-1] for kind in ("weight", "scales"))
+            settings[path.removesuffix(".weight")] = {"bits": 32 * packed // columns, "group_size": columns // groups}
+            expanded |= {part(path, kind): tuple(part(name, kind) for name in names) for kind in PARTS}
         nn.quantize(model, class_predicate=lambda path, module: settings.get(path, False))
-    except ValueError as error:
+    except (IndexError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{checkpoint}: quantised in a way that MLX does not know ({error})") from error
     return expanded
 

@@ -5,7 +5,7 @@ drafts, nor of what a position means: rows grow together and are rewound one by 
 data is moved.
 
 Buffers have few sizes, and a pass attends over all of a buffer, for then few shapes occur and each is compiled once
-(`EncoderDecoder.states`). The model's masks hide what stands behind a row's offset (stale: finite, to be overwritten).
+(`EncoderDecoder.states`). The model's masks hide what stands behind a row's offset (stale, to be overwritten).
 """
 
 from __future__ import annotations
@@ -163,6 +163,12 @@ class DecoderCache:
             raise ValueError(f"offset must be >= 0, not {min(wanted)}")
         self.offsets = [min(pair) for pair in zip(self.offsets, wanted, strict=True)]
 
+    def clear_behind(self, row: int) -> None:
+        """Zeros in place of what that row forgot: it need not be finite, and a mask hides only what is."""
+        for layer in self.layers:
+            for buffer in (layer.keys, layer.values):
+                buffer[row, :, self.offsets[row] :] = 0
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; the others' memory is given back."""
         index = mx.array(list(rows))
@@ -186,8 +192,8 @@ class DecoderCache:
                 layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)
         for i, row in enumerate(rows):
             for layer, new in zip(self.layers, fresh.layers, strict=True):
-                layer.cross_keys[row, :, :length] = new.cross_keys[i]
-                layer.cross_values[row, :, :length] = new.cross_values[i]
+                layer.cross_keys[row, :, :length], layer.cross_keys[row, :, length:] = new.cross_keys[i], 0
+                layer.cross_values[row, :, :length], layer.cross_values[row, :, length:] = new.cross_values[i], 0
             self.memory_mask[row, :, :, length:] = -mx.inf
             self.memory_mask[row, :, :, :length] = fresh.memory_mask[i]
             self.offsets[row] = 0

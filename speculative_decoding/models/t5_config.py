@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints.base import Checkpoint
+from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -25,6 +26,45 @@ HEAD = "lm_head.weight"
 FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "umt5": {"feed_forward_proj": "gated-gelu"},
+}
+
+
+class Check(NamedTuple):
+    """What a field must be, in words and as a test."""
+
+    wanted: str
+    is_sound: Callable[[Any], bool]
+
+    def require(self, name: str, value: object) -> None:
+        if not self.is_sound(value):
+            raise CheckpointError(f"config.json: {name!r} must be {self.wanted}, not {reprlib.repr(value)}")
+
+
+def whole(least: int, most: int) -> Check:
+    return Check(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
+
+
+MOST_ENDS, MOST_DISTANCE = 64, 1 << 24
+SWITCH = Check("true or false", lambda value: type(value) is bool)
+FEED_FORWARDS = [prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]
+# No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the size
+# that a field says is checked before any is read (`checked_sources`).
+CHECKS: Mapping[str, Check] = {
+    "vocab_size": whole(2, 1 << 24),
+    "d_model": whole(1, 1 << 18),
+    "d_kv": whole(1, 1 << 14),
+    "d_ff": whole(1, 1 << 22),
+    "num_layers": whole(1, 512),
+    "num_decoder_layers": whole(1, 512),
+    "num_heads": whole(1, 1 << 12),
+    "relative_attention_num_buckets": whole(4, 1 << 14),
+    "relative_attention_max_distance": whole(2, MOST_DISTANCE),
+    "n_positions": whole(1, (1 << 31) - 1),
+    # smaller ones are zero in float32
+    "layer_norm_epsilon": Check("1e-35 to 1", lambda value: type(value) in (int, float) and 1e-35 <= value <= 1),
+    "feed_forward_proj": Check(f"one of {', '.join(FEED_FORWARDS)}", FEED_FORWARDS.__contains__),
+    "tie_word_embeddings": SWITCH,
+    "scale_decoder_outputs": SWITCH,
 }
 
 
@@ -56,14 +96,21 @@ class T5Config:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
         given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
         known: dict[str, Any] = {**FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}), **given}
-        for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"):
-            if type(known.get(name)) is not int or known[name] < 1:
-                raise CheckpointError(f"config.json: {name!r} must be a positive integer, not {raw.get(name)!r}")
-        if isinstance(eos := known.get("eos_token_id"), list):
-            known["eos_token_id"] = tuple(eos)
+        for name, check in CHECKS.items():
+            if name in known or not hasattr(cls, name):
+                check.require(name, known.get(name))
+        one = whole(0, known["vocab_size"] - 1)
+        several = Check(f"{one.wanted}, or {MOST_ENDS} of them at most", lambda value: len(value) <= MOST_ENDS)
+        for name in ID_FIELDS:
+            value = known.get(name, getattr(cls, name))
+            if name == "eos_token_id" and isinstance(value, list):
+                several.require(name, value)
+                known[name] = value = tuple(value)
+            for each in value if isinstance(value, tuple) else (value,):
+                one.require(name, each)
         config = cls(**known)
-        if config.activation_name not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: unknown feed_forward_proj {config.feed_forward_proj!r}")
+        far = whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
+        far.require("relative_attention_max_distance", config.relative_attention_max_distance)
         return config if checkpoint is None else config.settled(checkpoint)
 
     def settled(self, checkpoint: Checkpoint) -> T5Config:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.base import Checkpoint
+from ..errors import CheckpointError
 from .t5_config import HEAD, T5Config, embedding_table, layer_sources
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over
@@ -90,6 +91,8 @@ def blocks(config: T5Config, stack: str) -> Iterator[Block]:
 def needed_exponent(config: T5Config, checkpoint: Checkpoint) -> int:
     """The smallest k for which nothing in the residual stream or inside a block can pass `LIMIT`."""
     stream, inside = bounds(config, checkpoint)
+    if not math.isfinite(stream + inside):
+        raise CheckpointError(f"{checkpoint}: has weights that are not finite; it cannot be kept in float16")
     return max(excess(stream), 2 * excess(inside))
 
 
@@ -118,6 +121,6 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
         for block in blocks(config, stack):
             values = np.prod([rows(matrix, block.norm) for matrix in block.inside], axis=0)
             stream = stream + np.abs(read(block.outside)) @ values
-            largest_inside = max(largest_inside, float(values.max()))
-        largest_stream = max(largest_stream, float(stream.max()))
+            largest_inside = float(np.maximum(largest_inside, values.max()))  # NaN, where one of them is
+        largest_stream = float(np.maximum(largest_stream, stream.max()))
     return largest_stream, largest_inside

@@ -37,7 +37,9 @@ class About(NamedTuple):
 class GenerationOptions:
     """How a prompt is decoded. Raises `InputError` that names the option."""
 
-    temperature: Annotated[float, Number(0), "0 takes the most likely token, above 0 samples"] = 0.0
+    temperature: Annotated[
+        float, Number(1e-10, 1e10, or_zero=True), "0 takes the most likely token, above 0 samples"
+    ] = 0.0
     top_k: Annotated[int, Whole(0), "only the K most likely tokens; 0 is off"] = 0
     top_p: Annotated[
         float, Number(0, 1, above=True), "only the fewest tokens that together are this likely; 1 is off"
@@ -45,7 +47,7 @@ class GenerationOptions:
     min_p: Annotated[float, Number(0, 1), "only tokens this likely compared to the most likely one; 0 is off"] = 0.0
     repetition_penalty: Annotated[
         float,
-        Number(0, above=True),
+        Number(1e-10, 1e10),
         "above 1 makes tokens that the decoder has read less likely, at temperature 0 too; 1 is off",
     ] = 1.0
     seed: Annotated[
@@ -84,9 +86,6 @@ class GenerationOptions:
         "coupled, whose output for a seed does not depend on the draft",
     ] = "rejection"
     delta: Annotated[float, Number(0, 1), "accept more than the target would write; above 0 the output is lossy"] = 0.0
-    skip_sample_adjustment: Annotated[
-        bool, Switch(), "draw corrections from the target, not from what the draft left of it (lossy)", SHARED
-    ] = False
     confidence_threshold: Annotated[
         float,
         Number(0, 1),
@@ -116,9 +115,8 @@ class GenerationOptions:
                 f"max_ngram_size must be >= min_ngram_size ({self.min_ngram_size}), not {self.max_ngram_size}; "
                 "change one of them"
             )
-        if self.acceptance != "rejection" and (self.delta or self.skip_sample_adjustment):
-            name = "delta" if self.delta else "skip_sample_adjustment"
-            raise InputError(f"{name} relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
+        if self.acceptance != "rejection" and self.delta:
+            raise InputError(f"delta relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
 
     @property
     def is_greedy(self) -> bool:
@@ -132,7 +130,7 @@ class GenerationOptions:
     @property
     def is_lossless(self) -> bool:
         """Whether the output follows the target's distribution, as computed."""
-        return self.delta == 0 and not self.skip_sample_adjustment
+        return self.delta == 0
 
     @property
     def is_comparable(self) -> bool:
@@ -163,7 +161,7 @@ class GenerationOptions:
 
     def _why_without_effect(self, name: str) -> str:
         """In words, or "" for an option that has one."""
-        if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance", "skip_sample_adjustment"):
+        if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
             return "at temperature 0"
         if self.drafter == "none" and name in ("num_draft", "delta", "confidence_threshold"):
             harmless = name == "num_draft" and (self.strict or self.num_draft == 0)  # the width of strict passes
@@ -194,22 +192,30 @@ def accepted(name: str, value: Value, given: Any) -> Any:
     """The value as it is kept. Raises `InputError` that names the option."""
     try:
         return value.accept(given)
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError):
         raise InputError(f"{name} must be {value.wanted}, not {short(given)}") from None
 
 
 def short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # as of a number of thousands of digits
+        text = f"that {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def unknown(name: str) -> str:
     """Why there is no such option, in a line, with what may have been meant."""
-    meant = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, abouts(), 1)), None)
-    return f"there is no option {name!r}" + (f"; did you mean {meant}?" if meant else "")
+    meant = OTHER_NAMES.get(name, next(iter(get_close_matches(str(name), abouts(), 1)), ""))
+    return f"there is no option {name!r}; " + (
+        f"did you mean {meant}?" if meant else f"there are {', '.join(abouts())}"
+    )
 
 
-OTHER_NAMES = {  # other libraries' names, and our own flags'
+OTHER_NAMES = {  # other libraries' names, and our own flags'; "": there is nothing like it
+    "num_beams": "",
+    "length_penalty": "",
+    "num_return_sequences": "",
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
     "temp": "temperature",

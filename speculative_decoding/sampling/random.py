@@ -34,11 +34,7 @@ def uniform(each: mx.array) -> mx.array:
 
 def gumbel(each: mx.array, size: int) -> mx.array:
     """(N, 2) keys -> (N, size) Gumbel noise: x + noise has its arg-max at i with probability softmax(x)_i."""
-    return mx.vmap(partial(_gumbel, size))(each)
-
-
-def _gumbel(size: int, key: mx.array) -> mx.array:
-    return mx.random.gumbel((size,), key=key)
+    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(each)
 
 
 def categorical(logprobs: mx.array, each: mx.array) -> mx.array:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -19,7 +20,7 @@ class Value(ABC):
 
     @abstractmethod
     def accept(self, value: Any) -> Any:
-        """The value in Python's own type. Raises ValueError, TypeError or OverflowError for what is not wanted."""
+        """The value in Python's own type. Raises ValueError or TypeError for what is not wanted."""
 
     def parse(self, text: str) -> Any:
         """From a word of the command line; raises likewise."""
@@ -53,22 +54,29 @@ class Whole(Value):
 
 @dataclass(frozen=True)
 class Number(Value):
-    """A finite number from `least` to `most`. above: `least` itself is excluded."""
+    """A finite number from `least` to `most`. above: `least` itself is excluded. or_zero: 0 is accepted too."""
 
     least: float
     most: float = math.inf
     above: bool = False
+    or_zero: bool = False
 
     @property
     def wanted(self) -> str:
         if self.above:
             return f"a number above {self.least:g}" + ("" if math.isinf(self.most) else f", at most {self.most:g}")
-        return f"a number >= {self.least:g}" if math.isinf(self.most) else f"a number, {self.least:g} to {self.most:g}"
+        upwards = f" >= {self.least:g}" if math.isinf(self.most) else f", {self.least:g} to {self.most:g}"
+        return ("0 or " if self.or_zero else "") + f"a number{upwards}"
 
     def accept(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
-        number = float(value)  # OverflowError for an integer beyond all floats
+        try:
+            number = float(value)
+        except OverflowError:  # an integer beyond all floats
+            raise ValueError from None
+        if self.or_zero and number == 0:
+            return 0.0
         if not self.least <= number <= self.most or math.isinf(number) or (self.above and number == self.least):
             raise ValueError
         return number
@@ -121,7 +129,7 @@ class Several(Value):
         return f"a list, each {self.one.wanted}"
 
     def accept(self, value: Any) -> tuple[Any, ...]:
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise TypeError
         return tuple(map(self.one.accept, value))
 
@@ -143,18 +151,14 @@ class Either(Value):
 
     def accept(self, value: Any) -> Any:
         for kind in self.kinds:
-            try:
+            with suppress(ValueError, TypeError):
                 return kind.accept(value)
-            except (ValueError, TypeError, OverflowError):
-                continue
         if self.also and not isinstance(value, str | bytes | bool | int | float | list | tuple | dict | None):
             return value
         raise ValueError
 
     def parse(self, text: str) -> Any:
         for kind in self.kinds:
-            try:
+            with suppress(ValueError, TypeError):
                 return kind.parse(text)
-            except (ValueError, TypeError, OverflowError):
-                continue
         raise ValueError

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..checkpoints.npz import verify_npz, write_npz
+from ..checkpoints.npz import write_npz
 from ..draft_length.costs import predicted
 from ..drafters.draft_model import DraftModel, DraftVocabulary
 from ..errors import InputError
@@ -217,7 +217,6 @@ def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable
             if (opened.folder / name).is_file():
                 shutil.copyfile(opened.folder / name, partial / name)
         also(partial)
-        verify_npz(partial / WEIGHTS)
         stored = next(name for name, each in DTYPES.items() if each == dtype)
         manifest.write(partial, source=opened.folder.name, dtype=stored, quantization=None, **facts)
 

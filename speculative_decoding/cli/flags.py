@@ -1,21 +1,22 @@
-"""Every flag of main.py, and which of them contradict each other."""
+"""The flags of main.py in groups, and which of them contradict each other."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated as A
+from typing import Any
 
 from ..errors import InputError
+from ..jobs.output import checkpoint_path
 from ..jobs.rows import FORMATS
 from ..sampling import GenerationOptions
 from ..sampling.values import Number, Switch, Text, Whole
-from .draft_flags import DraftFlags
 from .models import ModelNames
 from .parser import File, Parser, add_flags, flag
 
-FOR_PYTHON = ("skip_sample_adjustment", "logprobs", "timed")  # options of decoding that are no flags
+FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
 APART = {  # flags that do not go with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
     "interactive": ("prompt", "compare", "verify", "stats_json"),
@@ -26,6 +27,7 @@ APART = {  # flags that do not go with these
 NEEDED = dict.fromkeys(("output", "slots", "max_memory", "input_format"), "input") | dict.fromkeys(
     ("resume", "force"), "output"
 )
+READ, WRITTEN = ("input", "draft_vocab_text"), ("output", "stats_json", "trace", "ngram_store")
 PROMPT = "what to decode; without it each line of standard input, and at a terminal an example"
 SHOW_DRAFT = "show which tokens were accepted, rejected and corrected, in the text or in a line per round"
 TRACE = "a line of JSON for every round; python -m speculative_decoding.report makes a picture of it"
@@ -35,6 +37,8 @@ INPUT = (
 )
 INPUT_FORMAT = "what the lines are (default: by the file's name, or else by whether the first begins with {)"
 OUTPUT = "a JSON object for each line of the input, in its order (default: standard output)"
+VOCABULARY = "the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt"
+STORE = "what was read and written before is copied from too, and kept there for the next time"
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,22 @@ class Files:
     max_memory: A[float | None, Number(0, above=True), "use fewer slots rather than more memory"] = None
 
 
-def main_parser() -> Parser:
+@dataclass(frozen=True)
+class DraftFlags:
+    """What shapes drafts and is no option of decoding. Raises `InputError` for what does not go together."""
+
+    draft_vocab: A[int | None, Whole(1), VOCABULARY] = None
+    draft_vocab_text: A[Path | None, File(), "text like the outputs to come"] = None
+    ngram_store: A[Path | None, File(), STORE] = None
+
+    def __post_init__(self) -> None:
+        if (self.draft_vocab is None) != (self.draft_vocab_text is None):
+            raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
+
+
+def main_parser(program: str = "main.py") -> Parser:
     parser = Parser(
-        prog="main.py",
+        prog=program,
         description="Speculative decoding for T5-like models: a draft proposes, the target verifies, the text is the "
         "target's own. Text goes to standard output, everything else to standard error.",
     )
@@ -78,12 +95,24 @@ def main_parser() -> Parser:
     return parser
 
 
-def require_consistent(given: Collection[str]) -> None:
+def require_consistent(given: Mapping[str, Any]) -> None:
     """Raise `InputError` for flags that contradict each other or would be ignored."""
     for name, others in APART.items():
         for other in others:
             if name in given and other in given:
                 raise InputError(f"{flag(other)} does not go with {flag(name)}; leave one of them out")
+    require_different_files(given)
     for name, other in NEEDED.items():
         if name in given and other not in given:
             raise InputError(f"{flag(name)} has no effect without {flag(other)}; give both, or leave it out")
+
+
+def require_different_files(given: Mapping[str, Any]) -> None:
+    """Raise `InputError` where a file that is to be written is given for something else too."""
+    read, written = ([(flag(name), Path(given[name])) for name in names if name in given] for names in (READ, WRITTEN))
+    if "output" in given:
+        written.append(("--output's checkpoint", checkpoint_path(given["output"])))
+    for what, path in written:
+        for other, its in (*read, *written):
+            if what != other and path.resolve() == its.resolve():
+                raise InputError(f"{what} {path}: is the file of {other} too; name another")

@@ -1,11 +1,17 @@
-"""Files as maps: bytes come from the disk when they are touched, and leave memory when they are released."""
+"""Files that somebody else made: only regular ones are opened. JSON within bounds; and maps, whose bytes come from the
+disk when they are touched, and leave memory when they are released.
+"""
 
 from __future__ import annotations
 
+import json
 import mmap
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +19,46 @@ import numpy as np
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo
 
+MAX_JSON_BYTES = 4 << 20  # the largest index of shards has some 100 KB
+MAX_JSON_DEPTH = 32
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def open_regular(path: Path, most: int | None = None) -> BinaryIO:
+    """A pipe would wait for its writer, and a device may never end. Raises `CheckpointError`, also for a file of more
+    than `most` bytes.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("not a regular file")
+        if most is not None and status.st_size > most:
+            raise OSError(f"larger than {most} bytes")
+        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file with one JSON object, of bounded size and depth. Raises `CheckpointError`."""
+    with open_regular(path, MAX_JSON_BYTES) as file:
+        text = file.read(MAX_JSON_BYTES)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(content, dict) or not is_shallow(content):
+        raise CheckpointError(f"{path}: no JSON object of at most {MAX_JSON_DEPTH} levels")
+    return content
+
+
+def is_shallow(content: Any) -> bool:
+    """Of at most `MAX_JSON_DEPTH` levels. What is deeper Python could read, but not write again."""
+    level = [content]
+    for _ in range(MAX_JSON_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [child for children in inner for child in children]
+    return not level
 
 
 @dataclass(frozen=True)
@@ -34,11 +79,11 @@ class MappedFile:
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
+        with open_regular(path) as file:
+            try:
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise self.error(f"not a readable {kind} file ({error})") from error
+            except (OSError, ValueError) as error:
+                raise self.error(f"not a readable {kind} file ({error})") from error
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {problem}")

@@ -1,0 +1,190 @@
+"""Where MLX's kernels are compiled, by planted faults; and that no time contains a compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import kernels
+from speculative_decoding.errors import InputError
+
+from .tiny import DRAFTERS, OPTIONS_OF, run, tiny_model, tokens_of
+
+ROOT = Path(__file__).resolve().parents[1]
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the folder is the user's own")
+on_linux_cpu = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or mx.default_device() != mx.cpu, reason="g++ compiles nothing there"
+)
+CHECK = """
+import os, tempfile, warnings
+warnings.showwarning = lambda message, *_, **__: print(message)
+import speculative_decoding.kernels as kernels
+import mlx.core as mx
+for _ in range(2):
+    kernels.check()
+if kernels._lost:
+    print("the clock stood still")
+assert os.environ["TMPDIR"] == tempfile.gettempdir()
+print(mx.compile(lambda x: mx.exp(x) + 1)(mx.zeros(2)).tolist())
+"""
+
+
+class Machine:
+    """A fresh user on it: an empty folder for caches, and one of all users' temporary files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache, self.temporary = folder / "cache", folder / "tmp"
+        self.temporary.mkdir()
+        self.folder = self.cache / "speculative-decoding" / "kernels"
+
+    def check(self, **environment: str) -> list[str]:
+        """What `kernels.check` says in a fresh process, and a result of MLX."""
+        own = {"XDG_CACHE_HOME": str(self.cache), "TMPDIR": str(self.temporary)}
+        command = [sys.executable, "-c", CHECK]
+        options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | own | environment, "timeout": 600}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert not any(self.temporary.iterdir())  # MLX left all users' folder alone
+        *said, result = done.stdout.splitlines()
+        assert result == "[2.0, 2.0]"
+        return said
+
+    @property
+    def libraries(self) -> list[Path]:
+        return list(self.folder.glob("mlx/*/cpu/lib*.so"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@on_linux_cpu
+def test_kernels_are_compiled_in_a_folder_of_the_users_own_and_damaged_ones_anew(machine: Machine) -> None:
+    said, stood_still = machine.check()
+    assert "MLX compiles kernels" in said and str(machine.folder) in said and "still" in stood_still
+    assert machine.folder.stat().st_mode & 0o777 == 0o700
+    (library,) = machine.libraries
+    size = library.stat().st_size
+    os.truncate(library, size // 2)
+    said, stood_still = machine.check()
+    assert "MLX compiles kernels" in said and "still" in stood_still
+    assert [library.stat().st_size] == [each.stat().st_size for each in machine.libraries] == [size]
+    assert machine.check() == []  # nothing new, nothing to say
+
+
+@on_linux_cpu
+def test_a_folder_that_cannot_be_trusted_is_not_used(machine: Machine) -> None:
+    elsewhere = machine.cache / "elsewhere"
+    elsewhere.mkdir(parents=True)
+    machine.folder.parent.symlink_to(elsewhere)
+    (said,) = machine.check()
+    assert f"{machine.folder.parent} is not a folder that is yours alone" in said and "XDG_CACHE_HOME" in said
+    assert not any(elsewhere.iterdir())
+
+
+@on_linux_cpu
+def test_a_compiler_that_fails_is_said_once_and_not_needed(machine: Machine) -> None:
+    """A full disk, a folder where nothing may be executed: MLX says it in the same way."""
+    compiler = machine.cache / "bin" / "g++"
+    compiler.parent.mkdir(parents=True)
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "No space left on device" >&2; exit 1; }\n')
+    compiler.chmod(0o755)
+    (said,) = machine.check(PATH=f"{compiler.parent}:{os.environ['PATH']}")
+    assert str(machine.folder) in said and "No space left on device" in said and "\n" not in said
+
+
+@on_linux
+def test_what_somebody_else_owns_or_linked_is_refused_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "is_whole", lambda library: True)
+    own, link = tmp_path / "mlx/1/cpu/libown.so", tmp_path / "mlx/1/cpu/liblink.so"
+    own.parent.mkdir(parents=True)
+    own.write_text("a library")
+    link.symlink_to(own)
+    kernels.remove_unsafe(tmp_path)
+    assert own.exists() and not link.is_symlink()
+    folder, a_file, a_link = tmp_path / "folder", tmp_path / "file", tmp_path / "link"
+    assert kernels.own_folder(folder, 0o077) == kernels.own_folder(folder, 0o077) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    a_file.touch()
+    a_link.symlink_to(folder)
+    for wrong in (a_file, a_link):
+        with pytest.raises(OSError):
+            kernels.own_folder(wrong, 0o002)
+    for mode in (0o770, 0o707, 0o755):
+        folder.chmod(mode)
+        with pytest.raises(OSError, match="yours alone"):
+            kernels.own_folder(folder, 0o077)
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(OSError, match="yours alone"):
+        kernels.own_folder(folder, 0o077)
+    kernels.remove_unsafe(tmp_path)
+    assert not own.exists()
+
+
+@on_linux
+def test_a_library_that_is_cut_anywhere_is_not_whole(tmp_path: Path) -> None:
+    whole = next((ROOT / "speculative_decoding").glob("_sgemm*.so"), None) or next(
+        path for path in Path(mx.__file__).parent.glob("core*.so")
+    )
+    content = whole.read_bytes()
+    assert kernels.is_whole(whole)
+    for length in (0, 1, 63, 64, 4096, len(content) // 2, len(content) - 1):
+        (tmp_path / "cut").write_bytes(content[:length])
+        assert not kernels.is_whole(tmp_path / "cut"), length
+
+
+class Compiler:
+    """MLX as it seems to a process for which it compiles kernels: each time takes 1000 s of a time that stands still
+    otherwise.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+        self.runs, self.waits, self._every, self._eval = 0, 0, every, mx.eval
+        monkeypatch.setattr(kernels, "time", SimpleNamespace(perf_counter=lambda: 1000.0 * self.runs))
+        monkeypatch.setattr(kernels, "newest_kernel", lambda: self.runs)
+        monkeypatch.setattr(kernels, "_lost", 0.0)
+        monkeypatch.setattr(kernels, "_is_said", False)
+        monkeypatch.setattr(mx, "eval", self.eval)
+
+    def eval(self, *arrays: Any) -> None:
+        self.waits += 1
+        self.runs += self.waits % self._every == 0
+        self._eval(*arrays)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_round_with_a_compiler_is_done_again_for_its_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every drafter can be asked again; the tokens are those of a run without, and the time has no compiler in it."""
+    model, draft, source = tiny_model(), tiny_model(1), [5, 9, 3, 7, 1]
+    expected = tokens_of(run(model, source))
+    without = run(model, source, DRAFTERS[name](model, draft, expected), **OPTIONS_OF.get(name, {}))
+    drafter = DRAFTERS[name](model, draft, expected)
+    compiler = Compiler(monkeypatch, every=3)  # so each second round has one, and its repetition has none
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        rounds = run(model, source, drafter, **OPTIONS_OF.get(name, {}))
+    assert compiler.runs >= 1 and len(said) == 1
+    assert [(each.tokens, each.proposed) for each in rounds] == [(each.tokens, each.proposed) for each in without]
+    assert sum(each.seconds for each in rounds) == 0
+
+
+def test_other_errors_of_mlx_stay_what_they_are() -> None:
+    def fail(message: str) -> None:
+        raise RuntimeError(message)
+
+    with pytest.raises(InputError, match="No space left"):
+        kernels.without_compiler(lambda: fail("[Compile::eval_cpu] Failed to compile function f:\nNo space left"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        kernels.without_compiler(lambda: fail("out of memory"))
