@@ -24,10 +24,11 @@ from speculative_decoding.training import course as course_module
 from speculative_decoding.training import trainer as trainer_module
 from speculative_decoding.training.batches import EXAMPLES, Labels, Sampler, make_chains
 from speculative_decoding.training.course import Course, CourseOptions
+from speculative_decoding.training.lessons import Lessons
 from speculative_decoding.training.loss import distance, loss_of, numpy_distance
 from speculative_decoding.training.outputs import Example, read_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
-from speculative_decoding.training.teacher import Lessons, Teacher
+from speculative_decoding.training.teacher import Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import CONFIG, EOS, VOCAB, noisy_copy, run, save_hugging_face, tiny_model, tokens_of

@@ -30,9 +30,10 @@ from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, usual_layers
 from ..session import Session
 from .batches import CHAIN, EXAMPLES, Sampler
+from .lessons import Lessons
 from .outputs import Example, write_outputs
 from .students import HeadStudent, ModelStudent, Student
-from .teacher import Lessons, Teacher
+from .teacher import Teacher
 from .trainer import Report, Schedule, Trainer, tokens_per_call
 
 NUM_DRAFT = 7  # of the drafts that are measured

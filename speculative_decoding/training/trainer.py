@@ -21,9 +21,10 @@ from ..checkpoints.npz import read_npz, write_npz
 from ..errors import CheckpointError, InputError
 from ..session import Session
 from .batches import Sampler
+from .lessons import Lessons
 from .loss import loss_of
 from .students import Student
-from .teacher import Lessons, number
+from .teacher import number
 
 WARM_UP = 80  # steps
 LEAST_RATE = 0.02  # of the learning rate, at the end
