@@ -57,7 +57,7 @@ class BatchKeywords(GenerationOptions):
 
 KINDS: dict[str, tuple[Any, str]] = {
     "model": (EncoderDecoder, "a model, as load gives"),
-    "draft_model": (EncoderDecoder | DraftModel | DraftHead | None, "a model or draft head, as load gives"),
+    "draft_model": (EncoderDecoder | DraftModel | DraftHead | None, "a model, as load gives"),
     "options": (GenerationOptions, "GenerationOptions(...)"),
     "ngram": (NgramDrafter | None, "an NgramDrafter"),
 }

@@ -36,6 +36,7 @@ from .students import HeadStudent, ModelStudent, Student
 from .teacher import Teacher
 from .trainer import Report, Schedule, Trainer, tokens_per_call
 
+FEATURES = "features"
 NUM_DRAFT = 7  # of the drafts that are measured
 ON_THE_WAY = 60  # held-out prompts that are decoded while it trains
 Progress = Callable[[int], None]
@@ -136,13 +137,14 @@ class Course:
 
     @property
     def keeps_features(self) -> bool:
-        """Whether they are computed once: they fit into half of what the disk has free."""
-        free = shutil.disk_usage(self.work).free
-        return self.lessons.nbytes <= min(self.options.max_disk_gb * 1e9, free / 2)
+        """Whether they are computed once: they fit into half of what the disk has free, or were begun before."""
+        begun = (self.work / FEATURES).exists()
+        fits = begun or self.lessons.nbytes <= shutil.disk_usage(self.work).free / 2
+        return fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9
 
     def keep_features(self, progress: Progress) -> None:
         with written(self.work):
-            self.lessons.keep(self.work / "features", progress)
+            self.lessons.keep(self.work / FEATURES, progress)
 
     @cached_property
     def student(self) -> Student:
