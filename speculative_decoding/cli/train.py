@@ -63,7 +63,7 @@ class TrainFlags:
 
     def settings(self, prompts: Sequence[Path]) -> dict[str, Any]:
         """What a training that goes on must have been begun with."""
-        free = ("minutes", "steps", "resume", "force", "max_disk_gb")
+        free = ("minutes", "resume", "force", "max_disk_gb")
         own = {name: str(value) for name, value in asdict(self).items() if name not in free}
         return own | {"prompts": [f"{path}: {path.stat().st_size} bytes" for path in prompts]}
 
