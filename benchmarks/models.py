@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.draft_head import DraftHead
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # nothing ends an output
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -31,7 +32,7 @@ class Models:
     """A target, and a draft if there is one."""
 
     target: EncoderDecoder
-    draft: EncoderDecoder | None
+    draft: EncoderDecoder | DraftHead | None
 
 
 def parameters_of(model: EncoderDecoder) -> dict[str, mx.array]:
@@ -68,8 +69,7 @@ def random_model(shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, seed: i
     parameters = parameters_of(model)
     for (path, old), key in zip(parameters.items(), mx.random.split(mx.random.key(seed), len(parameters)), strict=True):
         new = mx.ones(old.shape) if old.ndim == 1 else mx.random.normal(old.shape, key=key) * old.shape[-1] ** -0.5
-        new = new.astype(dtype)
-        mx.eval(new)  # one at a time: no second copy of a large model
+        mx.eval(new := new.astype(dtype))  # one at a time: no second copy of a large model
         model.load_weights([(path, new)], strict=False)
     return model
 
@@ -102,9 +102,9 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     size, pad, end = settings.vocab_size, settings.pad_token_id, eos[0] if eos else 1
     special = {"pad": pad, "eos": end, "unk": next(i for i in range(size) if i not in (pad, end))}
     words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(size)}, "unk_token": f"t{special['unk']}"}
-    names_of = {f"{role}_token": f"t{i}" for role, i in special.items()}
     tokenizer = {"version": "1.0", "added_tokens": [], "model": words, "pre_tokenizer": {"type": "Whitespace"}}
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", **names_of}
+    tokenizer_config = {f"{role}_token": f"t{i}" for role, i in special.items()}
+    tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
     folder.mkdir(parents=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
     for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", tokenizer_config)):

@@ -10,6 +10,7 @@ from speculative_decoding.decoding.results import GenerationResult
 from speculative_decoding.decoding.ways import Way
 from speculative_decoding.kernels import clock
 from speculative_decoding.loading.tokenizer import Vocabulary
+from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 
@@ -77,6 +78,7 @@ def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models:
             draft = models.draft if way.drafter in ("model", "auto") else None
             options = GenerationOptions(temperature=temperature, **shared, **way.keywords)
             session = Session(models.target, Ids(task.sources), draft, options, slots=task.slots or 1)
-            reads = {"model": 0 if draft is None else bytes_per_pass(draft), "auto": None}.get(way.drafter, 0)
+            of_draft = bytes_per_pass(draft) if isinstance(draft, EncoderDecoder) else None
+            reads = {"model": of_draft, "auto": None}.get(way.drafter, 0)
             made.append(Ours(way.name, way.flags, temperature, reads, session))
     return made

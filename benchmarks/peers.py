@@ -1,6 +1,4 @@
-"""Other people's decoders on the same weights and prompts: each in each mode in a process of its own (worker.py), so
-that no mode's idle threads stand beside another's.
-"""
+"""Other people's decoders on the same weights and prompts: each mode in a process (worker.py), with its own threads."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_decoding.errors import InputError
+from speculative_decoding.models.base import EncoderDecoder
 
 from .interleave import Contender, Output
 from .models import Models, exported
@@ -106,7 +105,7 @@ def fastest_peers(
     """
     job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
-    if name == ASSISTED and models.draft is not None:
+    if name == ASSISTED and isinstance(models.draft, EncoderDecoder):  # transformers knows no draft heads
         job["draft"] = str(exported(models.draft, scratch / "draft"))
 
     def start(mode: Mode) -> Worker:

@@ -191,7 +191,15 @@ def report() -> None:
             prompts = b"\n".join(Path("data/grammar.txt").read_bytes().split(b"\n")[:40])
             command = [sys.executable, "main.py", "--trace", traces[-1], *options]
             subprocess.run(command, input=prompts, check=True, stdout=subprocess.DEVNULL)
-        command = [sys.executable, "-m", "speculative_decoding.report", *traces, "--png", str(PICTURES / "report.png")]
+        command = [
+            sys.executable,
+            "-m",
+            "speculative_decoding",
+            "report",
+            *traces,
+            "--png",
+            str(PICTURES / "report.png"),
+        ]
         subprocess.run(command, check=True)
 
 

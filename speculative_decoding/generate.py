@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .drafters import DraftModel, NgramDrafter
+from .drafters import DraftHead, DraftModel, NgramDrafter
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling.keywords import takes_keywords_of
@@ -18,7 +18,7 @@ from .session import BatchKeywords, Session, StreamKeywords
 class Keywords(StreamKeywords):
     """draft_model: a smaller model of the same family. ngram: what drafts of copied text look up, and have learned."""
 
-    draft_model: EncoderDecoder | DraftModel | None = None
+    draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
     ngram: NgramDrafter | None = None
 
 
@@ -26,7 +26,7 @@ class Keywords(StreamKeywords):
 class ManyKeywords(BatchKeywords):
     """See `Keywords`."""
 
-    draft_model: EncoderDecoder | DraftModel | None = None
+    draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
     ngram: NgramDrafter | None = None
 
 

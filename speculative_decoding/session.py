@@ -27,9 +27,11 @@ from .drafters import (
 )
 from .engine import Engine, Event, Request
 from .errors import InputError
-from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, load_model
+from .loading.draft_head import OpenedHead, open_draft
+from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
+from .models.draft_head import DraftHead
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
 from .sampling.options import accepted, default, short
@@ -55,7 +57,7 @@ class BatchKeywords(GenerationOptions):
 
 KINDS: dict[str, tuple[Any, str]] = {
     "model": (EncoderDecoder, "a model, as load gives"),
-    "draft_model": (EncoderDecoder | DraftModel | None, "a model, as load gives"),
+    "draft_model": (EncoderDecoder | DraftModel | DraftHead | None, "a model, as load gives"),
     "options": (GenerationOptions, "GenerationOptions(...)"),
     "ngram": (NgramDrafter | None, "an NgramDrafter"),
 }
@@ -72,7 +74,7 @@ class Session:
 
     model: EncoderDecoder
     tokenizer: Tokenizer
-    draft_model: EncoderDecoder | DraftModel | None = None
+    draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     ngram: NgramDrafter | None = None
     slots: int = 8
@@ -83,13 +85,14 @@ class Session:
         for name, (kind, wanted) in KINDS.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"{name} must be {wanted}, not {short(value)}")
-        if self._draft is not None:
+        if isinstance(self._draft, DraftModel):
             require_same_tokens(self.model, self._draft.model)
         self._drafter(self.options_with({}))  # raises where models and options do not fit
 
     def __repr__(self) -> str:
         given = {name: value for name, value in vars(self.options).items() if value != default(name)}
-        draft = "no draft model" if self._draft is None else f"draft {type(self._draft.model).__name__}"
+        own = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
+        draft = "no draft model" if own is None else f"draft {type(own).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {given}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -156,7 +159,7 @@ class Session:
                 f"drafter must be given by name for several prompts, not {options.drafter!r}: each row needs its own"
             )
         if max_memory_gb is not None:
-            draft = None if self._draft is None else self._draft.model
+            draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
             max_memory_gb = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
             slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens)
         return self._batch(prompts, options, self._engine(options, slots), slots)
@@ -183,14 +186,14 @@ class Session:
         if not isinstance(name, str):
             return choose_length(name)
         if (name, slots) not in self._lengths:
-            draft = None if self._draft is None else self._draft.model
+            draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
             self._lengths[name, slots] = choose_length(name, self.model, draft)
         return self._lengths[name, slots]
 
     @cached_property
-    def _draft(self) -> DraftModel | None:
+    def _draft(self) -> DraftModel | DraftHead | None:
         given = self.draft_model
-        return given if given is None or isinstance(given, DraftModel) else DraftModel(given)
+        return DraftModel(given) if isinstance(given, EncoderDecoder) else given
 
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram, ours = self.ngram, self.options
@@ -290,8 +293,8 @@ def load(
     """Load a target, and perhaps a draft: converted folders, or Hugging Face ones as they are.
 
     path_or_name: a folder, the name of one under models/, or a model on the Hub, which is downloaded if need be.
-    draft: the draft model, likewise; or "self-8bit", the target itself with its matrices in 8 bits, where a family has
-        nothing smaller.
+    draft: the draft model or draft head, likewise; or "self-8bit", the target itself with its matrices in 8 bits,
+        where a family has nothing smaller.
     drafter, num_draft: for every request, see `GenerationOptions`.
     dtype: float32, bfloat16 or float16 to compute in; by default as stored on a GPU, and float32 on a CPU, for which
         MLX has no fast 16-bit matrix product.
@@ -305,15 +308,18 @@ def load(
     if group_size is not None and quantize is None and draft != SELF_DRAFT:
         raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
     options = GenerationOptions(drafter=drafter, num_draft=num_draft)
-    load_target = partial(load_model, path_or_name, dtype=dtype, group_size=group_size or 64, gguf_file=gguf_file)
-    model, tokenizer = load_target(quantize=quantize)
-    draft_model = None
+    open_target = partial(open_named, path_or_name, dtype=dtype, group_size=group_size or 64, gguf_file=gguf_file)
+    target = open_target(quantize=quantize)
+    opened_draft: Opened | OpenedHead | None = None
     if draft == SELF_DRAFT:
         if quantize is not None:
             raise InputError(
                 f"draft {SELF_DRAFT!r} needs a target that is not quantised; leave out quantize={quantize}"
             )
-        draft_model, _ = load_target(quantize=SELF_DRAFT_BITS)
+        opened_draft = open_target(quantize=SELF_DRAFT_BITS)
     elif draft is not None:
-        draft_model, _ = load_model(draft, dtype=dtype)
-    return Session(model, tokenizer, draft_model, options)
+        opened_draft = open_draft(draft, target, dtype=dtype)
+    target.load_weights()
+    if opened_draft is not None:
+        opened_draft.load_weights()
+    return Session(target.model, target.tokenizer, None if opened_draft is None else opened_draft.model, options)

@@ -27,7 +27,7 @@ from speculative_decoding.decoding.acceptance import (
 from speculative_decoding.decoding.batch import Batch, DecodedRow
 from speculative_decoding.decoding.judge import Outcome, commit, judge
 from speculative_decoding.draft_length import choose_length
-from speculative_decoding.drafters import Draft, Row
+from speculative_decoding.drafters import Draft, NoDrafter, Row, SeparateDrafters
 from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed
 from speculative_decoding.sampling.random import keys
 
@@ -267,7 +267,7 @@ def judged_together(
         else DecodedRow(own, [1], past_of(own), slot, length=choose_length(MOST), ends={end}.__contains__)
         for slot, own in enumerate(options)
     ]
-    batch = Batch(None, None, None, rows)  # type: ignore[arg-type]  # a verdict needs no model
+    batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # a verdict needs no model
     proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(np.array(draft.tokens).tolist())]
     return commit(judge(batch, batch.active, draft, logits), proposed)
 

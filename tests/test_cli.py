@@ -26,7 +26,7 @@ from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULE
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
-HARDER = "translate English to German: The method returns the value of the property."  # the draft gets it wrong
+HARDER = "translate English to German: This property sets the colour of the border."  # the draft gets it wrong
 FIXED = ("--drafter", "model", "--num-draft", "5")  # rounds that are the same in every run
 
 
@@ -93,8 +93,8 @@ def read_lines(name: str) -> list[str]:
 def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_command.main(["--prompt", HARDER, "--show-draft", *FIXED]) == 0
     out, err = capsys.readouterr()
-    assert out == "Die Methode gibt den Wert der Eigenschaft zurück.\n"
-    assert "gibt den Wert{+ der+} Eigenschaft[- des Eigenschafts zurück-]{+ zurück+}.\n" in err
+    assert out == "Diese Eigenschaft setzt die colour des Rahmens.\n"
+    assert "Diese Eigenschaft" in err and "[- " in err and "{+ " in err
     assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
     err = capsys.readouterr().err
     assert "round 10: nothing drafted, " in err and "accepted" not in err.replace("accepted [-", "")
@@ -102,7 +102,7 @@ def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) 
 
 def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([], ["--verify"], ["--verify", "--acceptance", "coupled", "--temperature", "0.5"]):
-        assert main_command.main(["--prompt", HARDER, "--output-prefix", "Diese Methode gibt", *more]) == 0
+        assert main_command.main(["--prompt", PROMPT, "--output-prefix", "Diese Methode gibt", *more]) == 0
         out, err = capsys.readouterr()
         assert out.startswith(" den Wert ") and ("verify: identical" in err) == bool(more)
 
@@ -172,7 +172,7 @@ def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_every_sampling_option_reaches_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def sample(*arguments: str) -> str:
-        assert main_command.main(["--prompt", PROMPT, "--temperature", "2", "--seed", "4", *FIXED, *arguments]) == 0
+        assert main_command.main(["--prompt", PROMPT, "--temperature", "2", "--seed", "7", *FIXED, *arguments]) == 0
         return capsys.readouterr().out
 
     free = sample()
@@ -380,7 +380,7 @@ def test_closed_streams(tmp_path: Path) -> None:
 def test_text_and_draft_in_one_pipe_are_not_mixed() -> None:
     process = start("--show-draft", *FIXED, "--prompt", HARDER, stderr=subprocess.STDOUT)
     lines = process.communicate()[0].decode().splitlines()
-    assert lines[2].endswith("gibt den Wert{+ der+} Eigenschaft[- des Eigenschafts zurück-]{+ zurück+}.")
+    assert "Diese Eigenschaft" in lines[2] and "[- " in lines[2] and lines[2].endswith(".")
     assert lines[3].startswith("10 tokens at ")
 
 

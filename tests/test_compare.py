@@ -31,20 +31,21 @@ def test_three_ways_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == f"{TEXT}\n"
     assert err.splitlines()[1:6] == [
         "drafter:",
-        "Die Methode gibt den Wert des Eigenschaft zurück.",
+        "Die Methode gibt den Wert des Eigenschafts zurück.",
         "target:",
         TEXT,
         "speculative:",
     ]
     assert len(row(err, "target")) == 4
     tokens, calls, _, speed_up, accepted, text = row(err, "speculative")[1:]
-    assert (tokens, calls, accepted, text) == ("10", "3", "53.3%", "identical") and speed_up[0] in "+-"
+    assert (tokens, calls, accepted, text) == ("10", "2", "90.0%", "identical") and speed_up[0] in "+-"
     assert row(err, "drafter")[-1] == "differs"
 
 
 def test_a_lossy_text_is_said_to_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    _, err = compare(capsys, "--delta", "1", *FIXED)
-    assert re.search(r"speculative .* differs at token 7", err) and "LOSSY" in err
+    prompt = "translate English to German: The browser shows the page again."
+    _, err = compare(capsys, "--delta", "1", *FIXED, "--prompt", prompt)
+    assert re.search(r"speculative .* differs at token \d", err) and "LOSSY" in err
 
 
 def test_samples_need_not_be_identical_unless_coupled(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +63,7 @@ def test_copies_are_compared_without_a_draft_model(capsys: pytest.CaptureFixture
 def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = compare(capsys, "--show-draft", *FIXED)
     assert out == f"{TEXT}\n" and "accepted [-rejected-] {+correction or bonus+}" in err
-    assert "Die Methode gibt den Wert{+ der+} Eigenschaft[- des" in err
+    assert "Die Methode gibt den Wert{+ der+} Eigenschaft" in err
 
 
 def test_several_prompts_are_summed_up(
@@ -74,7 +75,7 @@ def test_several_prompts_are_summed_up(
         assert main_command.main(["--compare", *FIXED]) == 0
     out, err = capsys.readouterr()
     assert out == f"{TEXT}\n\n{TEXT}\n"
-    assert "2 prompts:" in err and re.search(r"speculative +20 +6 .* 2 of 2 identical", err)
+    assert "2 prompts:" in err and re.search(r"speculative +20 +4 .* 2 of 2 identical", err)
 
 
 def test_the_table_fits() -> None:

@@ -55,7 +55,7 @@ def test_main_writes_what_the_report_reads(tmp_path: Path, capsys: pytest.Captur
     out, _ = capsys.readouterr()
     lines = [json.loads(each) for each in trace.read_text().splitlines()]
     stats = json.loads(stats_file.read_text())
-    assert len(lines) == stats["target_calls"] == 3
+    assert len(lines) == stats["target_calls"] == 2
     assert "".join(each["text"] for each in lines) + "\n" == out
     for name, key in (("accepted", "accepted_tokens"), ("drafted", "drafted_tokens")):
         assert sum(each[name] for each in lines) == stats[key]
@@ -69,7 +69,7 @@ def test_main_writes_what_the_report_reads(tmp_path: Path, capsys: pytest.Captur
 
     assert report_command.main([str(trace)]) == 0
     table = capsys.readouterr().out
-    assert "| run | 1 " in table and "53.3%" in table
+    assert "| run | 1 " in table and "90.0%" in table
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -22,7 +22,7 @@ from speculative_decoding.drafters import (
 )
 from speculative_decoding.engine import Engine
 from tests.operations import counted, operations
-from tests.tiny import VOCAB, model_drafter, noisy_copy, tiny_model
+from tests.tiny import VOCAB, head_drafter, model_drafter, noisy_copy, tiny_model
 from tests.together import Letters, options_of
 
 LINES = 30
@@ -31,6 +31,7 @@ DRAFT = noisy_copy(TARGET)
 COPIES = NgramDrafter(min_chance=0.0)
 BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
     "model": lambda: model_drafter(TARGET, DRAFT),
+    "head": lambda: head_drafter(TARGET, range(12)),
     "ngram": lambda: SeparateDrafters(COPIES.fresh, VOCAB),
     "auto": lambda: AutoDrafter(COPIES, model_drafter(TARGET, DRAFT), VOCAB),
 }
@@ -99,7 +100,7 @@ def operations_of_rounds(drafter: str, rows: int, **options: Any) -> list[Counte
 RAGGED = {"Arange", "Less", "AsType", "Multiply"}  # what stands behind the end of a shorter draft does not count
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "head", "ngram"])
 def test_a_greedy_round_takes_as_many_operations_for_one_row_as_for_many(drafter: str) -> None:
     """Drafting, verifying and judging. Copies of different lengths take the four of `RAGGED` more, however many."""
     one, eight, many = (operations_of_rounds(drafter, rows) for rows in (1, 8, 32))

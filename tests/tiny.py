@@ -17,6 +17,7 @@ from speculative_decoding.draft_length import DraftLength, choose_length
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,
+    BatchHeadDrafter,
     BatchModelDrafter,
     Draft,
     Drafter,
@@ -29,6 +30,7 @@ from speculative_decoding.drafters import (
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.draft_head import DraftHead, usual_layers
 from speculative_decoding.sampling import GenerationOptions
 
 VOCAB = 24
@@ -143,6 +145,16 @@ def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) ->
     return BatchModelDrafter(draft if isinstance(draft, DraftModel) else DraftModel(draft), target.config.vocab_size)
 
 
+def tiny_head(target: EncoderDecoder, frequent: Sequence[int] = (), seed: int = 3) -> DraftHead:
+    """Untrained, so that it agrees now and then."""
+    head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 2.0, seed)
+    return head.folded().with_frequent(frequent)
+
+
+def head_drafter(target: EncoderDecoder, frequent: Sequence[int] = ()) -> BatchHeadDrafter:
+    return BatchHeadDrafter(tiny_head(target, frequent), target)
+
+
 # Every drafter that exists, by name: made from (target, draft model, regular output). They all inherit the laws of
 # tests/test_generate.py, with the options of OPTIONS_OF.
 DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Drafter | BatchDrafter]] = {
@@ -153,6 +165,9 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
         target, DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2))))
     ),
     "model, confidence threshold": lambda target, draft, regular: model_drafter(target, draft),
+    "head": lambda target, draft, regular: head_drafter(target),
+    "head, trimmed vocabulary": lambda target, draft, regular: head_drafter(target, (EOS, *range(2, VOCAB, 2))),
+    "head, confidence threshold": lambda target, draft, regular: head_drafter(target),
     "n-grams": lambda target, draft, regular: NgramDrafter(),
     "n-grams of the output": lambda target, draft, regular: NgramDrafter(search_input=False, min_chance=0.0),
     "n-grams of the input": lambda target, draft, regular: NgramDrafter(
@@ -173,7 +188,8 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     "stops after two": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=2),
     "proposes nothing": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=0),
 }
-OPTIONS_OF: dict[str, dict[str, Any]] = {"model, confidence threshold": {"confidence_threshold": 0.2}}
+UNSURE = {"confidence_threshold": 0.2}
+OPTIONS_OF: dict[str, dict[str, Any]] = {"model, confidence threshold": UNSURE, "head, confidence threshold": UNSURE}
 
 
 TOKENIZER = {

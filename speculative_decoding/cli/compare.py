@@ -17,7 +17,8 @@ from rich.table import Table
 from ..decoding.divergence import first_divergence
 from ..decoding.results import GenerationResponse, GenerationResult
 from ..decoding.stats import GenerationStats
-from ..drafters import DraftModel
+from ..drafters import DraftHead, DraftModel
+from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
 from ..session import Session
 from .common import note_unknown
@@ -30,8 +31,9 @@ WARM_UP_TOKENS = 4
 
 def ways(session: Session) -> list[str]:
     """Those that a comparison is of. The first gives the program's answer, alone where nobody compares."""
+    is_head = isinstance(session.draft_model, DraftHead)  # it cannot decode alone
     speculative = [] if session.options_with({}).drafter == "none" else [SPECULATIVE]
-    return [*speculative, TARGET, *([] if session.draft_model is None else [DRAFTER])]
+    return [*speculative, TARGET, *([] if session.draft_model is None or is_head else [DRAFTER])]
 
 
 def start(
@@ -42,8 +44,8 @@ def start(
         return session.stream(prompt, on_round=on_round, timed=timed)
     if name == DRAFTER:
         draft = session.draft_model
-        assert draft is not None
         model = draft.model if isinstance(draft, DraftModel) else draft
+        assert isinstance(model, EncoderDecoder)
         session = Session(model, session.tokenizer, options=replace(session.options, drafter="none"))
     return session.stream(prompt, on_round=on_round, timed=timed, drafter="none")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.request import check_token_ids
-from ..drafters import DraftModel, NgramDrafter, TextStore, usual_drafter
+from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, usual_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
 from ..loading.hub import suggested_draft
@@ -75,7 +75,11 @@ class Plan:
             ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
         vocabulary = self._draft_vocabulary(pair)
         pair.load_weights()
-        draft = None if pair.draft is None else DraftModel(pair.draft, vocabulary)
+        draft: DraftModel | DraftHead | None = None
+        if isinstance(pair.draft, DraftHead):
+            draft = pair.draft if vocabulary is None else pair.draft.with_frequent(vocabulary.ids)
+        elif pair.draft is not None:
+            draft = DraftModel(pair.draft, vocabulary)
         try:
             yield Session(pair.target, pair.tokenizer, draft, options=self.options, ngram=ngram)
         finally:

@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import InputError
 from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_lines
 from ..loading import manifest
+from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
 from ..sampling import GenerationOptions
 from .common import printing, say, write_stats
@@ -101,7 +102,7 @@ def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
     }
 
 
-def fingerprint(opened: Opened) -> str:
+def fingerprint(opened: Opened | OpenedHead) -> str:
     """Of a model: the manifest's checksums; or of a folder without one, its files' names, sizes and dates."""
     files: Mapping[str, Any] = manifest.files_of(opened.folder)
     if not files:

@@ -9,15 +9,17 @@ from typing import Annotated as A
 
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
+from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead
 from ..sampling.values import Text
 
 PREFERRED = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
 MODEL = "the target: a folder, one in models/, a name on the Hub (default: t5-11b with t5-small, or the bundled pair)"
-DRAFT_MODEL = "the draft, likewise; self-8bit: the target itself in 8 bits (default: copies of the text alone)"
+DRAFT_MODEL = "the draft model or draft head, likewise; self-8bit: the target itself in 8 bits (default: copies alone)"
 DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"
 
 
@@ -55,10 +57,14 @@ class Folders:
     def open(self, *, use_draft: bool = True) -> Pair:
         """The models, checked as far as that goes without their weights."""
         target = open_model(self.target, dtype=self.dtype)
-        draft = None
+        draft: Opened | OpenedHead | None = None
         if use_draft and self.draft is not None:
-            draft = open_model(self.draft, dtype=self.dtype, quantize=self.bits)
-            require_same_tokens(target.model, draft.model)
+            if self.bits is not None:
+                draft = open_model(self.draft, dtype=self.dtype, quantize=self.bits)
+            else:
+                draft = open_draft(self.draft, target, dtype=self.dtype)
+            if isinstance(draft, Opened):
+                require_same_tokens(target.model, draft.model)
         return Pair(target, draft)
 
 
@@ -67,7 +73,7 @@ class Pair:
     """A target, and a draft if there is one, without weights until they are loaded."""
 
     opened_target: Opened
-    opened_draft: Opened | None
+    opened_draft: Opened | OpenedHead | None
 
     @property
     def target(self) -> EncoderDecoder:
@@ -78,7 +84,7 @@ class Pair:
         return self.opened_target.tokenizer
 
     @property
-    def draft(self) -> EncoderDecoder | None:
+    def draft(self) -> EncoderDecoder | DraftHead | None:
         return None if self.opened_draft is None else self.opened_draft.model
 
     @property

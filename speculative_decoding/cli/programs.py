@@ -14,6 +14,7 @@ COMMANDS = {  # name: (module beside this one, flags that go without saying, wha
     "console": ("main", ("--interactive",), "a prompt a line, with commands and history"),
     "convert": ("convert", (), "a Hugging Face checkpoint -> a folder that loads at once"),
     "verify": ("verify", (), "does a draft change anything?"),
+    "train": ("train", (), "a draft for a target and a kind of text"),
     "report": ("report", (), "what `generate --trace` wrote, as a table and a picture"),
 }
 

@@ -1,4 +1,4 @@
-"""`python -m speculative_decoding.report TRACE...`: what the rounds of one or more runs say, as a table and a picture.
+"""`python -m speculative_decoding report TRACE...`: what the rounds of one or more runs say, as a table and a picture.
 
 Reads what `main.py --trace` wrote. Knows nothing of models; of matplotlib only when it draws.
 """
@@ -131,7 +131,7 @@ def report(traces: Sequence[Path], picture: Path) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.report") -> int:
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding report") -> int:
     parser = Parser(
         prog=program,
         description="What main.py --trace wrote, of one run or of several, as a picture and as a Markdown table.",

@@ -66,14 +66,15 @@ class Batch:
     rows: list[DecodedRow | None]
     width: int | None = None
 
+    def __post_init__(self) -> None:
+        self.drafter.share(self.cache)
+
     @property
     def active(self) -> list[DecodedRow]:
         return [row for row in self.rows if row is not None and not row.finish_reason]
 
     def fed(self, draft: Draft) -> mx.array:
-        """(B, L) ids for the target: each row's last token and its draft. Behind a row's own draft stands padding,
-        which the next rewind forgets.
-        """
+        """(B, L) ids for the target: each row's last token and its draft. Padding follows, until the next rewind."""
         padding = self.model.config.pad_token_id
         last = mx.array([[padding if row is None else row.tokens[-1]] for row in self.rows], mx.uint32)
         width = self.width or pass_width(1 + draft.num_tokens)

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from ..errors import InputError
 from ..models.base import LONGEST_TOGETHER, EncoderDecoder
+from ..models.draft_head import DraftHead
 
 GB = 1e9
 LONGEST_SOURCE = 512  # tokens, where a model does not say what it was trained on
@@ -17,14 +18,18 @@ SCORES = 5  # matrices of a layer's attention in float32 that are alive together
 
 
 def slots_within(
-    max_memory_gb: float, slots: int, model: EncoderDecoder, draft_model: EncoderDecoder | None, max_tokens: int
+    max_memory_gb: float,
+    slots: int,
+    model: EncoderDecoder,
+    draft_model: EncoderDecoder | DraftHead | None,
+    max_tokens: int,
 ) -> int:
     """As many of the slots as fit beside the weights, if every source is as long as the model takes and every output
     `max_tokens` long. Raises `InputError` if not even one does.
     """
     models = [model] if draft_model is None else [model, draft_model]
     longest = model.config.max_source_tokens or LONGEST_SOURCE
-    row = sum(row_bytes(each, longest, max_tokens) for each in models)
+    row = sum(row_bytes(each, longest, max_tokens) for each in models if isinstance(each, EncoderDecoder))
     weights = sum(array.nbytes for each in models for array in dict(tree_flatten(each.parameters())).values())
     fitting = int((max_memory_gb * GB - weights) // row)
     if fitting < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead
 from .adaptive import AdaptiveLength
 from .base import Choice, Drafted, DraftLength, FixedLength, HeuristicLength
 from .costs import predicted
@@ -12,7 +13,9 @@ __all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", 
 
 
 def choose_length(
-    num_draft: int | str | DraftLength, target: EncoderDecoder | None = None, draft_model: EncoderDecoder | None = None
+    num_draft: int | str | DraftLength,
+    target: EncoderDecoder | None = None,
+    draft_model: EncoderDecoder | DraftHead | None = None,
 ) -> DraftLength:
     """num_draft: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. The costs that "auto" begins with
     are predicted from the shapes of the models, which only that needs.

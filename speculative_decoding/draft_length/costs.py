@@ -15,12 +15,14 @@ from mlx.utils import tree_flatten
 
 from ..models.base import EncoderDecoder
 from ..models.compiled import pass_width
+from ..models.draft_head import DraftHead
 
 # What a position of a row adds to the time in which a pass reads its weights, and a row, whose cache is attended over.
 # Bundled pair on two x86-64 cores: right within 20 % for 1 to 16 rows by 1 to 16 positions (docs/LOG.md).
 PER_POSITION = {mx.cpu: 0.1, mx.gpu: 0.02}
 LAYER_BYTES = 500_000  # what could be read while the operations of a layer are started
 SOURCE_TOKENS = 32  # of a typical request
+HEAD_LAYERS = 0.6  # of a layer's operations, in a step of a draft head
 EAGER_STEPS = 2.0  # of the draft model: as long as its encoder, which is not compiled, keeps the host busy
 
 PLAIN_STEP, STEP = 0.2, 0.03  # how much a round counts in the long run, without a draft and with one
@@ -55,29 +57,48 @@ class Costs:
         return wider + self.lookup * (width > 0), steps * self.step, readings * self.reading / plain
 
 
-def predicted(target: EncoderDecoder, draft_model: EncoderDecoder | None = None) -> Costs:
+def predicted(target: EncoderDecoder, draft_model: EncoderDecoder | DraftHead | None = None) -> Costs:
     """From the bytes that a pass reads and the number of layers."""
     position = PER_POSITION[mx.default_device().type]
     if draft_model is None:
         return Costs(position)
+    if isinstance(draft_model, DraftHead):  # reads nothing of a source but rows of the target's head
+        return Costs(position, head_weight(draft_model, target) / weight(target, "decoder"))
     step, encoder = (weight(draft_model, stack) / weight(target, "decoder") for stack in ("decoder", "encoder"))
     return Costs(position, step, encoder * (1.0 + position * SOURCE_TOKENS) + EAGER_STEPS * step)
+
+
+def head_weight(head: DraftHead, target: EncoderDecoder) -> float:
+    """Of a step of a draft head, as `weight`."""
+    config = head.config
+    shares = len(config.frequent) / target.config.vocab_size if config.frequent else 1.0
+    own = head.nbytes - head.combine.weight.nbytes
+    return own + HEAD_LAYERS * LAYER_BYTES + shares * output_bytes(target)
 
 
 def weight(model: EncoderDecoder, stack: str) -> float:
     """Bytes that a pass of "encoder" or "decoder" reads, with what its layers cost besides in bytes. The decoder ends
     with a head, a row for each token; a second such table is an embedding, of which next to nothing is read.
     """
-    total, tables, layers = 0, dict[str, int](), set[str]()
+    total, layers = 0, set[str]()
+    parameters: Any = tree_flatten(model.parameters())
+    for path, array in parameters:
+        is_table = array.shape[0] == model.config.vocab_size
+        if not is_table and path.startswith("encoder.") == (stack == "encoder"):
+            layers |= {".".join(path.split(".")[:3])} if ".layers." in path else set()
+            total += array.nbytes
+    return total + LAYER_BYTES * len(layers) + (output_bytes(model) if stack == "decoder" else 0)
+
+
+def output_bytes(model: EncoderDecoder) -> int:
+    """Of the head over all tokens."""
+    tables = dict[str, int]()
     parameters: Any = tree_flatten(model.parameters())
     for path, array in parameters:
         if array.shape[0] == model.config.vocab_size:
             module = path.rpartition(".")[0]  # a quantised table has several arrays
             tables[module] = tables.get(module, 0) + array.nbytes
-        elif path.startswith("encoder.") == (stack == "encoder"):
-            layers |= {".".join(path.split(".")[:3])} if ".layers." in path else set()
-            total += array.nbytes
-    return total + LAYER_BYTES * len(layers) + (max(tables.values()) if stack == "decoder" else 0)
+    return max(tables.values())
 
 
 class RoundTimes:

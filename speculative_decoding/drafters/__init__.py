@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from ..errors import InputError
 from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead
 from ..sampling import DRAFTERS, GenerationOptions
 from .alignment import Pieces
 from .auto import AutoDrafter
 from .base import BatchDrafter, Draft, Drafter, Row, Wanted
 from .draft_model import DraftModel, require_same_tokens
+from .head import BatchHeadDrafter
 from .model import BatchModelDrafter
 from .ngram import NgramDrafter
 from .separate import CustomDrafter, NoDrafter, SeparateDrafters
@@ -19,8 +21,10 @@ from .text_store import TextStore
 __all__ = [
     "AutoDrafter",
     "BatchDrafter",
+    "BatchHeadDrafter",
     "BatchModelDrafter",
     "Draft",
+    "DraftHead",
     "DraftModel",
     "Drafter",
     "NgramDrafter",
@@ -44,7 +48,7 @@ def usual_drafter(draft_model: object | None) -> str:
 def choose_drafter(
     options: GenerationOptions,
     target: EncoderDecoder,
-    draft_model: DraftModel | None = None,
+    draft_model: DraftModel | DraftHead | None = None,
     ngram: NgramDrafter | None = None,
 ) -> BatchDrafter:
     """What `options.drafter` names; "auto" is "ngram" without a draft model. Raises `InputError`.
@@ -62,11 +66,17 @@ def choose_drafter(
     if choice == "model":
         if draft_model is None:
             raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
-        return BatchModelDrafter(draft_model, vocab_size)
+        return model_drafter(draft_model, target)
     ngram = ngram or new_ngram(target, options.max_ngram_size, options.min_ngram_size)
     if choice == "ngram" or draft_model is None:
         return SeparateDrafters(ngram.fresh, vocab_size)
-    return AutoDrafter(ngram, BatchModelDrafter(draft_model, vocab_size), vocab_size)
+    return AutoDrafter(ngram, model_drafter(draft_model, target), vocab_size)
+
+
+def model_drafter(draft_model: DraftModel | DraftHead, target: EncoderDecoder) -> BatchDrafter:
+    if isinstance(draft_model, DraftHead):
+        return BatchHeadDrafter(draft_model, target)
+    return BatchModelDrafter(draft_model, target.config.vocab_size)
 
 
 def new_ngram(target: EncoderDecoder, max_ngram_size: int, min_ngram_size: int) -> NgramDrafter:

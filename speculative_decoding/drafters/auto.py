@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..models.cache import DecoderCache
 from .base import COPY, MODEL, BatchDrafter, Draft, Row, Verified, Wanted, merged
 from .ngram import NgramDrafter
 from .separate import SeparateDrafters
@@ -23,6 +24,9 @@ class AutoDrafter(BatchDrafter):
     def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = SURE) -> None:
         self._copies, self._model = SeparateDrafters(ngram.fresh, vocab_size), model
         self._vocab_size, self._sure = vocab_size, sure
+
+    def share(self, cache: DecoderCache) -> None:
+        self._model.share(cache)
 
     def begin(self, row: Row) -> None:
         self._copies.begin(row)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions
 
 MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
@@ -108,6 +109,11 @@ class BatchDrafter(ABC):
     and keeps its own state in step with them; there is no call to rewind it. It may stop after any token, but never
     withdraw one that it sampled (that would bias the output).
     """
+
+    def share(self, cache: DecoderCache) -> None:  # noqa: B027
+        """Before anything else: the target's cache, with a row for each slot. To be read; it may be asked to keep the
+        states of some layers.
+        """
 
     @abstractmethod
     def begin(self, row: Row) -> None:

@@ -59,26 +59,26 @@ class DraftModel:
         ids = self._known(self.vocabulary.ids)
         return ids, self.model.head_of(mx.array(ids))
 
-    def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> DraftHead:
+    def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> OutputHead:
         """Over `vocabulary` and the ids of each row's source; without one, over all. vocab_size: the target's."""
         if self.vocabulary is None:
-            return DraftHead([self.model.logits], None, vocab_size)
+            return OutputHead([self.model.logits], None, vocab_size)
         frequent, head = self._frequent
         own = [set(self._known(source)).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
         if not others:
-            return DraftHead([head], mx.array(frequent), vocab_size)
+            return OutputHead([head], mx.array(frequent, mx.uint32), vocab_size)
         allowed = [[True] * len(frequent) + [token in ids for token in others] for ids in own]
         mask = None if all(ids == own[0] for ids in own) else mx.array(allowed)[:, None]
         heads = [head, self.model.head_of(mx.array(others))]
-        return DraftHead(heads, mx.array(frequent + others), vocab_size, mask)
+        return OutputHead(heads, mx.array(frequent + others, mx.uint32), vocab_size, mask)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
         return [token for token in ids if 0 <= token < self.model.config.vocab_size]
 
 
 @dataclass(frozen=True)
-class DraftHead:
+class OutputHead:
     """A head over some ids, or all: (B, L, d_model) -> logits (B, L, N) of `ids` (N,), or of the draft's vocabulary.
 
     vocab_size: V of the target, which may be padded further than the draft's, or less far.

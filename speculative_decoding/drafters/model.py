@@ -12,7 +12,7 @@ from ..sampling import GenerationOptions, History, Use, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
 from ..sampling.random import gumbel, keys, split
 from .base import MODEL, BatchDrafter, Draft, Row, Wanted, token_rows
-from .draft_model import DraftHead, DraftModel
+from .draft_model import DraftModel, OutputHead
 
 
 class BatchModelDrafter(BatchDrafter):
@@ -28,7 +28,7 @@ class BatchModelDrafter(BatchDrafter):
         self._sources: dict[int, list[int]] = {}  # by slot
         self._held: dict[int, list[int]] = {}  # by slot: the ids that the cache holds, once the source was encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # of the last draft: its slots, (B, K) ids
-        self._head: DraftHead | None = None
+        self._head: OutputHead | None = None
 
     def begin(self, row: Row) -> None:
         self._read_drafted()
@@ -120,7 +120,7 @@ class Chain:
     noise of each position, which the target uses too; then a token counts as certain.
     """
 
-    def __init__(self, wanted: Sequence[Wanted], slots: int, head: DraftHead) -> None:
+    def __init__(self, wanted: Sequence[Wanted], slots: int, head: OutputHead) -> None:
         self._head = head
         by_slot = {each.row.slot: each for each in wanted}
         each_slot = [by_slot.get(slot, wanted[0]) for slot in range(slots)]  # others repeat the first, for nothing

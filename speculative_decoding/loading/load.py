@@ -53,15 +53,27 @@ def load_model(
     gguf_file: str | os.PathLike[str] | None = None,
 ) -> tuple[EncoderDecoder, Tokenizer]:
     """What `speculative_decoding.load` does for the target and for the draft, each alone."""
+    opened = open_named(path_or_name, dtype=dtype, quantize=quantize, group_size=group_size, gguf_file=gguf_file)
+    opened.load_weights()
+    return opened.model, opened.tokenizer
+
+
+def open_named(
+    path_or_name: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    gguf_file: str | os.PathLike[str] | None = None,
+) -> Opened:
+    """`load_model` without reading the weights."""
     folder = locate(path_or_name, gguf_file)
     gguf = None
     if gguf_file is not None:
         gguf = next(filter(Path.is_file, (Path(gguf_file), folder / gguf_file)), None)
         if gguf is None:
             raise InputError(f"gguf_file {str(gguf_file)!r} is no file, here or in {folder}; name one that is")
-    opened = open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size, gguf=gguf)
-    opened.load_weights()
-    return opened.model, opened.tokenizer
+    return open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size, gguf=gguf)
 
 
 def open_model(

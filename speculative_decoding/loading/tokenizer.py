@@ -51,8 +51,12 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        text = "\0".join(f"{index} {piece}" for index, piece in self.pieces.items())
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return fingerprint(self.pieces)
+
+
+def fingerprint(pieces: Mapping[int, str]) -> str:
+    text = "\0".join(f"{index} {piece}" for index, piece in pieces.items())
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,6 +29,12 @@ class EncoderDecoderConfig(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def d_model(self) -> int: ...
+
+    @property
+    def decoder_layers(self) -> int: ...
+
+    @property
     def decoder_start_token_id(self) -> int: ...
 
     @property
@@ -43,6 +49,23 @@ class EncoderDecoderConfig(Protocol):
     @property
     def max_source_tokens(self) -> int | None:
         """The longest source that the model was trained on, where its configuration says so."""
+
+
+class LastLayer(NamedTuple):
+    """Of the last decoder layer what reads the memory, its feed-forward, and the norm behind it; weights (outputs,
+    inputs), not quantised. wi: a unit's rows; two matrices, gate and linear, where it is gated. logit_scale: what
+    normed states are multiplied by before the head.
+    """
+
+    cross_norm: mx.array
+    q: mx.array
+    o: mx.array
+    ff_norm: mx.array
+    wi: Sequence[mx.array]
+    wo: mx.array
+    norm: mx.array
+    activation: str
+    logit_scale: float
 
 
 class EncoderDecoder(nn.Module):
@@ -64,10 +87,11 @@ class EncoderDecoder(nn.Module):
         """Memory (B, S, d_model) -> the cross keys and values of each decoder layer, (B, H, S, D) both."""
 
     @abstractmethod
-    def decoder_states(
+    def decoder_hidden(
         self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
-    ) -> mx.array:
-        """The decoder without its head: (B, L) token ids -> (B, L, d_model).
+    ) -> list[mx.array]:
+        """The decoder without what stands behind its layers: (B, L) token ids -> the states behind each layer, all
+        (B, L, d_model).
 
         offsets: (B,), or (1,) for all rows: token i of a row stands at position offset + i, key j at j <
             `layers[0].reach(L)`. What positions mean, which keys each token sees, how scores are scaled: all of that is
@@ -78,6 +102,18 @@ class EncoderDecoder(nn.Module):
         A function of arrays alone, for it is compiled: what is no array in it must follow from the configuration and
         from shapes. As many operations for one row as for many.
         """
+
+    @abstractmethod
+    def final_states(self, hidden: mx.array) -> mx.array:
+        """The states behind the last layer -> what the head reads, both (B, L, d_model)."""
+
+    @abstractmethod
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Token ids of the decoder, (B, L) -> (B, L, d_model)."""
+
+    @abstractmethod
+    def last_layer(self) -> LastLayer:
+        """What a draft head begins with."""
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
         """A cache with a row for each row of the memory (B, S, d_model); projects its cross keys and values, once."""
@@ -101,11 +137,13 @@ class EncoderDecoder(nn.Module):
             self._capacities |= {cache.capacity}
         arrays = [layer.arrays for layer in cache.layers]
         arguments = tokens, mx.array(cache.offsets), cache.places(length), cache.memory_mask, arrays
+        kept = cache.kept_layers
         if length > WIDTHS[-1]:
-            states, own = self._pass(*arguments)
+            states, cache.hidden, own = self._pass(*arguments, kept)
         else:
             self._compiled = self._compiled or Compiled(self._pass)
-            states, own = self._compiled((*tokens.shape, cache.capacity, cache.source_capacity), *arguments)
+            shape = *tokens.shape, cache.capacity, cache.source_capacity, kept
+            states, cache.hidden, own = self._compiled(shape, *arguments, kept)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
             layer.keys, layer.values = keys, values
         cache.advance(length)
@@ -118,11 +156,13 @@ class EncoderDecoder(nn.Module):
         places: mx.array,
         memory_mask: mx.array,
         arrays: list[list[mx.array]],
-    ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
-        """Changes nothing: the states, and the keys and values of each layer."""
+        kept: tuple[int, ...],
+    ) -> tuple[mx.array, list[mx.array], list[tuple[mx.array, mx.array]]]:
+        """Changes nothing: the states, those behind the layers in `kept`, and the keys and values of each layer."""
         layers = [LayerCache(k_cross, v_cross, keys, values, places) for k_cross, v_cross, keys, values in arrays]
-        states = self.decoder_states(tokens, offsets, memory_mask, layers)
-        return states, [(layer.keys, layer.values) for layer in layers]
+        hidden = self.decoder_hidden(tokens, offsets, memory_mask, layers)
+        own = [(layer.keys, layer.values) for layer in layers]
+        return self.final_states(hidden[-1]), [hidden[layer] for layer in kept], own
 
     def teacher_forced(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> mx.array:
         """Whole outputs at once, for training and scoring: (B, L) token ids -> states (B, L, d_model), those of
@@ -130,9 +170,13 @@ class EncoderDecoder(nn.Module):
 
         A plain function of weights and memory, which can be differentiated; nothing is compiled and nothing is kept.
         """
+        return self.final_states(self.teacher_forced_hidden(tokens, memory, mask)[-1])
+
+    def teacher_forced_hidden(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> list[mx.array]:
+        """`teacher_forced`, but the states behind each layer."""
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
-        return self.decoder_states(tokens, mx.array([0]), additive(mask, memory.dtype), layers)
+        return self.decoder_hidden(tokens, mx.array([0]), additive(mask, memory.dtype), layers)
 
     def _forget(self) -> None:
         """Give back what belongs to the weights of this moment, and would keep them in memory too."""

@@ -97,10 +97,14 @@ class DecoderCache:
 
     memory_mask: additive, (B, 1, 1, S); -inf behind each source.
     offsets: how many tokens each row holds.
+    kept_layers: of which layers the states of the last pass are kept, (B, L, d_model) each, in `hidden`; for a draft
+        that reads them. They cost nothing.
     """
 
     layers: Sequence[LayerCache]
     memory_mask: mx.array
+    kept_layers: tuple[int, ...] = ()
+    hidden: Sequence[mx.array] = ()
     offsets: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

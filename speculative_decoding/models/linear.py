@@ -18,9 +18,12 @@ class Linear(Prepared, nn.Linear):
         self._ready: tuple[mx.array, ...] = ()  # a weight, and its view
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self._ready and self._ready[0] is self.weight:
-            return x @ self._ready[1]
-        return x @ self.weight.T
+        return x @ self.transposed
+
+    @property
+    def transposed(self) -> mx.array:
+        """(inputs, outputs)."""
+        return self._ready[1] if self._ready and self._ready[0] is self.weight else self.weight.T
 
     def prepare(self, capacity: int) -> mx.array:
         if not self._ready or self._ready[0] is not self.weight:

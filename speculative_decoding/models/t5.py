@@ -13,7 +13,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .base import EncoderDecoder, Head
+from .base import EncoderDecoder, Head, LastLayer
 from .cache import LayerMemory, additive
 from .linear import Linear
 from .positions import RelativePositionBias
@@ -38,10 +38,15 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) 
         out = mx.softmax(queries @ keys.swapaxes(-1, -2) + mask, axis=-1, precise=True) @ values
     else:
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-    batch, heads, length, width = out.shape
+    return joined_heads(out)
+
+
+def joined_heads(x: mx.array) -> mx.array:
+    """(B, H, L, D) -> (B * L, H * D)."""
+    batch, heads, length, width = x.shape
     if length > 1:
-        out = out.transpose(0, 2, 1, 3)
-    return out.reshape(batch * length, heads * width)
+        x = x.transpose(0, 2, 1, 3)
+    return x.reshape(batch * length, heads * width)
 
 
 class SelfAttention(nn.Module):
@@ -138,6 +143,13 @@ class Stack(nn.Module):
         return biases if len(biases) == len(self.layers) else biases * len(self.layers)
 
 
+def matrix(layer: nn.Module) -> mx.array:
+    """Its weight, also where it is quantised."""
+    if "scales" not in layer:
+        return layer.weight
+    return mx.dequantize(layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
+
+
 class T5(EncoderDecoder):
     config: T5Config
 
@@ -162,18 +174,43 @@ class T5(EncoderDecoder):
     def cross_projections(self, memory: mx.array) -> list[tuple[mx.array, mx.array]]:
         return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
 
-    def decoder_states(
+    def decoder_hidden(
         self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
-    ) -> mx.array:
+    ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
         biases = self.decoder.biases(offsets, length, layers[0].reach(length))
+        hidden = []
         for layer, bias, memory in zip(self.decoder.layers, biases, layers, strict=True):
             x = layer(x, batch, bias, memory_mask, memory)
-        x = self.decoder.norm(x)
-        if self.config.head_is_scaled:
-            x = x * self.config.d_model**-0.5
-        return x.reshape(*tokens.shape, -1)
+            hidden.append(x)
+        return [x.reshape(*tokens.shape, -1) for x in hidden]
+
+    def final_states(self, hidden: mx.array) -> mx.array:
+        return self.decoder.norm(hidden) * self.logit_scale if self.logit_scale != 1 else self.decoder.norm(hidden)
+
+    @property
+    def logit_scale(self) -> float:
+        return self.config.d_model**-0.5 if self.config.head_is_scaled else 1.0
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self.embedding(tokens)
+
+    def last_layer(self) -> LastLayer:
+        layer = self.decoder.layers[-1]
+        cross, ff = layer.cross_attention, layer.ff
+        wi = [*mx.split(matrix(ff.wi), 2)] if ff.is_gated else [matrix(ff.wi)]
+        return LastLayer(
+            layer.cross_norm.weight,
+            matrix(cross.q),
+            matrix(cross.o),
+            layer.ff_norm.weight,
+            wi,
+            matrix(ff.wo),
+            self.decoder.norm.weight,
+            self.config.activation_name,
+            self.logit_scale,
+        )
 
     def logits(self, states: mx.array) -> mx.array:
         return self.embedding.as_linear(states) if self.config.tie_word_embeddings else self.head(states)

@@ -1,0 +1,190 @@
+"""Train a draft for a target and a kind of text: flags, a bar with what was reached so far, curves."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any
+
+from ..drafters.draft_model import require_same_tokens
+from ..errors import InputError
+from ..loading import conversion
+from ..loading.load import DTYPES, Opened, open_model
+from ..sampling.values import Number, Switch, Text, Whole
+from ..session import Session
+from ..training.course import Course, CourseOptions
+from ..training.trainer import HISTORY, Report, Schedule
+from . import common
+from .common import say
+from .models import find
+from .parser import File, Parser, add_flags, chosen_as
+
+RATES = {"head": 1e-3, "model": 3e-4}
+PICTURE = "curves.png"
+USUAL = CourseOptions()
+
+
+@dataclass(frozen=True)
+class TrainFlags:
+    """Raises `InputError` for what does not go together."""
+
+    model: A[str | None, Text(), "the target: a folder, or one under models/"] = None
+    output: A[Path | None, File(), "the folder to write; unfinished work lies in <it>.training"] = None
+    kind: A[str, Text(tuple(RATES)), "a draft head, or a model: distils the --draft-model"] = "head"
+    draft_model: A[str | None, Text(), "with --kind model: the small model to begin with"] = None
+    minutes: A[float | None, Number(0, above=True), "train so long, when outputs and features are there"] = None
+    steps: A[int | None, Whole(1), "train so many steps; the same seed gives the same weights"] = None
+    resume: A[bool, Switch(), "go on with an unfinished training, with the same options"] = False
+    force: A[bool, Switch(), "replace an existing output folder"] = False
+    seed: A[int, Whole(0), "of everything that is random"] = 0
+    learning_rate: A[float | None, Number(0, above=True), "the highest (default: 0.001, for a model 0.0003)"] = None
+    max_tokens: A[int, Whole(1), "of an output"] = USUAL.max_tokens
+    slots: A[int, Whole(1), "prompts that are decoded together"] = USUAL.slots
+    frequent: A[int, Whole(1), "ids that a head may propose, besides those of the prompt"] = USUAL.frequent
+    held_out: A[int, Whole(0), "prompts that are measured on and not trained on"] = USUAL.held_out
+    max_disk_gb: A[float, Number(0), "features that need more are computed when needed"] = USUAL.max_disk_gb
+    dtype: A[str, Text(tuple(DTYPES)), "that the draft's weights are stored in"] = USUAL.dtype
+
+    def __post_init__(self) -> None:
+        if self.model is None or self.output is None:
+            raise InputError("--model and --output are needed: the target, and the folder to write")
+        if (self.minutes is None) == (self.steps is None):
+            raise InputError("say how long to train: give --minutes or --steps, one of them")
+        if (self.kind == "model") != (self.draft_model is not None):
+            raise InputError("--kind model and --draft-model belong together: give both, or neither")
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.learning_rate or RATES[self.kind], self.steps, self.minutes)
+
+    def settings(self, prompts: Sequence[Path]) -> dict[str, Any]:
+        """What a training that goes on must have been begun with."""
+        free = ("minutes", "resume", "force", "max_disk_gb")
+        own = {name: str(value) for name, value in asdict(self).items() if name not in free}
+        return own | {"prompts": [f"{path}: {path.stat().st_size} bytes" for path in prompts]}
+
+
+def train_parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program,
+        description="Train a draft head for a target, or distil a small model, on the target's own outputs.",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help="a prompt a line")
+    add_flags(parser, "training", TrainFlags)
+    return parser
+
+
+def train(chosen: argparse.Namespace) -> int:
+    flags, files = chosen_as(TrainFlags, chosen), chosen.prompts
+    assert flags.model is not None and flags.output is not None
+    folder = find(flags.model, "--model")
+    conversion.require_free(flags.output, folder, flags.force)
+    texts = {str(path): common.read_text(path, "--prompts").split("\n") for path in files}
+    prompts = {name: [line for line in lines if line.strip()] for name, lines in texts.items()}
+    target, draft = open_model(folder, dtype="float32"), open_draft_model(flags)
+    if draft is not None:
+        require_same_tokens(target.model, draft.model)
+    work = flags.output.with_name(flags.output.name + ".training")
+    own = {name: getattr(flags, name) for name in asdict(USUAL)}
+    session = Session(target.model, target.tokenizer)
+    course = Course(session, prompts, work, flags.schedule, CourseOptions(**own), draft)
+    course.begin(flags.settings(files), resume=flags.resume)
+    for each in (target, draft):
+        if each is not None:
+            each.load_weights()
+    held = sum(map(len, course.held_out.values()))
+    total = len(course.training_prompts)
+    say(f"{total} prompts to train on, {held} held out; about {course.memory / 1e9:.1f} GB of memory; work in {work}")
+    with bar("outputs", total) as show:
+        course.write_outputs(lambda done: show(done / total, f"{done} outputs"))
+    kept, size = course.keeps_features, course.lessons.nbytes / 1e9
+    positions = sum(len(each.output) for each in course.examples)
+    where = "kept on the disk" if kept else "computed when needed: more than --max-disk-gb, or half of what is free"
+    say(f"{positions} positions; features of {size:.2f} GB, {where}")
+    if kept:
+        with bar("features", total) as show:
+            course.keep_features(lambda done: show(done / len(course.examples), f"features of {done}"))
+    if course.trainer.step:
+        say(f"going on behind step {course.trainer.step}")
+    reached: float | None = None
+    with bar("training", total) as show:
+        for report in course.train():
+            reached = report.tokens_per_call or reached
+            show(report.progress, described(report, reached))
+    measured = course.measure()
+    for name, tokens in measured.items():
+        promise = course.promised(tokens)
+        say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
+    facts = {"made_for": folder.name, "steps": course.trainer.step, "positions": course.trainer.positions}
+    facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": measured}
+    course.finish(flags.output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
+    say(f"written to {flags.output}; {work} may be deleted, or trained on with --resume and more --minutes")
+    return 0
+
+
+def open_draft_model(flags: TrainFlags) -> Opened | None:
+    if flags.draft_model is None:
+        return None
+    opened = open_model(find(flags.draft_model, "--draft-model"), dtype="float32")
+    if any(name.endswith(".scales") for name in opened.checkpoint):
+        raise InputError(f"--draft-model {flags.draft_model} is quantised; take the original to train it")
+    return opened
+
+
+def described(report: Report, tokens_per_call: float | None) -> str:
+    text = f"step {report.step}, loss {report.loss:.3f}, agreement {report.agreement:.3f}"
+    text += "" if tokens_per_call is None else f", {tokens_per_call:.2f} tokens per call"
+    return f"{text}, {report.positions / max(report.seconds, 1e-9):.0f} positions/s"
+
+
+@contextmanager
+def bar(name: str, size: int) -> Iterator[Callable[[float, str], None]]:
+    """What to call with how much is done, 0 to 1, and what to say of it: a bar at a terminal, elsewhere lines."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        said = [-1]
+
+        def note(done: float, text: str) -> None:
+            if int(20 * done) > said[0]:
+                said[0] = int(20 * done)
+                say(f"{name} {done:.0%}: {text}")
+
+        yield note
+        return
+    columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as shown:
+        task = shown.add_task("", total=1.0)
+        yield lambda done, text: shown.update(task, completed=done, description=text)
+
+
+def draw(path: Path, history: Sequence[Sequence[float]]) -> None:
+    """Loss, agreement and tokens per call over the steps; nothing where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        say("no matplotlib, so no picture of the curves; pip install matplotlib")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
+    for axis, name in zip(axes, HISTORY[2:], strict=True):
+        column = HISTORY.index(name)
+        points = [(row[0], row[column]) for row in history if row[column] == row[column]]
+        axis.plot(*zip(*points, strict=True), marker="o" if name == HISTORY[-1] else None) if points else None
+        axis.set(title=name.replace("_", " "), xlabel="step")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
+    chosen = train_parser(program).parse_args(argv)
+    return common.run("train", lambda: train(chosen))

@@ -1,0 +1,135 @@
+"""A draft head's folder: weights.npz, config.json with the target that it belongs to, and a manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from .. import checkpoints
+from ..checkpoints import Checkpoint
+from ..checkpoints.npz import write_npz
+from ..errors import CheckpointError, InputError
+from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead, DraftHeadConfig
+from ..models.t5_config import ACTIVATIONS
+from . import manifest
+from .load import WEIGHTS, Opened, find_folder, open_named
+from .safe_folder import whole_folder
+from .tokenizer import fingerprint
+
+KIND = "draft_head"
+CONFIG = "config.json"
+NUMBERS = ("d_model", "heads", "head_width", "d_ff")
+
+
+@dataclass(frozen=True)
+class OpenedHead:
+    """A draft head without its weights. target: that it will draft for."""
+
+    folder: Path
+    model: DraftHead
+    checkpoint: Checkpoint
+    target: EncoderDecoder
+
+    def load_weights(self) -> None:
+        """After the target's: it computes in the same type. Raises `CheckpointError` for what is no number."""
+        dtype = self.target.embed(mx.array([[0]])).dtype
+        weights = [(name, self.checkpoint[name].astype(dtype)) for name in self.checkpoint]
+        if not all(mx.isfinite(array).all() for _, array in weights):
+            raise CheckpointError(f"{self.checkpoint}: holds weights that are no numbers; train the head again")
+        self.model.load_weights(weights)
+
+
+def open_draft(
+    path_or_name: str | os.PathLike[str], target: Opened, *, dtype: str | None = None
+) -> Opened | OpenedHead:
+    """A draft model, or a draft head of this target, without weights. Raises `InputError` for a head of another."""
+    try:
+        folder = find_folder(path_or_name)
+    except InputError:
+        return open_named(path_or_name, dtype=dtype)
+    if not (folder / CONFIG).is_file() or checkpoints.read_config(folder).get("kind") != KIND:
+        return open_named(folder, dtype=dtype)
+    manifest.check_sizes(folder)
+    raw = checkpoints.read_config(folder)
+    head = DraftHead(config_of(raw, folder))
+    require_same_target(raw, target.model, folder)
+    checkpoint = checkpoints.read(folder)
+    expected: Mapping[str, mx.array] = dict(tree_flatten(head.parameters()))
+    for name, array in expected.items():
+        found = checkpoint.info(name).shape if name in checkpoint else None
+        if found != array.shape:
+            raise CheckpointError(f"{checkpoint}: tensor {name!r} has shape {found}, not {array.shape}")
+    if unknown := set(checkpoint) - set(expected):
+        raise CheckpointError(f"{checkpoint}: tensor {min(unknown)!r} is none of a draft head's")
+    return OpenedHead(folder, head, checkpoint, target.model)
+
+
+def config_of(raw: Mapping[str, Any], folder: Path) -> DraftHeadConfig:
+    """Raises `CheckpointError` that names what is missing or impossible."""
+    known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
+    ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
+    whole = {name: [known.get(name)] for name in NUMBERS} | ids
+    for name, values in whole.items():
+        least = 0 if name in ids else 1
+        if not isinstance(values, list) or not all(type(value) is int and value >= least for value in values):
+            raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}")
+    if not known["layers"] or known.get("activation") not in ACTIVATIONS or type(known.get("is_gated")) is not bool:
+        raise CheckpointError(f"{folder / CONFIG}: 'layers', 'activation' or 'is_gated' is not a draft head's")
+    return DraftHeadConfig(**known | {name: tuple(value) for name, value in ids.items()})
+
+
+def target_facts(target: EncoderDecoder) -> dict[str, Any]:
+    """What a head's target must have in common with the one it was trained for."""
+    cross, _ = target.cross_projections(mx.zeros((1, 1, target.config.d_model)))[-1]
+    return {
+        "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
+        "vocab_size": target.config.vocab_size,
+        "d_model": target.config.d_model,
+        "decoder_layers": target.config.decoder_layers,
+        "heads": cross.shape[1],
+        "head_width": cross.shape[3],
+    }
+
+
+def require_same_target(raw: Mapping[str, Any], target: EncoderDecoder, folder: Path) -> None:
+    theirs = raw.get("target")
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{folder / CONFIG}: does not say which target the head belongs to")
+    for name, ours in target_facts(target).items():
+        if theirs.get(name) != ours and (name != "vocabulary" or None not in (ours, theirs.get(name))):
+            if name == "vocabulary":
+                reason = "its vocabulary has other pieces"
+            else:
+                reason = f"its {name} is {theirs.get(name)}, the target's is {ours}"
+            raise InputError(
+                f"draft head {folder}: belongs to another target: {reason}; name that target, or train one for this"
+            )
+
+
+def write_draft_head(
+    output: Path,
+    head: DraftHead,
+    target: EncoderDecoder,
+    dtype: mx.Dtype,
+    *,
+    also: Callable[[Path], None] = lambda folder: None,
+    **facts: Any,
+) -> None:
+    """A folder that appears whole or not at all. also: adds files to it. facts: for its manifest."""
+    folded = head.folded()
+    content = {"kind": KIND, **asdict(folded.config), "target": target_facts(target)}
+    content = {name: value for name, value in content.items() if name not in ("scale", "logit_scale")}
+    with whole_folder(output) as partial:
+        parameters: list[tuple[str, mx.array]] = tree_flatten(folded.parameters())  # type: ignore[assignment]
+        write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
+        (partial / CONFIG).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        also(partial)
+        manifest.write(partial, **facts)

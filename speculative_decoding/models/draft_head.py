@@ -1,0 +1,224 @@
+"""A draft head: a small network that reads what the target has computed and writes the tokens that follow, one by one.
+
+It has no encoder and no cache: its state is one vector. A step joins the last token and the state, attends over the
+target's own cross keys and values of its last layer, and ends with a feed-forward; the target's head turns the new
+state into logits. Where the target has verified a token, the state is made of the target's own hidden states
+("features", Li et al. 2024, EAGLE, 2401.15077; here of several layers). Knows nothing of drafts, files or training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from .base import EncoderDecoder, LastLayer
+from .compiled import Compiled
+from .linear import Linear
+from .t5 import joined_heads, split_heads
+from .t5_config import ACTIVATIONS
+
+EPSILON = 1e-6
+FEW_ROWS = 32
+
+
+@dataclass(frozen=True)
+class DraftHeadConfig:
+    """layers: of the target's decoder, whose states are the features; the last among them. heads, head_width: of the
+    target's cross-attention. d_ff: units of the feed-forward. frequent: the ids it may propose besides those of a
+    source, the most frequent first; none: all. scale: about the size of the target's states, so that weights that are
+    trained have a usual size; logit_scale: likewise of what the target's head reads. Both are 1 in a `folded` head.
+    """
+
+    d_model: int
+    heads: int
+    head_width: int
+    d_ff: int
+    layers: Sequence[int]
+    activation: str
+    is_gated: bool
+    frequent: Sequence[int] = ()
+    scale: float = 1.0
+    logit_scale: float = 1.0
+
+
+class DraftHead(nn.Module):
+    """Shapes: B rows, L independent places of each."""
+
+    def __init__(self, config: DraftHeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, inner = config.d_model, config.heads * config.head_width
+        self.start = mx.zeros((width,))  # the features where nothing was verified yet
+        self.combine = Linear(len(config.layers) * width, width)
+        self.join_token, self.join_state = Linear(width, width), Linear(width, width)
+        self.norm = mx.ones((width,))
+        self.q, self.o = Linear(width, inner), Linear(inner, width)
+        self.wi, self.wo = Linear(width, config.d_ff * (1 + config.is_gated)), Linear(config.d_ff, width)
+        self._activation = ACTIVATIONS[config.activation]
+        self._compiled_features: Compiled | None = None
+        self._compiled_step: Compiled | None = None
+
+    @classmethod
+    def of(cls, target: EncoderDecoder, layers: Sequence[int], scale: float, seed: int = 0) -> DraftHead:
+        """An untrained one for this target, which begins as its last layer with the strongest units."""
+        last, width = target.last_layer(), target.config.d_model
+        cross, _ = target.cross_projections(mx.zeros((1, 1, width)))[-1]
+        units = min(2 * width, last.wo.shape[1])
+        config = DraftHeadConfig(
+            d_model=width,
+            heads=cross.shape[1],
+            head_width=cross.shape[3],
+            d_ff=units,
+            layers=tuple(layers),
+            activation=last.activation,
+            is_gated=len(last.wi) > 1,
+            scale=scale,
+            logit_scale=last.logit_scale,
+        )
+        head = cls(config)
+        head.load_weights([*beginning(last, config, seed).items()])
+        mx.eval(head.parameters())
+        return head
+
+    def features(self, hidden: Sequence[mx.array]) -> mx.array:
+        """The target's states behind `config.layers`, (B, L, d) each -> (B, L, d), normed like every state."""
+        return normed(self.combine(mx.concatenate([normed(each) for each in hidden], axis=-1)))
+
+    def step(
+        self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, memory_mask: mx.array
+    ) -> mx.array:
+        """The target's embedding of a token and the features or state before it, (B, L, d) -> the next state.
+
+        keys, values, memory_mask: of the target's last layer, (B, H, S, D) and (B, 1, 1, S).
+        """
+        batch, length, width = state.shape
+        embedded, state = embedded.reshape(-1, width), state.reshape(-1, width)  # as matrix products want them
+        # A norm's factor is applied behind the product: there it is part of an operation that is needed anyway.
+        x = inverse_rms(embedded) * self.join_token(embedded) + self.join_state(state)
+        x = x if self.config.scale == 1 else self.config.scale * x
+        (queries,) = split_heads(self.q(x), batch, 1, self.config.heads)
+        factors = inverse_rms(x.reshape(batch, 1, length, width))
+        scores = factors * (queries @ keys.swapaxes(-1, -2)) + memory_mask
+        read = joined_heads(mx.softmax(scores, axis=-1, precise=True) @ values)
+        x = mx.addmm(x, read, self.o.transposed)
+        inside = inverse_rms(x) * self.wi(x)
+        if self.config.is_gated:
+            gate, inside = mx.split(inside, 2, axis=-1)
+            inside = self._activation(gate) * inside
+        else:
+            inside = self._activation(inside)
+        x = mx.addmm(x, inside, self.wo.transposed)
+        return (inverse_rms(x) * x).reshape(batch, length, width)
+
+    @property
+    def beginning(self) -> mx.array:
+        """The state where the target has verified nothing yet, (d,)."""
+        return normed(self.start)
+
+    def outputs(self, state: mx.array) -> mx.array:
+        """What the target's head reads, (B, L, d)."""
+        return state * self.norm if self.config.logit_scale == 1 else state * self.norm * self.config.logit_scale
+
+    def folded(self) -> DraftHead:
+        """The same head for drafting, with its scales in its weights: two nodes less in each step."""
+        config = self.config
+        head = DraftHead(replace(config, scale=1.0, logit_scale=1.0))
+        own = dict(tree_flatten(self.parameters()))
+        for name in ("join_token.weight", "join_state.weight"):
+            own[name] = own[name] * config.scale
+        own["norm"] = own["norm"] * config.logit_scale
+        head.load_weights([*own.items()])
+        return head
+
+    def with_frequent(self, ids: Sequence[int]) -> DraftHead:
+        """The same head, with other tokens that it may propose."""
+        head = DraftHead(replace(self.config, frequent=tuple(ids)))
+        head.load_weights([*dict(tree_flatten(self.parameters())).items()])
+        return head
+
+    def features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
+        """`features` at one place of each row, (B, 1, d); those of rows in which nothing was verified are `start`.
+
+        places: (B, 1, 1), in `hidden`. is_first: (B, 1, 1). Compiled.
+        """
+        self._prepare()
+        self._compiled_features = self._compiled_features or Compiled(self._features_at)
+        return self._compiled_features(hidden[0].shape, list(hidden), places, is_first)
+
+    def _features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
+        found = self.features([mx.take_along_axis(each, places, axis=1) for each in hidden])
+        return mx.where(is_first, self.beginning, found)
+
+    def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+        """`step`, and its `outputs`. Compiled."""
+        self._prepare()
+        self._compiled_step = self._compiled_step or Compiled(self._step_and_outputs)
+        return self._compiled_step((arrays[0].shape, arrays[2].shape), *arrays)
+
+    def _step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+        state = self.step(*arrays)
+        return state, self.outputs(state)
+
+    def _prepare(self) -> None:
+        if self._compiled_features is None and self._compiled_step is None:
+            mx.eval([layer.prepare(0) for layer in self.modules() if isinstance(layer, Linear)])
+
+    def update(self, *args: Any, **options: Any) -> DraftHead:
+        self._compiled_features = self._compiled_step = None
+        return super().update(*args, **options)
+
+    @property
+    def nbytes(self) -> int:
+        parameters: Any = tree_flatten(self.parameters())
+        return sum(array.nbytes for _, array in parameters)
+
+
+def normed(x: mx.array) -> mx.array:
+    return mx.fast.rms_norm(x, None, EPSILON)
+
+
+def inverse_rms(x: mx.array) -> mx.array:
+    """(..., d) -> (..., 1), what a norm multiplies by. Of few rows the squares are added up by one product."""
+    if x.size <= FEW_ROWS * x.shape[-1]:
+        squares = (x[..., None, :] @ x[..., None])[..., 0]
+    else:
+        squares = mx.square(x).sum(axis=-1, keepdims=True)
+    return mx.rsqrt(squares * (1 / x.shape[-1]) + EPSILON)
+
+
+def beginning(last: LastLayer, config: DraftHeadConfig, seed: int) -> Mapping[str, mx.array]:
+    """The parameters of an untrained head: the target's last layer, with features mostly of the deepest states."""
+    width, count = config.d_model, len(config.layers)
+    noise = mx.random.normal((width, (count + 2) * width), key=mx.random.key(seed)) * (0.02 / width**0.5)
+    shares = [*[0.0] * (count - 2), 0.3, 0.7][-count:]
+    strength = mx.linalg.norm(last.wo.astype(mx.float32), axis=0)
+    for matrix in last.wi:
+        strength = strength * mx.linalg.norm(matrix.astype(mx.float32), axis=1)
+    strongest = mx.sort(mx.argsort(-strength)[: config.d_ff])
+    parameters = {
+        "start": mx.random.normal((width,), key=mx.random.key(seed + 1)),
+        "combine.weight": noise[:, : count * width] + diagonals(width, shares),
+        "join_token.weight": noise[:, -2 * width : -width] + 0.3 * mx.eye(width),
+        "join_state.weight": noise[:, -width:] + 0.7 * mx.eye(width),
+        "q.weight": last.q * last.cross_norm,
+        "o.weight": last.o,
+        "wi.weight": mx.concatenate([matrix[strongest] for matrix in last.wi]) * last.ff_norm,
+        "wo.weight": last.wo[:, strongest],
+        "norm": last.norm,
+    }
+    return {name: array.astype(mx.float32) for name, array in parameters.items()}
+
+
+def diagonals(width: int, shares: Sequence[float]) -> mx.array:
+    """Multiples of the identity side by side."""
+    return mx.concatenate([share * mx.eye(width) for share in shares], axis=1)
+
+
+def usual_layers(decoder_layers: int) -> tuple[int, ...]:
+    """The layers that a head reads, from 0: a third of the way, two thirds, and the last."""
+    return tuple(sorted({max(0, decoder_layers * part // 3 - 1) for part in (1, 2, 3)}))

@@ -1,0 +1,179 @@
+"""Batches of examples as students take them: anchors, what stands behind each, and the target's distributions there,
+over a few candidate ids. Which examples and anchors a step has is a function of (seed, step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from .outputs import Example
+from .teacher import Lesson
+
+EXAMPLES = 24  # in a step
+CHAIN = 5  # tokens drafted behind an anchor
+ANCHORS = 0.4  # of the positions
+FADING = 4.0  # a chain's k-th token counts exp(-k / FADING)
+LENGTH_NOISE = 0.1  # examples of about the same length stand together
+MOST_OTHERS = 1024  # candidates that are not frequent
+
+
+class Labels(NamedTuple):
+    """The target's distributions at N places.
+
+    candidates: (C,) ids that distributions are over; in what follows an id is its index there.
+    ids, probs: (N, 16), the likeliest; 0 where there is none. written: (N,) the token that the output has.
+    weights: (N,), adding up to 1.
+    """
+
+    candidates: mx.array
+    ids: mx.array
+    probs: mx.array
+    written: mx.array
+    weights: mx.array
+
+
+class Chains(NamedTuple):
+    """For a draft head; A anchors in each of B examples, and `CHAIN` tokens behind each.
+
+    hidden: (B, A, layers * d) normed states at the place before the anchor; is_first: (B, A, 1), where there is none.
+    tokens: (CHAIN, B, A), what the head reads. memory, mask: (B, S, d), and (B, S) bool.
+    labels: of (CHAIN, B, A) places, flat.
+    """
+
+    hidden: mx.array
+    is_first: mx.array
+    tokens: mx.array
+    memory: mx.array
+    mask: mx.array
+    labels: Labels
+
+
+class Wholes(NamedTuple):
+    """For a model: source (B, S) with its mask, tokens (B, L) that the decoder reads, labels of (B, L) places, flat."""
+
+    source: mx.array
+    mask: mx.array
+    tokens: mx.array
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Which examples a step has. Every example once in an epoch."""
+
+    examples: Sequence[Example]
+    seed: int
+
+    def indices(self, step: int) -> list[int]:
+        count = -(-len(self.examples) // EXAMPLES)
+        epoch, place = divmod(step, count)
+        dice = np.random.default_rng([self.seed, epoch])
+        lengths = np.array([len(each.output) + 0.1 * len(each.source) for each in self.examples])
+        order = np.argsort(lengths * np.exp(LENGTH_NOISE * dice.standard_normal(len(lengths))), kind="stable")
+        place = int(dice.permutation(count)[place])
+        return [int(index) for index in order[place * EXAMPLES : (place + 1) * EXAMPLES]]
+
+    def dice(self, step: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, 1, step])
+
+
+def make_labels(
+    ids: NDArray[np.int32],
+    probs: NDArray[np.float32],
+    written: NDArray[np.int32],
+    weights: NDArray[np.float32],
+    frequent: NDArray[np.int32],
+    vocab_size: int,
+) -> Labels:
+    """ids, probs: (N, 16). Candidates are the frequent ids and others, those that the labels give most."""
+    index = np.full(vocab_size, -1, np.int32)
+    index[frequent] = np.arange(len(frequent), dtype=np.int32)
+    real = weights > 0
+    given = (probs[real] * weights[real, None]).ravel()
+    mass = np.bincount(ids[real].ravel(), given, minlength=vocab_size).astype(np.float64)
+    mass[written[real]] += 1.0  # always among them, as far as there is room
+    mass[frequent] = 0.0
+    room = min(MOST_OTHERS, vocab_size - len(frequent))
+    others = np.argpartition(-mass, room - 1)[:room] if room else np.zeros(0, np.int64)
+    others = np.sort(others[index[others] < 0])
+    index[others] = np.arange(len(frequent), len(frequent) + len(others), dtype=np.int32)
+    candidates = np.concatenate([frequent, others]).astype(np.int32)
+    places, known = index[ids], index[written] >= 0
+    kept = np.where(places < 0, np.float32(0), probs)
+    kept = kept / np.maximum(kept.sum(axis=-1, keepdims=True), 1e-6)
+    weights = np.where(known, weights, 0.0)
+    return Labels(
+        mx.array(candidates),
+        mx.array(np.maximum(places, 0)),
+        mx.array(kept.astype(np.float32)),
+        mx.array(np.maximum(index[written], 0)),
+        mx.array((weights / max(weights.sum(), 1e-6)).astype(np.float32)),
+    )
+
+
+def make_chains(
+    examples: Sequence[Example],
+    lessons: Sequence[Lesson],
+    frequent: NDArray[np.int32],
+    start_and_size: tuple[int, int],
+    dice: np.random.Generator,
+) -> Chains:
+    """start_and_size: the decoder's start token, and how many ids there are."""
+    start, vocab_size = start_and_size
+    chosen = [anchors(len(each.output), dice) for each in examples]
+    count = max(map(len, chosen))
+    longest = max(len(each.source) for each in examples)
+    shape, width = (len(examples), count), lessons[0].ids.shape[1]
+    hidden = np.zeros((*shape, lessons[0].hidden.shape[1]), np.float32)
+    is_first = np.zeros((*shape, 1), bool)
+    tokens, written = (np.zeros((CHAIN, *shape), np.int32) for _ in range(2))
+    ids, probs = np.zeros((CHAIN, *shape, width), np.int32), np.zeros((CHAIN, *shape, width), np.float32)
+    weights = np.zeros((CHAIN, *shape), np.float32)
+    memory = np.zeros((len(examples), longest, lessons[0].memory.shape[1]), np.float32)
+    mask = np.zeros((len(examples), longest), bool)
+    for b, (example, lesson, own) in enumerate(zip(examples, lessons, chosen, strict=True)):
+        read, size = np.array([start, *example.output], np.int32), len(example.output)
+        first, places = own == 0, np.arange(CHAIN)[:, None] + own
+        here, places = places < size, np.minimum(places, size - 1)
+        hidden[b, : len(own)] = lesson.hidden[np.maximum(own - 1, 0)]
+        is_first[b, : len(own), 0] = first
+        tokens[:, b, : len(own)], written[:, b, : len(own)] = read[places], read[places + 1]
+        ids[:, b, : len(own)], probs[:, b, : len(own)] = lesson.ids[places], lesson.probs[places]
+        weights[:, b, : len(own)] = here * np.exp(-np.arange(CHAIN) / FADING)[:, None]
+        memory[b, : len(example.source)], mask[b, : len(example.source)] = lesson.memory, True
+    flat = ids.reshape(-1, width), probs.reshape(-1, width), written.ravel(), weights.ravel()
+    labels = make_labels(*flat, frequent, vocab_size)
+    return Chains(mx.array(hidden), mx.array(is_first), mx.array(tokens), mx.array(memory), mx.array(mask), labels)
+
+
+def make_wholes(
+    examples: Sequence[Example],
+    lessons: Sequence[Lesson],
+    frequent: NDArray[np.int32],
+    start_and_size: tuple[int, int],
+) -> Wholes:
+    start, vocab_size = start_and_size
+    count, width = max(len(each.output) for each in examples), lessons[0].ids.shape[1]
+    longest = max(len(each.source) for each in examples)
+    shape = len(examples), count
+    source, mask = np.zeros((len(examples), longest), np.int32), np.zeros((len(examples), longest), bool)
+    tokens, written, weights = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    ids, probs = np.zeros((*shape, width), np.int32), np.zeros((*shape, width), np.float32)
+    for b, (example, lesson) in enumerate(zip(examples, lessons, strict=True)):
+        size = len(example.output)
+        source[b, : len(example.source)], mask[b, : len(example.source)] = example.source, True
+        tokens[b, :size], written[b, :size] = [start, *example.output[:-1]], example.output
+        ids[b, :size], probs[b, :size], weights[b, :size] = lesson.ids, lesson.probs, 1.0
+    flat = ids.reshape(-1, width), probs.reshape(-1, width), written.ravel(), weights.ravel()
+    labels = make_labels(*flat, frequent, vocab_size)
+    return Wholes(mx.array(source), mx.array(mask), mx.array(tokens), labels)
+
+
+def anchors(length: int, dice: np.random.Generator) -> NDArray[np.int64]:
+    return np.sort(dice.permutation(length)[: max(1, round(ANCHORS * length))])

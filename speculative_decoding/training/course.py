@@ -1,0 +1,238 @@
+"""A training from prompts to a folder: outputs, features, steps, the draft. Its unfinished work lies in a folder beside
+the one to come, from which a killed run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from ..checkpoints.npz import write_npz
+from ..draft_length.costs import predicted
+from ..drafters.draft_model import DraftModel, DraftVocabulary
+from ..errors import InputError
+from ..loading import manifest
+from ..loading.draft_head import write_draft_head
+from ..loading.load import DTYPES, WEIGHTS, Opened
+from ..loading.safe_folder import whole_folder, write_file
+from ..loading.tokenizer import TOKENIZER_FILES
+from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead, usual_layers
+from ..session import Session
+from .batches import CHAIN, EXAMPLES, Sampler
+from .lessons import Lessons
+from .outputs import Example, write_outputs
+from .students import HeadStudent, ModelStudent, Student
+from .teacher import Teacher
+from .trainer import Report, Schedule, Trainer, tokens_per_call
+
+FEATURES = "features"
+NUM_DRAFT = 7  # of the drafts that are measured
+ON_THE_WAY = 60  # held-out prompts that are decoded while it trains
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class CourseOptions:
+    """frequent: how many ids a head may propose besides a source's. held_out: prompts to measure on, not to train on.
+    max_disk_gb: features that need more are computed whenever they are needed. dtype: that weights are stored in.
+    """
+
+    seed: int = 0
+    max_tokens: int = 128
+    slots: int = 32
+    frequent: int = 2048
+    held_out: int = 150
+    max_disk_gb: float = 10.0
+    dtype: str = "bfloat16"
+
+
+@dataclass
+class Course:
+    """prompts: of each file. draft: a small model that is to be trained; without one a head is made.
+
+    work: the folder for what is unfinished.
+    """
+
+    session: Session
+    prompts: Mapping[str, Sequence[str]]
+    work: Path
+    schedule: Schedule
+    options: CourseOptions = field(default_factory=CourseOptions)
+    draft: Opened | None = None
+
+    def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
+        """Make the work folder, or go on in it if its settings are these."""
+        wanted, path = json.dumps(dict(settings), indent=2) + "\n", self.work / "settings.json"
+        if path.exists():
+            if not resume:
+                raise InputError(f"{self.work}: holds an unfinished training; go on with --resume, or delete it")
+            if (found := path.read_text(encoding="utf-8")) != wanted:
+                pairs = zip(found.splitlines(), wanted.splitlines(), strict=False)
+                differs = next((f"{a.strip(' ,')}, not {b.strip(' ,')}" for a, b in pairs if a != b), "more options")
+                raise InputError(f"{path}: this training was begun with {differs}; --resume needs the same options")
+            return
+        with written(self.work):
+            self.work.mkdir(parents=True, exist_ok=True)
+            write_file(path, wanted)
+
+    @cached_property
+    def _split(self) -> tuple[list[str], dict[str, list[str]]]:
+        """Prompts to train on, and for each file those that are held out."""
+        dice, rest = np.random.default_rng(self.options.seed), list[str]()
+        held: dict[str, list[str]] = {}
+        total = sum(map(len, self.prompts.values()))
+        for name, prompts in self.prompts.items():
+            count = min(round(self.options.held_out * len(prompts) / total), len(prompts) // 10)
+            out = {int(index) for index in dice.permutation(len(prompts))[:count]}
+            held[name] = [prompt for i, prompt in enumerate(prompts) if i in out]
+            rest += [prompt for i, prompt in enumerate(prompts) if i not in out]
+        return rest, held
+
+    @property
+    def training_prompts(self) -> list[str]:
+        return self._split[0]
+
+    @property
+    def held_out(self) -> dict[str, list[str]]:
+        return self._split[1]
+
+    def write_outputs(self, progress: Progress) -> None:
+        options, path = self.options, self.work / "outputs.jsonl"
+        session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
+        with written(self.work):
+            found = write_outputs(
+                session,
+                self.training_prompts,
+                path,
+                slots=options.slots,
+                max_tokens=options.max_tokens,
+                progress=progress,
+            )
+        if len(found) < EXAMPLES:
+            raise InputError(
+                f"{len(found)} prompts could be decoded, at least {EXAMPLES} are needed; name more --prompts"
+            )
+        self.examples = sorted(found.values(), key=lambda each: len(each.output) + len(each.source))
+
+    examples: list[Example] = field(init=False, default_factory=list)
+
+    @cached_property
+    def lessons(self) -> Lessons:
+        return Lessons(Teacher(self.session.model, [] if self.draft else self.layers), self.examples)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return usual_layers(self.session.model.config.decoder_layers)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether they are computed once: they fit into half of what the disk has free, or were begun before."""
+        begun = (self.work / FEATURES).exists()
+        fits = begun or self.lessons.nbytes <= shutil.disk_usage(self.work).free / 2
+        return fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9
+
+    def keep_features(self, progress: Progress) -> None:
+        with written(self.work):
+            self.lessons.keep(self.work / FEATURES, progress)
+
+    @cached_property
+    def student(self) -> Student:
+        target = self.session.model
+        eos = target.config.eos_token_ids
+        outputs = [each.output for each in self.examples]
+        frequent = np.array(DraftVocabulary.most_frequent(self.options.frequent, outputs, eos).ids, np.int32)
+        if self.draft is not None:
+            return ModelStudent(target, self.draft.model, frequent)
+        teacher = self.lessons.teacher
+        return HeadStudent(
+            target, DraftHead.of(target, self.layers, teacher.scale(self.examples), self.options.seed), frequent
+        )
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        some = [prompts[: max(1, ON_THE_WAY // len(self.held_out))] for prompts in self.held_out.values() if prompts]
+        trainer = Trainer(
+            self.student,
+            self.lessons,
+            Sampler(self.examples, self.options.seed),
+            self.schedule,
+            self.session,
+            [prompt for prompts in some for prompt in prompts],
+            self.work / "checkpoint.npz",
+        )
+        trainer.resume()
+        return trainer
+
+    def train(self) -> Iterator[Report]:
+        return self.trainer.run()
+
+    def measure(self) -> dict[str, float]:
+        """Tokens per target call on the held-out prompts of each file."""
+        held = {name: prompts for name, prompts in self.held_out.items() if prompts}
+        return {name: tokens_per_call(self.session, self.student, prompts) for name, prompts in held.items()}
+
+    def promised(self, tokens: float) -> float:
+        """The speed-up that so many tokens a call promise on this machine, as far as costs can be predicted."""
+        draft = self.student.draft()
+        costs = predicted(self.session.model, draft.model if isinstance(draft, DraftModel) else draft)
+        return tokens / (1.0 + sum(costs.parts(1, NUM_DRAFT, NUM_DRAFT)))
+
+    @property
+    def memory(self) -> int:
+        """Bytes, about: the target's weights, the student's with gradients and two moments, a step's logits."""
+        width, size = self.session.model.config.d_model, self.options.frequent + 1024
+        student = self.draft.model if self.draft else None
+        own = 12 * width * width * 4 if student is None else nbytes(student)
+        return nbytes(self.session.model) + 4 * own + 4 * EXAMPLES * 16 * CHAIN * size * 4
+
+    def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
+        """Write the folder, whole or not at all. draw: adds files to it."""
+        student, dtype = self.student, DTYPES[self.options.dtype]
+        with written(output):
+            if isinstance(student, HeadStudent):
+                write_draft_head(output, student.draft(), student.target, dtype, also=draw, **facts)
+            elif self.draft is not None:
+                write_model(output, self.draft, dtype, also=draw, **facts)
+
+
+def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable[[Path], None], **facts: Any) -> None:
+    """A trained model, in a folder as conversion writes it. opened: what it was before."""
+    model = opened.model
+    parameters: Any = dict(tree_flatten(model.parameters()))
+    arrays: list[tuple[str, mx.array]] = []
+    for path, names in model.parameter_sources(model.config, opened.checkpoint.keys()).items():
+        shares = mx.split(parameters[path], len(names))
+        arrays += [(name, mx.contiguous(share).astype(dtype)) for name, share in zip(names, shares, strict=True)]
+    with whole_folder(output) as partial:
+        write_npz(partial / WEIGHTS, arrays)
+        for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
+            if (opened.folder / name).is_file():
+                shutil.copyfile(opened.folder / name, partial / name)
+        also(partial)
+        stored = next(name for name, each in DTYPES.items() if each == dtype)
+        manifest.write(partial, source=opened.folder.name, dtype=stored, quantization=None, **facts)
+
+
+def nbytes(model: EncoderDecoder) -> int:
+    parameters: Any = tree_flatten(model.parameters())
+    return sum(array.nbytes for _, array in parameters)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """A full disk is one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -1,0 +1,110 @@
+"""What is trained: a draft head, or a small model of the target's family."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from ..drafters import DraftModel
+from ..models.base import EncoderDecoder
+from ..models.cache import additive
+from ..models.draft_head import DraftHead
+from .batches import Chains, Labels, Wholes, make_chains, make_wholes
+from .outputs import Example
+from .teacher import Lesson
+
+Batch = Chains | Wholes
+
+
+@dataclass(frozen=True)
+class Student(ABC):
+    """frequent: ids, candidates in every step. owns_matrix: whether its output matrix is trained."""
+
+    target: EncoderDecoder
+    module: nn.Module
+    frequent: NDArray[np.int32]
+    owns_matrix: ClassVar[bool]
+
+    @abstractmethod
+    def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Batch: ...
+
+    @abstractmethod
+    def states(self, batch: Any) -> mx.array:
+        """(N, d), what the output matrix is multiplied by, at the places of the batch's labels."""
+
+    @abstractmethod
+    def matrix(self, batch: Batch) -> mx.array:
+        """(d, C), the output matrix of the candidates."""
+
+    @abstractmethod
+    def draft(self) -> DraftModel | DraftHead:
+        """As it drafts."""
+
+    def agreement(self, batch: Batch) -> mx.array:
+        """How much of the labels' weight is on places where its likeliest token is the target's."""
+        labels: Labels = batch.labels
+        right = mx.argmax(self.states(batch) @ self.matrix(batch), axis=-1) == labels.written
+        return (right * labels.weights).sum()
+
+    @property
+    def start_and_size(self) -> tuple[int, int]:
+        return self.target.config.decoder_start_token_id, self.target.config.vocab_size
+
+
+@dataclass(frozen=True)
+class HeadStudent(Student):
+    module: DraftHead
+    owns_matrix = False
+
+    def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Chains:
+        return make_chains(examples, lessons, self.frequent, self.start_and_size, dice)
+
+    def states(self, batch: Chains) -> mx.array:
+        head, target = self.module, self.target
+        keys, values = target.cross_projections(batch.memory)[-1]
+        mask = additive(batch.mask, batch.memory.dtype)
+        state = head.features([*mx.split(batch.hidden, len(head.config.layers), axis=-1)])
+        state = mx.where(batch.is_first, head.beginning, state)
+        states = []
+        for tokens in batch.tokens:
+            state = head.step(target.embed(tokens), state, keys, values, mask)
+            states.append(state)
+        return head.outputs(mx.concatenate(states)).reshape(-1, state.shape[-1])
+
+    def matrix(self, batch: Batch) -> mx.array:
+        return mx.stop_gradient(matrix_of(self.target, batch.labels.candidates))
+
+    def draft(self) -> DraftHead:
+        return self.module.folded().with_frequent([int(each) for each in self.frequent])
+
+
+@dataclass(frozen=True)
+class ModelStudent(Student):
+    module: EncoderDecoder
+    owns_matrix = True
+
+    def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Wholes:
+        return make_wholes(examples, lessons, self.frequent, self.start_and_size)
+
+    def states(self, batch: Wholes) -> mx.array:
+        model = self.module
+        states = model.teacher_forced(batch.tokens, model.encode(batch.source, batch.mask), batch.mask)
+        return states.reshape(-1, states.shape[-1])
+
+    def matrix(self, batch: Batch) -> mx.array:
+        return matrix_of(self.module, batch.labels.candidates)
+
+    def draft(self) -> DraftModel:
+        return DraftModel(self.module)
+
+
+def matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
+    """(d, N), what the head multiplies states by to get these ids' logits; also of a quantised one."""
+    return model.head_of(ids)(mx.eye(model.config.d_model))
