@@ -19,6 +19,7 @@ from speculative_decoding import InputError, Session, batch_generate, generate, 
 from speculative_decoding.drafters import NgramDrafter, Row, SeparateDrafters
 from speculative_decoding.drafters.base import Verified
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
 from tests.tiny import VOCAB, Scripted, noisy_copy, tiny_model, tiny_model_like
 from tests.together import Letters
 
@@ -116,12 +117,16 @@ def test_a_draft_that_is_rejected_leaves_nothing_behind(value: float, rule: str)
 
 
 def test_a_drafter_is_shown_states_of_what_they_decided() -> None:
-    """Not those of a pass whose logits were not finite, of which nothing was taken."""
+    """Not those of a pass whose logits were not finite, of which nothing was taken, nor hidden ones of another pass."""
     regular, shown = alone(max_tokens=20), Counter[bool]()
 
     class Watching(SeparateDrafters[Scripted]):
+        def share(self, cache: DecoderCache) -> None:
+            self.cache, cache.kept_layers = cache, (0,)
+
         def observe(self, rows: Sequence[Row], verified: Verified) -> None:
             assert {row.slot for row in rows} == verified.counts.keys()
+            assert self.cache.hidden[0].shape == verified.states.shape
             for slot, count in verified.counts.items():
                 shown[bool(mx.isfinite(verified.states[slot, :count]).all())] += 1
 
