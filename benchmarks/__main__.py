@@ -21,7 +21,7 @@ from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames
 from speculative_decoding.cli.parser import chosen_as
 from speculative_decoding.decoding.ways import PLAIN, Way, ways
-from speculative_decoding.errors import InputError
+from speculative_decoding.errors import InputError, writing
 from speculative_decoding.kernels import check as check_kernels
 from speculative_decoding.loading.load import DTYPES
 
@@ -77,11 +77,9 @@ def recorder(output: Path | None, stack: ExitStack) -> Record:
     """What appends a line of JSON to runs.jsonl at once: an interrupted benchmark leaves its runs."""
     if output is None:
         return lambda line: None
-    try:
+    with writing("--output", output, "name another folder"):
         output.mkdir(parents=True, exist_ok=True)
         file = stack.enter_context((output / "runs.jsonl").open("w", encoding="utf-8", buffering=1))
-    except OSError as error:
-        raise InputError(f"--output {output}: cannot be written ({error.strerror})") from error
     return lambda line: print(json.dumps(line), file=file)
 
 

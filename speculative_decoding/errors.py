@@ -1,5 +1,9 @@
 """The errors a user can cause. Each message is one line that names what was given, what is wrong and the way out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 MOST_CHARACTERS = 1000
 
 
@@ -21,3 +25,12 @@ def one_line(text: str) -> str:
     if len(text) > MOST_CHARACTERS:
         text = f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 2 :]}"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+@contextmanager
+def writing(what: str, path: Path, way_out: str = "name another file") -> Iterator[None]:
+    """What the system refuses while that file is written, in one line: mostly a disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what} {path}: cannot be written ({error.strerror or error}); {way_out}") from error

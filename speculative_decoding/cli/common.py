@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, one_line
+from ..errors import InputError, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
 
 
@@ -34,15 +34,6 @@ def read_text(path: Path, what: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{what} {path}: not readable as UTF-8 text ({error})") from error
-
-
-@contextmanager
-def writing(what: str, path: Path) -> Iterator[None]:
-    """What the system refuses while that file is written, in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{what} {path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def write_stats(path: Path, content: Mapping[str, Any]) -> None:

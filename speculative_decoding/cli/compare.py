@@ -21,7 +21,7 @@ from ..drafters import DraftModel
 from ..sampling import GenerationOptions
 from ..session import Session
 from .common import note_unknown
-from .views import INTERRUPTED, DraftView, OnRound, Watcher, never, plain_text, watch
+from .views import INTERRUPTED, DraftView, OnRound, Watcher, plain_text, watch
 
 SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
 IDENTICAL = "identical"
@@ -74,7 +74,7 @@ class Runner:
     _unknown: set[str] = field(default_factory=set)  # characters that were said to be
 
     def run(
-        self, session: Session, names: Sequence[str], prompt: str, is_stopped: Callable[[], bool] = never
+        self, session: Session, names: Sequence[str], prompt: str, is_stopped: Callable[[], bool] = lambda: False
     ) -> dict[str, GenerationResult]:
         """Decode in each of the ways, and compare them if there are several.
 

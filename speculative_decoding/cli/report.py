@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, writing
 from . import common
 from .parser import File, Parser, require_writable, word
 
@@ -115,7 +115,7 @@ def draw(runs: Mapping[str, Rounds], path: Path) -> None:
     times.set(title="Where the time goes", xlabel="seconds")
     times.invert_yaxis()
     times.legend()
-    with common.writing("--png", path):
+    with writing("--png", path):
         figure.savefig(path, dpi=110, format="png")
 
 

@@ -19,8 +19,9 @@ from rich.text import Text
 
 from ..decoding.results import GenerationResponse, GenerationResult
 from ..decoding.stats import Round
+from ..errors import writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer
-from .common import printing, writing
+from .common import printing
 
 OnRound = Callable[[Round], None]
 INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
@@ -30,10 +31,6 @@ COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 CONTEXT = 8  # tokens: enough to know whether a piece brings a space
-
-
-def never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ Watcher = Callable[[Iterator[Step]], Iterator[Step]]  # shows each step, and han
 def watch(
     start: Callable[[OnRound], Iterator[GenerationResponse]],
     watchers: Sequence[Watcher] = (),
-    is_stopped: Callable[[], bool] = never,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> GenerationResult:
     """Run a stream to its end, or to the first token at which it is to stop. The first watcher sees a token first."""
     rounds: list[Round] = []

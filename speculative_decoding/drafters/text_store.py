@@ -13,15 +13,16 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, writing
 from ..loading.safe_folder import write_file
+from ..sampling.options import accepted
+from ..sampling.values import Whole
 from .suffix_index import BOUNDARY, SuffixIndex
 
 FORMAT = "speculative-decoding n-gram store"
 FORMAT_VERSION = 1
 KIND = "texts"  # earlier versions also wrote counts of n-grams
 MAX_ID = 2**31
-TYPES = {"max_ngram_size": (int,), "max_entries": (int,), "vocabulary": (str, type(None))}
 
 
 @dataclass(eq=False)
@@ -42,8 +43,7 @@ class TextStore:
 
     def __post_init__(self) -> None:
         for name, least in (("max_ngram_size", 1), ("max_entries", 2)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be >= {least}, not {getattr(self, name)}")
+            setattr(self, name, accepted(name, Whole(least), getattr(self, name)))
         self.reset()
 
     def reset(self) -> None:
@@ -77,10 +77,8 @@ class TextStore:
     def save(self, path: str | Path) -> None:
         """Write a JSON file that appears whole or not at all. Raises `InputError` if it cannot be written."""
         content = json.dumps({"kind": KIND, **asdict(self), "tokens": self._index.tokens})
-        try:
+        with writing("n-gram store", Path(path)):
             write_file(Path(path), f"{json.dumps(head_of(content))}\n{content}\n")
-        except OSError as error:
-            raise InputError(f"n-gram store {path}: cannot be written ({error.strerror}); name another file") from error
 
     @classmethod
     def load(cls, path: str | Path, expected_vocabulary: str | None = None) -> TextStore:
@@ -108,9 +106,8 @@ class TextStore:
         if content.pop("kind") != KIND:
             raise ValueError("it keeps counts of n-grams, not texts")
         tokens = content.pop("tokens")
-        for name, value in content.items():
-            if type(value) not in TYPES[name]:
-                raise ValueError(f"{name} is {value!r}")
+        if not isinstance(content["vocabulary"], str | None):
+            raise ValueError(f"vocabulary is {content['vocabulary']!r}")
         if not all(type(token) is int and BOUNDARY <= token < MAX_ID for token in tokens):
             raise ValueError("not a list of ids")
         store = cls(**content)

@@ -21,12 +21,13 @@ from threading import Event, Thread
 from typing import Any, BinaryIO
 
 from ..checkpoints.files import read_object
-from ..errors import InputError
+from ..errors import InputError, writing
 from ..loading.safe_folder import write_file
 from .rows import Line, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0
+GOES_ON = "what was written stays, --resume goes on from it"
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,8 @@ class Journal:
         """
         if path.exists() and not path.is_file():
             raise InputError(f"--output {path}: is no regular file; without --output records go to standard output")
-        try:
+        with writing("--output", path):
             file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise InputError(f"--output {path}: {error.strerror}; name a file that can be written") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +105,7 @@ class Journal:
         """Between entering and leaving, also by an exception, records may be written; then all of them are on the disk
         and the checkpoint says so.
         """
-        with said(self.path):
+        with writing("--output", self.path, GOES_ON):
             self._commit()  # before anything is cut, so that a kill in between leaves a job that can go on
             self._cut()
         stop = Event()
@@ -117,13 +116,13 @@ class Journal:
         finally:
             stop.set()
             committing.join()
-            with said(self.path):
+            with writing("--output", self.path, GOES_ON):
                 self._cut()
                 self._commit()
 
     def write(self, record: bytes, line: Line) -> None:
         """Append a record, which ends with a line end, in one piece."""
-        with said(self.path):
+        with writing("--output", self.path, GOES_ON):
             if self._failure is not None:
                 raise self._failure
             rest = memoryview(record)
@@ -202,13 +201,3 @@ def read_checkpoint(output: Path, settings: Mapping[str, Any]) -> Checkpoint:
 
 def cannot_resume(why: str, instead: str) -> InputError:
     return InputError(f"--resume: {why}; {instead}, or start over with --force")
-
-
-@contextmanager
-def said(path: Path) -> Iterator[None]:
-    """What the system refuses while a job runs, in one line: mostly a disk that is full."""
-    try:
-        yield
-    except OSError as error:
-        what = f"--output {path}: {error.strerror}"
-        raise InputError(f"{what}; what was written stays, --resume goes on from it") from error

@@ -17,7 +17,7 @@ import mlx.core as mx
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
-from ..errors import InputError
+from ..errors import InputError, writing
 from ..models.base import checked_sources
 from . import hub, manifest
 from .load import MODELS, WEIGHTS, Storage, checked_config, transformed
@@ -65,21 +65,16 @@ def convert(
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
     check_space(output, sum(checkpoint.info(name).nbytes for name in names))
 
-    try:
-        with whole_folder(output) as partial:
-            write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
-            (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-            for file_name in ("generation_config.json", *TOKENIZER_FILES):
-                if (folder / file_name).is_file():
-                    shutil.copyfile(folder / file_name, partial / file_name)
-            quantization = None
-            if storage.quantize is not None:
-                parts = storage.quantize, storage.group_size, [*storage.keep]
-                quantization = dict(zip(("bits", "group_size", "keep"), parts, strict=True))
-            manifest.write(partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"--output {output}: cannot be written ({reason}); nothing was left there") from error
+    with writing("--output", output, "nothing was left there"), whole_folder(output) as partial:
+        write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
+        (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+        for file_name in ("generation_config.json", *TOKENIZER_FILES):
+            if (folder / file_name).is_file():
+                shutil.copyfile(folder / file_name, partial / file_name)
+        quantization = None
+        if storage.quantize is not None:
+            quantization = {"bits": storage.quantize, "group_size": storage.group_size, "keep": [*storage.keep]}
+        manifest.write(partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization)
     return output
 
 
