@@ -39,7 +39,9 @@ def use_private_folder() -> None:
     if not sys.platform.startswith("linux"):
         return
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not cache.is_absolute():  # such a one is to be ignored, says the standard that the variable is from
+            cache = Path.home() / ".cache"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = own_folder(own_folder(cache.resolve() / "speculative-decoding", 0o002) / "kernels", 0o077)
         remove_unsafe(folder)

@@ -85,6 +85,8 @@ class Session:
         for name, (kind, wanted) in KINDS.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"{name} must be {wanted}, not {short(value)}")
+        if not hasattr(self.tokenizer, "encode"):
+            raise InputError(f"tokenizer must be a tokenizer, as load gives, not {short(self.tokenizer)}")
         if isinstance(self._draft, DraftModel):
             require_same_tokens(self.model, self._draft.model)
         self._drafter(self.options_with({}))  # raises where models and options do not fit
@@ -308,7 +310,8 @@ def load(
     if group_size is not None and quantize is None and draft != SELF_DRAFT:
         raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
     options = GenerationOptions(drafter=drafter, num_draft=num_draft)
-    open_target = partial(open_named, path_or_name, dtype=dtype, group_size=group_size or 64, gguf_file=gguf_file)
+    size = 64 if group_size is None else group_size
+    open_target = partial(open_named, path_or_name, dtype=dtype, group_size=size, gguf_file=gguf_file)
     target = open_target(quantize=quantize)
     opened_draft: Opened | OpenedHead | None = None
     if draft == SELF_DRAFT:

@@ -365,6 +365,16 @@ def test_a_full_device_is_one_line(
         assert f"main.py: error: {name} /dev/full: cannot be written (No space left" in capfd.readouterr().err
 
 
+def test_what_the_encoding_of_standard_output_lacks_is_escaped(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True) as ascii_only:
+        monkeypatch.setattr(sys, "stdout", ascii_only)
+        monkeypatch.chdir(ROOT)
+        assert main_command.main(["--prompt", PROMPT]) == 0
+        assert ascii_only.buffer.getvalue() == rb"Die Methode gibt den Wert zur\xfcck." + b"\n"  # type: ignore[attr-defined]
+
+
 def test_closed_streams(tmp_path: Path) -> None:
     """What is opened next has their numbers, and would be printed into."""
     command = f'{sys.executable} main.py --stats-json "$1/s" --prompt "$2"'

@@ -313,12 +313,14 @@ def test_the_source_a_link_and_a_file_are_never_replaced(tmp_path: Path) -> None
         (tmp_path / "x" / ".." / "source", "is the model that is to be converted"),
         (tmp_path / "link", "is a link"),
         (tmp_path / "file", "is a file"),
+        (tmp_path / "x" / "new" / "..", "does not name a folder by its own name"),
+        (Path(), "does not name a folder by its own name"),
     ):
         (tmp_path / "x").mkdir(exist_ok=True)
         for force in (False, True):
             with pytest.raises(InputError, match=reason):
                 convert(str(source), output, Storage("bfloat16", 4), force=force)
-    assert manifest.verify(source) and (tmp_path / "file").read_text() == "mine"
+    assert manifest.verify(source) and (tmp_path / "file").read_text() == "mine" and not any((tmp_path / "x").iterdir())
 
 
 def test_an_empty_folder_is_replaced_if_it_is_said(tmp_path: Path) -> None:

@@ -91,6 +91,18 @@ def test_a_folder_that_cannot_be_trusted_is_not_used(machine: Machine) -> None:
     assert not any(elsewhere.iterdir())
 
 
+@on_linux
+def test_a_relative_folder_of_caches_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "putenv", lambda name, value: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(kernels, "_folder", None)
+    kernels.use_private_folder()
+    assert kernels._folder == tmp_path / "home/.cache/speculative-decoding/kernels" and os.listdir() == ["home"]
+
+
 @on_linux_cpu
 def test_a_compiler_that_fails_is_said_once_and_not_needed(machine: Machine) -> None:
     """A full disk, a folder where nothing may be executed: MLX says it in the same way."""

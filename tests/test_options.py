@@ -19,7 +19,8 @@ import pytest
 from speculative_decoding import GenerationOptions, InputError, Session, batch_generate, generate, load, stream_generate
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
-from speculative_decoding.sampling.options import abouts, default
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.sampling.options import MOST_TOKENS, abouts, default
 from speculative_decoding.sampling.values import Either, Number, Several, Switch, Text, Whole
 from tests.tiny import EOS, noisy_copy, tiny_model
 from tests.typed_calls import right_calls, wrong_calls
@@ -37,7 +38,7 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "min_p": ([0, 0.5, 1], [-0.1, 1.1, NAN, "0.1"]),
     "repetition_penalty": ([1e-9, 1, 50], [0, 1e-30, 1e39, -1.0, NAN, INF, None]),
     "seed": ([0, 2**32 - 1], [-1, 2**32, 0.5, True, None]),
-    "max_tokens": ([1, 10**9], COUNT),
+    "max_tokens": ([1, MOST_TOKENS], [*COUNT, MOST_TOKENS + 1, 10**30]),  # memory is reserved for as many
     "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
     "eos_token_ids": ([[], [0, 5], (7,)], [5, [-1], [True], ["5"], [1.0], "5", None]),
     "prefix": (["", "a b", [], [3, 4]], [None, 5, [-1], [0.5], ["a"], True, {3: 4}, b"a"]),
@@ -397,12 +398,13 @@ def test_a_prompt_that_is_none_gets_an_error_and_the_others_their_text() -> None
 
 
 ANY: Any = SESSION  # as untyped code sees it
+TARGET: Any = BUNDLED / "t5-web-docs"
 
 
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: ANY.generate("abc", max_tokens=1.5), "max_tokens must be a whole number >= 1, not 1.5"),
+        (lambda: ANY.generate("abc", max_tokens=1.5), "max_tokens must be a whole number, 1 to 1048576, not 1.5"),
         (lambda: ANY.generate("abc", seed=10**5000), "seed must be a whole number, 0 to 4294967295, not that int"),
         (
             lambda: ANY.generate("abc", temperature=10**5000),
@@ -431,8 +433,14 @@ ANY: Any = SESSION  # as untyped code sees it
             lambda: Session(MODEL, Ids(), options={"seed": 1}),
             "options must be GenerationOptions(...)",
         ),
+        (lambda: Session(MODEL, ANY.slots), "tokenizer must be a tokenizer, as load gives, not 8"),
+        (lambda: load(5), "a model is given by its folder or its name, not as int"),
+        (lambda: load(TARGET, dtype=np.float16), "dtype must be one of float32, bfloat16, float16, not <class"),
+        (lambda: load(TARGET, quantize=4.0), "quantize must be one of 4, 8, not 4.0"),
+        (lambda: load(TARGET, quantize=4, group_size=0), "group_size must be one of 32, 64, 128, not 0"),
+        (lambda: load(TARGET, gguf_file=5), "gguf_file '5' is no file, here or in"),
     ],
-    ids=range(17),
+    ids=range(23),
 )
 def test_arguments_of_any_kind_work_or_are_named_in_one_line(call: Callable[[], Any], named: str) -> None:
     with pytest.raises(InputError) as error:

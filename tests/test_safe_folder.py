@@ -69,3 +69,12 @@ def test_a_folder_that_had_stepped_aside_comes_back(tmp_path: Path) -> None:
     target.rename(safe_folder.old_name(target))  # killed between the two renames
     safe_folder.clean_up(target)
     assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("name", ["model", "m*"])
+def test_folders_of_others_with_names_like_ours_stay(name: str, tmp_path: Path) -> None:
+    theirs = [tmp_path / hidden for hidden in (".model.old", ".model.partial-mine", ".mine.partial-abcd1234")]
+    for each in theirs:
+        write(each, "years of work")
+    write(tmp_path / name, "new")
+    assert sorted(os.listdir(tmp_path)) == sorted([name, *(each.name for each in theirs)])

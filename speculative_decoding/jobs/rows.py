@@ -144,7 +144,7 @@ def parsed(text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON ({error.msg}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON that can be read ({error})") from error
+        raise InputError(f"not JSON that can be read ({str(error).partition(': value has')[0]})") from error
     if not isinstance(value, dict):
         raise InputError('must be a JSON object with a "prompt"')
     return value

@@ -83,6 +83,8 @@ def require_free(output: Path, source: Path, force: bool) -> None:
     manifest says we wrote, is ever replaced.
     """
     way_out = "name another folder"
+    if output.name in ("", ".."):
+        raise InputError(f"--output {output} does not name a folder by its own name; {way_out}")
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise InputError(f"--output {output} is {'a link' if output.is_symlink() else 'a file'}; {way_out}")
     if not output.exists():

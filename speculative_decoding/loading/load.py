@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def open_named(
     folder = locate(path_or_name, gguf_file)
     gguf = None
     if gguf_file is not None:
-        gguf = next(filter(Path.is_file, (Path(gguf_file), folder / gguf_file)), None)
+        gguf = next(filter(Path.is_file, (Path(str(gguf_file)), folder / str(gguf_file))), None)
         if gguf is None:
             raise InputError(f"gguf_file {str(gguf_file)!r} is no file, here or in {folder}; name one that is")
     return open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size, gguf=gguf)
@@ -87,11 +87,12 @@ def open_model(
     """Everything of `load_model` but finding the folder and its files, and reading the weights."""
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
+    storage = Storage(dtype, quantize, group_size)
     manifest.check_sizes(folder)
     raw, checkpoint = checked_config(folder, gguf), checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
-        dtype = None  # conversion stored that type already
-    raw, checkpoint = transformed(raw, checkpoint, Storage(dtype, quantize, group_size))
+        storage = replace(storage, dtype=None)  # conversion stored that type already
+    raw, checkpoint = transformed(raw, checkpoint, storage)
     model = models.build(raw, checkpoint)
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
@@ -119,14 +120,12 @@ class Storage:
     keep: Sequence[str] = DEFAULT_KEEP
 
     def __post_init__(self) -> None:
-        if self.dtype not in (None, *DTYPES):
-            raise InputError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.quantize not in (None, *BITS):
-            raise InputError(f"quantize must be one of {', '.join(map(str, BITS))} bits, not {self.quantize}")
+        for name, choices in (("dtype", (None, *DTYPES)), ("quantize", (None, *BITS)), ("group_size", GROUP_SIZES)):
+            value = getattr(self, name)
+            if not any(type(value) is type(each) and value == each for each in choices):
+                raise InputError(f"{name} must be one of {', '.join(map(str, filter(None, choices)))}, not {value!r}")
         if unknown := set(self.keep) - set(KEEP):
             raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
-        if self.group_size not in GROUP_SIZES:
-            raise InputError(f"group size must be one of {', '.join(map(str, GROUP_SIZES))}, not {self.group_size}")
 
 
 def transformed(
@@ -174,6 +173,8 @@ def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[st
 
 def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
     """The folder itself, or the one of that name under models/, here or beside the package."""
+    if not isinstance(path_or_name, str | os.PathLike):
+        raise InputError(f"a model is given by its folder or its name, not as {type(path_or_name).__name__}")
     path = Path(path_or_name)
     for folder in (path, MODELS / path, BUNDLED / path):
         if os.path.isdir(folder):

@@ -84,7 +84,8 @@ def clean_up(target: Path) -> None:
     if aside.exists() and not target.exists():
         aside.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
-    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+    prefix = f".{target.name}.partial-"  # behind it `mkdtemp` writes 8 characters
+    for leftover in (each for each in target.parent.iterdir() if each.name[:-8] == prefix):
         with suppress(OSError):  # gone, or locked by the process that is still writing it
             lock = os.open(leftover, os.O_RDONLY)
             try:
@@ -95,7 +96,7 @@ def clean_up(target: Path) -> None:
 
 
 def old_name(target: Path) -> Path:
-    return target.parent / f".{target.name}.old"
+    return target.parent / f".{target.name}.partial-old"
 
 
 def sync(path: Path) -> None:

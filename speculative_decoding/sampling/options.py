@@ -20,7 +20,7 @@ DRAFTERS = ("model", "ngram", "auto", "none")
 SCHEDULES = ("auto", "heuristic", "heuristic_transient")
 MAX_SEED = 2**32 - 1
 MOST_DRAFTED = 64
-
+MOST_TOKENS = 1 << 20
 
 SHARED = "shared"  # by all rows of a batch
 
@@ -56,7 +56,7 @@ class GenerationOptions:
         "the same seed and options give the same text; where drafts learn (num_draft auto, copies) with acceptance "
         "coupled only",
     ] = 0
-    max_tokens: Annotated[int, Whole(1), "the most tokens to generate"] = 100
+    max_tokens: Annotated[int, Whole(1, MOST_TOKENS), "the most tokens to generate"] = 100
     stop: Annotated[
         Sequence[str], Several(Text()), "end in front of this text, none of which is ever given out; may be repeated"
     ] = ()
