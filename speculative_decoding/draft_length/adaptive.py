@@ -20,7 +20,7 @@ MEMORY = 0.98  # of what was seen, per round that drafted
 WORTHWHILE = 1.02  # the gain over regular decoding from which on it drafts; while it does, no loss is enough
 PROBE_SHARE, FIRST_PROBES = 0.005, 3.0  # of the time, and rounds' worth of it at first, for probes
 LEAST_WAIT = 16  # rounds between probes of a kind, and between looks whether one is due while parked
-FIRST_GAP, LAST_GAP = 3, 64  # rounds between those that draft nothing only to be timed
+FIRST_GAP, LAST_GAP = 8, 64  # rounds between those that draft nothing only to be timed
 TYPICAL_TOKENS, REQUEST_MEMORY = 24.0, 0.95  # of a request, written with the draft model's help
 
 
