@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -205,35 +206,37 @@ def report() -> None:
 
 def speed() -> None:
     """Plain decoding against the default settings, the bundled pair on 15 prompts a task."""
+    with tempfile.TemporaryDirectory() as folder:
+        ways = ["--drafter", "auto", "--num-draft", "auto"]
+        command = [sys.executable, "-m", "benchmarks", "--limit", "15", *ways, "--output", folder]
+        subprocess.run(command, check=True)
+        draw_speed(json.loads(Path(folder, "summary.json").read_text())["rows"])
+
+
+def draw_speed(rows: Sequence[Mapping[str, Any]]) -> None:
+    """rows: of a benchmark's summary.json."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with tempfile.TemporaryDirectory() as folder:
-        ways = ["--drafter", "auto", "--num-draft", "auto"]
-        command = [sys.executable, "-m", "benchmarks", "--limit", "15", *ways, "--output", folder]
-        subprocess.run(command, check=True)
-        rows = json.loads(Path(folder, "summary.json").read_text())["rows"]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     figure, axes = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
-    for offset, (label, colour) in enumerate((("plain", "#b0b7c3"), ("speculative", "#2a7de1"))):
-        found = [
-            next(row for row in rows if row["task"] == task and (row["label"] == "plain") == (offset == 0))
-            for task in tasks
-        ]
+    for offset, (label, name, colour) in enumerate(
+        (("plain", "plain decoding", "#b0b7c3"), ("auto auto", "with a draft, default settings", "#2a7de1"))
+    ):
+        found = [row for task in tasks for row in rows if (row["task"], row["label"]) == (task, label)]
         speeds = [1e3 / row["ms_per_token"]["median"] for row in found]
-        bars = axes.barh([i + 0.38 * offset for i in range(len(tasks))], speeds, 0.36, color=colour, label=label)
-        texts = [
-            f"{speed:.0f} tokens/s" + f", {row['gain']:.2f}x" * offset for speed, row in zip(speeds, found, strict=True)
-        ]
+        bars = axes.barh([i + 0.38 * offset for i in range(len(tasks))], speeds, 0.36, color=colour, label=name)
+        gains = [f", {row['gain']:.2f}x" if offset else "" for row in found]
+        texts = [f"{speed:.0f} tokens/s{gain}" for speed, gain in zip(speeds, gains, strict=True)]
         axes.bar_label(bars, texts, padding=4, fontsize=9)
     axes.set_yticks([i + 0.19 for i in range(len(tasks))], tasks)
     axes.invert_yaxis()
     axes.margins(x=0.25)
     axes.set_xticks([])
     axes.spines[["top", "right", "bottom"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
     axes.set_title("The same text, token for token: bundled models, two x86 cores, float32", fontsize=10, loc="left")
     figure.savefig(PICTURES / "speed.svg", metadata={"Date": None})
 

@@ -387,7 +387,8 @@ def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFi
     files = [tmp_path / "one.txt", tmp_path / "two.txt"]
     files[0].write_text("translate English to German: Hello.\n\ngrammar: It were a cod.\n")
     files[1].write_text("grammar: It were a cod.\n")
-    options = ["--drafter", "model", "--num-draft", "3", "--temperature", "0", "1", "-m", "8", "--repeats", "2"]
+    options = ["--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft", "--drafter", "model", "--num-draft", "3"]
+    options += ["--temperature", "0", "1", "-m", "8", "--repeats", "2"]
     options += ["--peers", "ct2", "--output", str(tmp_path / "out"), "--plot"]
     status, out, _ = command(capsys, *map(str, files), *options)
     text, json_line, fastest = out.rstrip().rsplit("\n\n", 2)

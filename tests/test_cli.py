@@ -180,7 +180,7 @@ def test_every_sampling_option_reaches_the_model(tmp_path: Path, capsys: pytest.
     exact = capsys.readouterr().out
     for option in (["--top-k", "1"], ["--top-p", "0.0001"], ["--min-p", "1"]):
         assert sample(*option) == exact != free
-    assert sample("--repetition-penalty", "5") != free
+    assert sample("--repetition-penalty", "0.1") != free
     stats_file = tmp_path / "stats.json"
     assert sample("--delta", "0.3", "--stats-json", str(stats_file)) != free
     assert 0 < json.loads(stats_file.read_text())["delta_total_variation"] <= 0.3

@@ -12,7 +12,7 @@ from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.compare import table
 
 PROMPT = "translate English to German: The method returns the value of the property."
-FIXED = ("--drafter", "model", "--num-draft", "5")
+FIXED = ("--drafter", "model", "--num-draft", "5", "--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft")
 TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
@@ -31,7 +31,7 @@ def test_three_ways_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == f"{TEXT}\n"
     assert err.splitlines()[1:6] == [
         "drafter:",
-        "Die Methode gibt den Wert des Eigenschafts zurück.",
+        "Die Methode gibt den Wert des Eigenschaft zurück.",
         "target:",
         TEXT,
         "speculative:",

@@ -30,11 +30,12 @@ ROOT = BUNDLED.parent
 GRAMMAR = "grammar: It were a cod business."
 GERMAN = "translate English to German: The method returns the value of the property."
 FIXED = ("--drafter", "model", "--num-draft", "5")
+PAIR = ("--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft")
 TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
 def conversation(*arguments: str) -> Conversation:
-    plan = plan_of(main_parser().parse_args(["--interactive", *arguments]))
+    plan = plan_of(main_parser().parse_args(["--interactive", *PAIR, *arguments]))
     state = State(plan)
     state.open(plan)
     return Conversation(state)
@@ -295,8 +296,8 @@ def test_completion() -> None:
     assert completions("/acceptance c") == ["coupled"]
     assert completions("/num-draft ") == ["auto", "heuristic", "heuristic_transient"]
     assert completions("The /s") == completions("/max-tokens ") == completions("/x y") == []
-    assert completions("/model t5-web-docs-") == ["t5-web-docs-draft"]
-    assert completions("/model t5-web-docs t5-web-docs-") == ["t5-web-docs-draft"]
+    assert completions("/model t5-web-docs-") == ["t5-web-docs-draft", "t5-web-docs-head"]
+    assert completions("/draft-model t5-web-docs-h") == ["t5-web-docs-head"]
     assert completions("/draft-model self") == ["self-8bit"]
 
 

@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (made / name).symlink_to(ROOT / name)
     (made / "models").mkdir()
-    for model in ("t5-web-docs", "t5-web-docs-draft"):
+    for model in ("t5-web-docs", "t5-web-docs-draft", "t5-web-docs-head"):
         (made / "models" / model).symlink_to(BUNDLED / model)
     (made / "two.txt").write_text("grammar: It were a cod business.\ngrammar: He go home.\n")
     (made / "prompts.txt").write_text("grammar: It were a cod business.\n")

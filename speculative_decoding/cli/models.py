@@ -17,7 +17,7 @@ from ..models.draft_head import DraftHead
 from ..sampling.values import Text
 
 PREFERRED = ("t5-11b", "t5-small")
-BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-draft")
+BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
 MODEL = "the target: a folder, one in models/, a name on the Hub (default: t5-11b with t5-small, or the bundled pair)"
 DRAFT_MODEL = "the draft model or draft head, likewise; self-8bit: the target itself in 8 bits (default: copies alone)"
 DTYPE = "compute in this type (default: as stored on a GPU, float32 on a CPU)"

@@ -121,7 +121,8 @@ def train(chosen: argparse.Namespace) -> int:
         promise = course.promised(tokens)
         say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
     facts = {"made_for": folder.name, "steps": course.trainer.step, "positions": course.trainer.positions}
-    facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": measured}
+    by_file = {Path(name).name: tokens for name, tokens in measured.items()}  # no folders: a draft is passed on
+    facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": by_file}
     course.finish(flags.output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
     say(f"written to {flags.output}; {work} may be deleted, or trained on with --resume and more --minutes")
     return 0
