@@ -134,7 +134,8 @@ def console() -> None:
 def every_command() -> None:
     """Each once, with a wrong argument and an interruption among them."""
     terminal = Terminal(100, 160, **python())
-    terminal.type("python main.py --interactive", "/quit leaves.")
+    pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # a model also writes alone, for /compare
+    terminal.type(f"python main.py --interactive {pair}", "/quit leaves.")
     for line, *then in (
         ("/help", "is written with two"),
         ("/model", "model: target models"),

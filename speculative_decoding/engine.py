@@ -184,11 +184,12 @@ class Engine:
 
     def _encoded_rows(self, group: Sequence[Request]) -> list[mx.array]:
         memories = self._model.encode_rows([request.row.source for request in group])
-        finite = mx.stack([mx.isfinite(memory).all() for memory in memories]).all()
-        mx.eval(memories, finite)
-        if len(group) > 1 and not finite.item():  # padding need not be finite, and a mask hides only what is
-            memories = [self._model.encode_rows([request.row.source])[0] for request in group]
-            mx.eval(memories)
+        if len(group) > 1:  # padded: padding need not be finite, and a mask hides only what is
+            finite = mx.stack([mx.isfinite(memory).all() for memory in memories]).all()
+            mx.eval(memories, finite)
+            if not finite.item():
+                memories = [self._model.encode_rows([request.row.source])[0] for request in group]
+        mx.eval(memories)
         return memories
 
     def _assign(self, slot: int, request: Request, memory: mx.array) -> None:

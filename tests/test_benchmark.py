@@ -24,7 +24,7 @@ from benchmarks.summary import Row, Spread, summarise
 from benchmarks.tasks import Task, at_slots, growth_tasks, random_task
 from speculative_decoding import GenerationStats, InputError
 from speculative_decoding.decoding.ways import PLAIN, Way, ways
-from speculative_decoding.loading.load import BUNDLED, load_model, open_model
+from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from tests.tiny import CONFIG, SOURCES, noisy_copy, run, tiny_model, tokens_of
 
@@ -259,7 +259,9 @@ def assert_same(one: EncoderDecoder, other: EncoderDecoder) -> None:
 
 
 def test_bfloat16_weights_are_exported_without_loss(tmp_path: Path) -> None:
-    model, _ = load_model(BUNDLED / "t5-web-docs-draft", dtype="bfloat16")
+    opened = open_model(BUNDLED / "t5-web-docs-draft", dtype="bfloat16")
+    opened.load_weights()
+    model = opened.model
     opened = open_model(exported(model, tmp_path / "exported"))
     opened.load_weights()
     assert_same(model, opened.model)

@@ -12,6 +12,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from speculative_decoding.models.base import EncoderDecoder
+from tests.finite_differences import slopes
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import tiny_model
 
@@ -78,21 +79,15 @@ def test_gradients_are_those_of_finite_differences(changes: dict[str, object]) -
     _, found = gradients(model, loss_of(SOURCE, MASK, tokens))
     start = model.parameters()
 
-    def at(direction: dict[str, object], step: float) -> float:
-        model.update(tree_map(lambda parameter, slope: parameter + step * slope, start, direction))
+    def exactly(parameters: dict[str, object]) -> float:
+        model.update(parameters)
         logits = model.logits(model.teacher_forced(tokens[:, :-1], model.encode(SOURCE, MASK), MASK))
         exact = np.array(logits).astype(np.float64)
         chances = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
         return -float(np.take_along_axis(chances, np.array(tokens)[:, 1:, None].astype(np.int64), -1).mean())
 
-    keys = iter(mx.random.split(mx.random.key(0), 1000))
-    for _ in range(4):
-        noise = tree_map(lambda parameter: mx.random.normal(parameter.shape, key=next(keys)), start)
-        size = sum(mx.square(each).sum() for _, each in tree_flatten(noise)).item() ** 0.5
-        direction = tree_map(lambda each: each / size, noise)  # noqa: B023
-        one, two = ((at(direction, h) - at(direction, -h)) / (2 * h) for h in (0.02, 0.04))
-        ours = sum((found[path] * each).sum() for path, each in tree_flatten(direction)).item()
-        assert abs(ours - (4 * one - two) / 3) < 1e-4
+    for ours, theirs in slopes(exactly, start, found, 4):
+        assert abs(ours - theirs) < 1e-4
         assert abs(ours) > 1e-3
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.cli import train as train_command
@@ -30,6 +30,7 @@ from speculative_decoding.training.outputs import Example, read_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
 from speculative_decoding.training.teacher import Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
+from tests.finite_differences import slopes
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import CONFIG, EOS, VOCAB, noisy_copy, run, save_hugging_face, tiny_model, tokens_of
 from tests.together import Letters
@@ -126,8 +127,8 @@ def test_gradients_are_those_of_finite_differences(make: Callable[[EncoderDecode
         arrays = student.states(batch), student.matrix(batch), batch.labels
         return loss_of(*arrays, total_variation=False, is_trained=student.owns_matrix)
 
-    def exactly(direction: Any, step: float) -> float:
-        student.module.update(tree_map(lambda parameter, slope: parameter + step * slope, start, direction))
+    def exactly(parameters: Any) -> float:
+        student.module.update(parameters)
         logits = np.array(student.states(batch)).astype(np.float64) @ np.array(student.matrix(batch)).astype(np.float64)
         chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         labels = [np.array(each) for each in batch.labels[1:]]
@@ -137,16 +138,9 @@ def test_gradients_are_those_of_finite_differences(make: Callable[[EncoderDecode
         return float((labels[3] * (0.9 * kl + 0.1 * ce)).sum())
 
     value, gradients = mx.value_and_grad(loss)(start)
-    assert value.item() == pytest.approx(exactly(start, 0.0), abs=1e-5)
-    found = dict(tree_flatten(gradients))
-    keys = iter(mx.random.split(mx.random.key(0), 1000))
-    for _ in range(3):
-        noise = tree_map(lambda parameter: mx.random.normal(parameter.shape, key=next(keys)), start)
-        size = sum(mx.square(each).sum() for _, each in tree_flatten(noise)).item() ** 0.5
-        direction = tree_map(lambda each: each / size, noise)  # noqa: B023
-        one, two = ((exactly(direction, h) - exactly(direction, -h)) / (2 * h) for h in (0.02, 0.04))
-        ours = sum((found[path] * each).sum() for path, each in tree_flatten(direction)).item()
-        assert ours == pytest.approx((4 * one - two) / 3, abs=3e-5) and abs(ours) > 3e-4
+    assert value.item() == pytest.approx(exactly(start), abs=1e-5)
+    for ours, theirs in slopes(exactly, start, dict(tree_flatten(gradients)), 3):
+        assert ours == pytest.approx(theirs, abs=3e-5) and abs(ours) > 3e-4
 
 
 # What a step is made of.

@@ -26,7 +26,7 @@ from .tokenizer import fingerprint
 
 KIND = "draft_head"
 CONFIG = "config.json"
-NUMBERS = ("d_model", "heads", "head_width", "d_ff")
+MOST_UNITS = 1 << 22  # of the feed-forward, as in a target
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def open_draft(
         folder = find_folder(path_or_name)
     except InputError:
         return open_named(path_or_name, dtype=dtype)
-    if not (folder / CONFIG).is_file() or checkpoints.read_config(folder).get("kind") != KIND:
+    raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
+    if raw.get("kind") != KIND:
         return open_named(folder, dtype=dtype)
     manifest.check_sizes(folder)
-    raw = checkpoints.read_config(folder)
-    head = DraftHead(config_of(raw, folder))
     require_same_target(raw, target.model, folder)
+    head = DraftHead(config_of(raw, folder, target.model))
     checkpoint = checkpoints.read(folder)
     expected: Mapping[str, mx.array] = dict(tree_flatten(head.parameters()))
     for name, array in expected.items():
@@ -72,15 +72,18 @@ def open_draft(
     return OpenedHead(folder, head, checkpoint, target.model)
 
 
-def config_of(raw: Mapping[str, Any], folder: Path) -> DraftHeadConfig:
-    """Raises `CheckpointError` that names what is missing or impossible."""
+def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> DraftHeadConfig:
+    """Raises `CheckpointError` that names what is missing, impossible or not of this target's size."""
     known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
     ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
-    whole = {name: [known.get(name)] for name in NUMBERS} | ids
-    for name, values in whole.items():
-        least = 0 if name in ids else 1
-        if not isinstance(values, list) or not all(type(value) is int and value >= least for value in values):
-            raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}")
+    facts = target_facts(target)
+    limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
+    limits |= {"d_ff": (1, MOST_UNITS), "layers": (0, facts["decoder_layers"] - 1)}
+    limits |= {"frequent": (0, facts["vocab_size"] - 1)}
+    for name, (least, most) in limits.items():
+        values = ids[name] if name in ids else [known.get(name)]
+        if not isinstance(values, list) or not all(type(value) is int and least <= value <= most for value in values):
+            raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}, at most {most}")
     if not known["layers"] or known.get("activation") not in ACTIVATIONS or type(known.get("is_gated")) is not bool:
         raise CheckpointError(f"{folder / CONFIG}: 'layers', 'activation' or 'is_gated' is not a draft head's")
     return DraftHeadConfig(**known | {name: tuple(value) for name, value in ids.items()})

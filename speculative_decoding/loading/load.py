@@ -44,20 +44,6 @@ class Opened:
         self.model.load_checkpoint(self.checkpoint)
 
 
-def load_model(
-    path_or_name: str | os.PathLike[str],
-    *,
-    dtype: str | None = None,
-    quantize: int | None = None,
-    group_size: int = 64,
-    gguf_file: str | os.PathLike[str] | None = None,
-) -> tuple[EncoderDecoder, Tokenizer]:
-    """What `speculative_decoding.load` does for the target and for the draft, each alone."""
-    opened = open_named(path_or_name, dtype=dtype, quantize=quantize, group_size=group_size, gguf_file=gguf_file)
-    opened.load_weights()
-    return opened.model, opened.tokenizer
-
-
 def open_named(
     path_or_name: str | os.PathLike[str],
     *,
@@ -66,7 +52,7 @@ def open_named(
     group_size: int = 64,
     gguf_file: str | os.PathLike[str] | None = None,
 ) -> Opened:
-    """`load_model` without reading the weights."""
+    """A folder, or a model on the Hub, in the storage that is wanted."""
     folder = locate(path_or_name, gguf_file)
     gguf = None
     if gguf_file is not None:
@@ -84,7 +70,7 @@ def open_model(
     group_size: int = 64,
     gguf: Path | None = None,
 ) -> Opened:
-    """Everything of `load_model` but finding the folder and its files, and reading the weights."""
+    """`open_named`, but for finding the folder and its files."""
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
     storage = Storage(dtype, quantize, group_size)

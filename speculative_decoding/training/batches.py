@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -70,12 +71,16 @@ class Sampler:
     examples: Sequence[Example]
     seed: int
 
+    @cached_property
+    def _lengths(self) -> NDArray[np.float64]:
+        return np.array([len(each.output) + 0.1 * len(each.source) for each in self.examples])
+
     def indices(self, step: int) -> list[int]:
         count = -(-len(self.examples) // EXAMPLES)
         epoch, place = divmod(step, count)
         dice = np.random.default_rng([self.seed, epoch])
-        lengths = np.array([len(each.output) + 0.1 * len(each.source) for each in self.examples])
-        order = np.argsort(lengths * np.exp(LENGTH_NOISE * dice.standard_normal(len(lengths))), kind="stable")
+        noise = np.exp(LENGTH_NOISE * dice.standard_normal(len(self._lengths)))
+        order = np.argsort(self._lengths * noise, kind="stable")
         place = int(dice.permutation(count)[place])
         return [int(index) for index in order[place * EXAMPLES : (place + 1) * EXAMPLES]]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from mlx.utils import tree_flatten
 from ..checkpoints.npz import write_npz
 from ..draft_length.costs import predicted
 from ..drafters.draft_model import DraftModel, DraftVocabulary
-from ..errors import InputError
+from ..errors import InputError, writing
 from ..loading import manifest
 from ..loading.draft_head import write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, Opened
@@ -34,10 +33,10 @@ from .lessons import Lessons
 from .outputs import Example, write_outputs
 from .students import HeadStudent, ModelStudent, Student
 from .teacher import Teacher
-from .trainer import Report, Schedule, Trainer, tokens_per_call
+from .trainer import NUM_DRAFT, Report, Schedule, Trainer, tokens_per_call
 
 FEATURES = "features"
-NUM_DRAFT = 7  # of the drafts that are measured
+WAY_OUT = "make room there, or name another --output"
 ON_THE_WAY = 60  # held-out prompts that are decoded while it trains
 Progress = Callable[[int], None]
 
@@ -82,7 +81,7 @@ class Course:
                 differs = next((f"{a.strip(' ,')}, not {b.strip(' ,')}" for a, b in pairs if a != b), "more options")
                 raise InputError(f"{path}: this training was begun with {differs}; --resume needs the same options")
             return
-        with written(self.work):
+        with writing("training", self.work, WAY_OUT):
             self.work.mkdir(parents=True, exist_ok=True)
             write_file(path, wanted)
 
@@ -110,7 +109,7 @@ class Course:
     def write_outputs(self, progress: Progress) -> None:
         options, path = self.options, self.work / "outputs.jsonl"
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
-        with written(self.work):
+        with writing("training", self.work, WAY_OUT):
             found = write_outputs(
                 session,
                 self.training_prompts,
@@ -143,7 +142,7 @@ class Course:
         return fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9
 
     def keep_features(self, progress: Progress) -> None:
-        with written(self.work):
+        with writing("training", self.work, WAY_OUT):
             self.lessons.keep(self.work / FEATURES, progress)
 
     @cached_property
@@ -199,7 +198,7 @@ class Course:
     def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
         """Write the folder, whole or not at all. draw: adds files to it."""
         student, dtype = self.student, DTYPES[self.options.dtype]
-        with written(output):
+        with writing("--output", output, WAY_OUT):
             if isinstance(student, HeadStudent):
                 write_draft_head(output, student.draft(), student.target, dtype, also=draw, **facts)
             elif self.draft is not None:
@@ -227,12 +226,3 @@ def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable
 def nbytes(model: EncoderDecoder) -> int:
     parameters: Any = tree_flatten(model.parameters())
     return sum(array.nbytes for _, array in parameters)
-
-
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """A full disk is one line."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -5,7 +5,6 @@ checkpoint stands, with the same steps as if it had never stopped.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.npz import read_npz, write_npz
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, InputError, writing
+from ..loading.safe_folder import sync
 from ..session import Session
 from .batches import Sampler
 from .lessons import Lessons
@@ -30,6 +30,7 @@ WARM_UP = 80  # steps
 LEAST_RATE = 0.02  # of the learning rate, at the end
 TOTAL_VARIATION_FROM = 0.6  # of the way: Kullback-Leibler before
 REPORT_STEPS = 25
+NUM_DRAFT = 7  # of the drafts that are measured
 EVALUATIONS = 8  # on held-out prompts, on the way
 SAVE_SECONDS = 60.0
 HISTORY = ("step", "progress", "loss", "agreement", "tokens_per_call")
@@ -154,14 +155,13 @@ class Trainer:
             flat: Any = tree_flatten(tree)
             arrays += [(f"{name}.{path}", stored(array)) for path, array in flat]
         partial = self.checkpoint.with_suffix(".partial")
-        try:
-            write_npz(partial, arrays)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            partial.replace(self.checkpoint)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise InputError(f"{self.checkpoint}: cannot be written ({error.strerror or error})") from error
+        with writing("training", self.checkpoint, "make room there, and go on with --resume"):
+            try:
+                write_npz(partial, arrays)
+                sync(partial)
+                partial.replace(self.checkpoint)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def resume(self) -> None:
         """From the checkpoint, if there is one. Raises `CheckpointError` for a damaged one."""
@@ -191,11 +191,11 @@ def stored(array: mx.array) -> mx.array:
     return (array.astype(mx.uint32) if mx.issubdtype(array.dtype, mx.integer) else array).reshape(-1)
 
 
-def tokens_per_call(session: Session, student: Student, prompts: Sequence[str], num_draft: int = 7) -> float:
-    """Tokens that a call of the target brings, with this draft and chains of `num_draft`, at temperature 0."""
+def tokens_per_call(session: Session, student: Student, prompts: Sequence[str]) -> float:
+    """Tokens that a call of the target brings, with this draft and chains of `NUM_DRAFT`, at temperature 0."""
     drafting = Session(session.model, session.tokenizer, student.draft(), slots=16)
     tokens = calls = 0
-    for each in drafting.batch(prompts, drafter="model", num_draft=num_draft):
+    for each in drafting.batch(prompts, drafter="model", num_draft=NUM_DRAFT):
         if each.result is not None:
             tokens += each.result.stats.generated_tokens
             calls += each.result.stats.target_calls
