@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
-from ..models.base import EncoderDecoder, Head
+from ..models.base import EncoderDecoder
+from ..models.linear import Head
 
 
 @dataclass(frozen=True)

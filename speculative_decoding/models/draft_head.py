@@ -16,11 +16,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .attention import joined_heads, split_heads
 from .base import EncoderDecoder, LastLayer
 from .compiled import Compiled
+from .config import ACTIVATIONS
 from .linear import Linear
-from .t5 import joined_heads, split_heads
-from .t5_config import ACTIVATIONS
 
 EPSILON = 1e-6
 FEW_ROWS = 32
