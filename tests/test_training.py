@@ -14,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import CheckpointError, InputError, Session, load
+from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli import train as train_command
 from speculative_decoding.loading.load import Opened, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
@@ -22,7 +23,15 @@ from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, usual_layers
 from speculative_decoding.training import course as course_module
 from speculative_decoding.training import trainer as trainer_module
-from speculative_decoding.training.batches import EXAMPLES, Labels, Sampler, make_chains
+from speculative_decoding.training.batches import (
+    EXAMPLES,
+    LIKELY_OTHERS,
+    RANDOM_OTHERS,
+    Labels,
+    Sampler,
+    make_chains,
+    make_labels,
+)
 from speculative_decoding.training.course import Course, CourseOptions
 from speculative_decoding.training.lessons import Lessons
 from speculative_decoding.training.loss import distance, loss_of, numpy_distance
@@ -389,13 +398,42 @@ def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[in
     assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
 
 
+def test_a_training_goes_on_from_a_head(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    assert command(dtype="float32")[0] == 0
+    begun, after = tmp_path / "head", tmp_path / "after"
+    still = {"draft_model": str(begun), "learning_rate": "1e-12", "dtype": "float32"}
+    assert command(output=str(after), **still)[0] == 0
+    old, new = (read_npz(folder / "weights.npz") for folder in (begun, after))
+    assert all(mx.allclose(old[name], new[name], rtol=1e-5, atol=1e-6) for name in old)
+    first = DraftHead.of(load(tmp_path / "target").model, LAYERS, 1.0)
+    assert not mx.allclose(old["wo.weight"], first.wo.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_every_id_becomes_a_candidate_and_what_labels_give_always_is() -> None:
+    frequent, size, dice = np.arange(5, 105, dtype=np.int32), 3000, np.random.default_rng(0)
+    ids = dice.integers(0, size, (40, 16)).astype(np.int32)
+    probs, written = np.full((40, 16), 1 / 16, np.float32), ids[:, 0]
+    seen = set[int]()
+    for _ in range(60):
+        labels = make_labels(ids, probs, written, np.ones(40, np.float32), frequent, size, dice)
+        found: list[int] = labels.candidates.tolist()  # type: ignore[assignment]
+        assert len(set(found)) == len(found) == 100 + LIKELY_OTHERS + RANDOM_OTHERS
+        assert found[:100] == frequent.tolist() and set(ids.ravel().tolist()) <= set(found)
+        assert [found[i] for i in labels.written.tolist()] == written.tolist()  # type: ignore[index,union-attr]
+        seen |= set(found)
+    assert seen == set(range(size))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"steps": ""}, "say how long to train"),
         ({"minutes": "1"}, "say how long to train"),
-        ({"kind": "model"}, "--kind model and --draft-model belong together"),
-        ({"draft_model": "x"}, "--kind model and --draft-model belong together"),
+        ({"kind": "model"}, "--kind model needs --draft-model"),
+        ({"draft_model": "nowhere"}, "--draft-model: model 'nowhere' is neither a folder"),
+        ({"draft_model": "models/t5-web-docs-draft"}, "t5-web-docs-draft is a model; name another"),
+        ({"draft_model": "models/t5-web-docs-head"}, "belongs to another target"),
+        ({"draft_model": "models/t5-web-docs-head", "model": "t5-web-docs", "kind": "model"}, "is a draft head"),
         ({"model": ""}, "--model and --output are needed"),
         ({"model": "nowhere"}, "--model: model 'nowhere' is neither a folder"),
         ({"prompts": "nowhere.txt"}, "nowhere.txt: not readable"),

@@ -13,6 +13,7 @@ from typing import Any
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading import conversion
+from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import DTYPES, Opened, open_model
 from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
@@ -35,7 +36,9 @@ class TrainFlags:
     model: A[str | None, Text(), "the target: a folder, or one under models/"] = None
     output: A[Path | None, File(), "the folder to write; unfinished work lies in <it>.training"] = None
     kind: A[str, Text(tuple(RATES)), "a draft head, or a model: distils the --draft-model"] = "head"
-    draft_model: A[str | None, Text(), "with --kind model: the small model to begin with"] = None
+    draft_model: A[
+        str | None, Text(), "the draft to go on from: a head of this target; with --kind model a small model"
+    ] = None
     minutes: A[float | None, Number(0, above=True), "train so long, when outputs and features are there"] = None
     steps: A[int | None, Whole(1), "train so many steps; the same seed gives the same weights"] = None
     resume: A[bool, Switch(), "go on with an unfinished training, with the same options"] = False
@@ -54,8 +57,8 @@ class TrainFlags:
             raise InputError("--model and --output are needed: the target, and the folder to write")
         if (self.minutes is None) == (self.steps is None):
             raise InputError("say how long to train: give --minutes or --steps, one of them")
-        if (self.kind == "model") != (self.draft_model is not None):
-            raise InputError("--kind model and --draft-model belong together: give both, or neither")
+        if self.kind == "model" and self.draft_model is None:
+            raise InputError("--kind model needs --draft-model: the small model to begin with")
 
     @property
     def schedule(self) -> Schedule:
@@ -86,9 +89,8 @@ def train(chosen: argparse.Namespace) -> int:
     conversion.require_free(flags.output, folder, flags.force)
     texts = {str(path): common.read_text(path, "--prompts").split("\n") for path in files}
     prompts = {name: [line for line in lines if line.strip()] for name, lines in texts.items()}
-    target, draft = open_model(folder, dtype="float32"), open_draft_model(flags)
-    if draft is not None:
-        require_same_tokens(target.model, draft.model)
+    target = open_model(folder, dtype="float32")
+    draft = opened_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")
     own = {name: getattr(flags, name) for name in asdict(USUAL)}
     session = Session(target.model, target.tokenizer)
@@ -128,12 +130,18 @@ def train(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def open_draft_model(flags: TrainFlags) -> Opened | None:
+def opened_draft(flags: TrainFlags, target: Opened) -> Opened | OpenedHead | None:
+    """What the training begins with, without its weights."""
     if flags.draft_model is None:
         return None
-    opened = open_model(find(flags.draft_model, "--draft-model"), dtype="float32")
+    opened = open_draft(find(flags.draft_model, "--draft-model"), target, dtype="float32")
+    if isinstance(opened, OpenedHead) != (flags.kind == "head"):
+        found = "a draft head" if isinstance(opened, OpenedHead) else "a model"
+        raise InputError(f"--draft-model {flags.draft_model} is {found}; name another, or choose the other --kind")
     if any(name.endswith(".scales") for name in opened.checkpoint):
         raise InputError(f"--draft-model {flags.draft_model} is quantised; take the original to train it")
+    if isinstance(opened, Opened):
+        require_same_tokens(target.model, opened.model)
     return opened
 
 

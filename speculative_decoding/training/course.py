@@ -21,14 +21,14 @@ from ..draft_length.costs import predicted
 from ..drafters.draft_model import DraftModel, DraftVocabulary
 from ..errors import InputError, writing
 from ..loading import manifest
-from ..loading.draft_head import write_draft_head
+from ..loading.draft_head import OpenedHead, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, Opened
 from ..loading.safe_folder import whole_folder, write_file
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, usual_layers
 from ..session import Session
-from .batches import CHAIN, EXAMPLES, Sampler
+from .batches import CHAIN, EXAMPLES, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
 from .lessons import Lessons
 from .outputs import Example, write_outputs
 from .students import HeadStudent, ModelStudent, Student
@@ -58,7 +58,7 @@ class CourseOptions:
 
 @dataclass
 class Course:
-    """prompts: of each file. draft: a small model that is to be trained; without one a head is made.
+    """prompts: of each file. draft: a small model that is to be trained, or a head; without one a head is made.
 
     work: the folder for what is unfinished.
     """
@@ -68,7 +68,7 @@ class Course:
     work: Path
     schedule: Schedule
     options: CourseOptions = field(default_factory=CourseOptions)
-    draft: Opened | None = None
+    draft: Opened | OpenedHead | None = None
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Make the work folder, or go on in it if its settings are these."""
@@ -128,11 +128,15 @@ class Course:
 
     @cached_property
     def lessons(self) -> Lessons:
-        return Lessons(Teacher(self.session.model, [] if self.draft else self.layers), self.examples)
+        return Lessons(Teacher(self.session.model, self.layers), self.examples)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return usual_layers(self.session.model.config.decoder_layers)
+        """Whose states the draft reads."""
+        if isinstance(self.draft, Opened):
+            return ()
+        begun = self.draft and tuple(self.draft.model.config.layers)
+        return begun or usual_layers(self.session.model.config.decoder_layers)
 
     @property
     def keeps_features(self) -> bool:
@@ -151,12 +155,12 @@ class Course:
         eos = target.config.eos_token_ids
         outputs = [each.output for each in self.examples]
         frequent = np.array(DraftVocabulary.most_frequent(self.options.frequent, outputs, eos).ids, np.int32)
-        if self.draft is not None:
+        if isinstance(self.draft, Opened):
             return ModelStudent(target, self.draft.model, frequent)
-        teacher = self.lessons.teacher
-        return HeadStudent(
-            target, DraftHead.of(target, self.layers, teacher.scale(self.examples), self.options.seed), frequent
-        )
+        head = DraftHead.of(target, self.layers, self.lessons.teacher.scale(self.examples), self.options.seed)
+        if self.draft is not None:
+            head = self.draft.model.scaled(head.config.scale, head.config.logit_scale)
+        return HeadStudent(target, head, frequent)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -190,9 +194,8 @@ class Course:
     @property
     def memory(self) -> int:
         """Bytes, about: the target's weights, the student's with gradients and two moments, a step's logits."""
-        width, size = self.session.model.config.d_model, self.options.frequent + 1024
-        student = self.draft.model if self.draft else None
-        own = 12 * width * width * 4 if student is None else nbytes(student)
+        width, size = self.session.model.config.d_model, self.options.frequent + LIKELY_OTHERS + RANDOM_OTHERS
+        own = nbytes(self.draft.model) if isinstance(self.draft, Opened) else 12 * width * width * 4
         return nbytes(self.session.model) + 4 * own + 4 * EXAMPLES * 16 * CHAIN * size * 4
 
     def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
@@ -201,7 +204,7 @@ class Course:
         with writing("--output", output, WAY_OUT):
             if isinstance(student, HeadStudent):
                 write_draft_head(output, student.draft(), student.target, dtype, also=draw, **facts)
-            elif self.draft is not None:
+            elif isinstance(self.draft, Opened):
                 write_model(output, self.draft, dtype, also=draw, **facts)
 
 
