@@ -548,7 +548,7 @@ def test_a_full_disk_is_one_line(
     work = tmp_path / "head.training"
     for most, missing in (
         (100, "settings.json"),
-        (1_000, "features"),
+        (600, "features"),
         (4_000, "features/done.json"),
         (30_000, "c*npz"),
     ):

@@ -63,6 +63,7 @@ def write_outputs(
     size = session.model.config.vocab_size
     with processes.first_before_others():  # it mends files that a killed run left
         known = read_all(folder, size)
+    processes.wait()  # nobody writes while another reads
     missing = processes.share([index for index in range(len(prompts)) if index not in known])
     requests = [wanted.request(index, prompts[index]) for index in missing]
     path = folder / ("outputs.jsonl" if processes.is_first else f"outputs-{processes.rank}.jsonl")
