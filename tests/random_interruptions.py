@@ -97,7 +97,7 @@ def trainings_killed(folder: Path, kills: int) -> Counter[str]:
             os.kill(pid, signal.SIGKILL)
             status = os.waitpid(pid, 0)[1]
             assert os.WIFSIGNALED(status) or status == 0
-            found[doing(work)] += os.WIFSIGNALED(status)
+            found.update([doing(work)] if os.WIFSIGNALED(status) else [])
         if is_last or not os.WIFSIGNALED(status):  # finished: begin another
             whole = (folder / "whole" / "weights.npz").read_bytes()
             assert (output / "weights.npz").read_bytes() == whole

@@ -418,8 +418,9 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
         patch.setattr(batches_module, "LIKELY_OTHERS", 4)
         patch.setattr(batches_module, "RANDOM_OTHERS", 4)
         patch.setattr(train_command, "draw", lambda *_: None)
-        assert train_command.main(arguments(folder, "one")) == 0
-    said = [process.communicate(timeout=200) for process in started]
+        status = train_command.main(arguments(folder, "one"))
+    said = [process.communicate() for process in started]
+    assert status == 0
     return folder, [(json.loads(out.splitlines()[-1]), err) for out, err in said]
 
 

@@ -5,7 +5,9 @@ MLX_RANK and MLX_HOSTFILE in the environment. Trains as it should; without avera
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,15 @@ def arguments(folder: Path, output: str) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(folder / value))] + rest.split()
 
 
+def meet(folder: Path) -> None:
+    """Wait until both are here: a connection is tried for half a minute only, and imports may take longer."""
+    (folder / f"here-{os.environ['MLX_RANK']}").touch()
+    while len([*folder.glob("here-*")]) < 2:
+        time.sleep(0.01)
+
+
 def main(folder: Path) -> None:
+    meet(folder)
     few_candidates()
     train_command.draw = lambda *_: None
     statuses = [train_command.main(arguments(folder, "two"))]
