@@ -29,8 +29,10 @@ class Ids:
     def __init__(self, sources: Sequence[Sequence[int]]) -> None:
         self.sources = sources
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, language: str | None = None) -> list[int]:
         return list(self.sources[int(text) if text.isdecimal() else 0])
+
+    encode_output = encode
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "x" * len(tokens)
