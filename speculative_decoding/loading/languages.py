@@ -1,4 +1,4 @@
-"""The language tokens of NLLB-200, M2M-100 and mBART, which stand around a source text and in front of its translation."""
+"""The language tokens of NLLB-200, M2M-100 and mBART: around a source, and in front of its translation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from ..checkpoints.files import read_object
 from ..errors import CheckpointError, InputError
+from ..sampling.options import short
 
 # The code within a special token, and the code of English, which transformers takes where nothing says a language:
 # eng_Latn (NLLB-200), en_XX (mBART), __en__ (M2M-100).
@@ -30,7 +31,7 @@ class Languages:
         self._end = list[int]()
         for form, english in FORMS:
             found = {match[1]: index for piece, index in special.items() if (match := re.fullmatch(form, piece))}
-            if len(found) > len(self.ids):
+            if END in special and len(found) > len(self.ids):
                 self.ids, self._default = MappingProxyType(found), english
         if not self.ids:
             return
@@ -40,8 +41,8 @@ class Languages:
         is_mbart = self._default == "en_XX" and ONLY_IN_MBART50 not in self.ids
         self._is_last = is_mbart or config.get("legacy_behaviour") is True
         self._default = config.get("src_lang") or self._default
-        if self._default not in self.ids:
-            raise CheckpointError(f"{path}: src_lang {self._default!r} is none of this tokenizer's languages")
+        if not isinstance(self._default, str) or self._default not in self.ids:
+            raise CheckpointError(f"{path}: src_lang {short(self._default)} is none of this tokenizer's languages")
 
     def around_source(self, ids: list[int], language: str | None) -> list[int]:
         """The ids of a text -> of a source in this language; None: in tokenizer_config.json's `src_lang`, or English.

@@ -44,8 +44,8 @@ class Tokenizer(Protocol):
         """Code -> token, of models that are told them by tokens: `deu_Latn`; empty for all others."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        """Text -> the ids that the encoder reads, with the tokens that the family puts around them: T5's end with that of
-        the end of sequence. language: of the text, one of `languages`; None: the default of the tokenizer's files.
+        """Text -> the ids that the encoder reads, with the tokens that the family puts around them: T5 the end of
+        sequence behind them. language: of the text, one of `languages`; None: the default of the tokenizer's files.
         """
 
     def encode_output(self, text: str) -> list[int]:
@@ -140,15 +140,16 @@ class FastTokenizer(FolderTokenizer):
 
 
 class TransformersTokenizer(FolderTokenizer):
-    """Whatever transformers can load from the folder: a bare spiece.model, ByT5's bytes, CodeT5's BPE, Marian's pair."""
+    """Whatever transformers can load from the folder: a bare spiece.model, ByT5's bytes, CodeT5's BPE, Marian's two."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        given = {"tokenizer_type": "t5"} if is_t5s(folder) else {}
+        given: dict[str, Any] = {"tokenizer_type": "t5"} if is_t5s(folder) else {}
+        given |= {"local_files_only": True, "trust_remote_code": False}
         with failing_in_one_line(f"{folder}: no tokenizer could be loaded from it"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")  # Marian's class never uses it
-            self._backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **given)
+            self._backend = AutoTokenizer.from_pretrained(folder, **given)
             if isinstance(self._backend, PreTrainedTokenizerFast):
                 restore_normalizer(self._backend.backend_tokenizer, folder)
             known = self._backend.get_vocab(), self._backend.added_tokens_decoder
@@ -164,14 +165,16 @@ class TransformersTokenizer(FolderTokenizer):
 
 def is_t5s(folder: Path) -> bool:
     """Whether its spiece.model is T5's. transformers goes by `model_type`, and knows no tokenizer of umT5's."""
+    if not (folder / "spiece.model").is_file():
+        return False
     names = [folder / name for name in ("tokenizer_config.json", "config.json")]
     settings, config = (read_object(path) if path.is_file() else {} for path in names)
     by_class = str(settings.get("tokenizer_class") or "T5Tokenizer").startswith("T5Tokenizer")
-    return (folder / "spiece.model").is_file() and by_class and config.get("model_type") != "pegasus"
+    return by_class and config.get("model_type") != "pegasus"
 
 
 def restore_normalizer(backend: Any, folder: Path) -> None:
-    """As the SentencePiece model has it. What transformers 5 makes of one keeps spaces at the end, and of mBART's nothing."""
+    """As the SentencePiece model has it. transformers 5 keeps spaces at the end, and leaves mBART's text as it is."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import Regex, normalizers
 

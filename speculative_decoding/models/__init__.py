@@ -27,7 +27,9 @@ def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
 
 T5_LIKE = Architecture(t5, t5_float16.for_float16)
 ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
-REFUSED = {"longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"}
+REFUSED = {
+    "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
+}
 
 
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None) -> EncoderDecoder:

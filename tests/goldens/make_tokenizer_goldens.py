@@ -16,7 +16,8 @@ and `languages`, code -> id. Each folder also has a config.json with the model_t
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ from transformers import (
     T5Tokenizer,
 )
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as M2M_CODES
-from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MBART50_CODES
 from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as MBART_CODES
+from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MBART50_CODES
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_CODES
 
 HERE = Path(__file__).parent
@@ -171,7 +172,9 @@ def t5gemma(folder: Path) -> Any:
     raw.normalizer = tokenizers.normalizers.Replace(" ", "▁")
     raw.pre_tokenizer = tokenizers.pre_tokenizers.Split("▁", "merged_with_next")
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=SIZE + 256, special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))], show_progress=False
+        vocab_size=SIZE + 256,
+        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
     )
     raw.train_from_iterator(LINES + GERMAN, trainer)
     content = json.loads(raw.to_str())
@@ -186,9 +189,14 @@ def t5gemma(folder: Path) -> Any:
     return GemmaTokenizerFast.from_pretrained(folder)
 
 
+@dataclass(frozen=True)
 class Family:
-    def __init__(self, make: Callable[[Path], Any], codes: list[str] = [], form: str = "{}", more: str = "") -> None:
-        self.make, self.codes, self.form, self.more = make, codes, form, more  # more: a language besides the default
+    """more: a language besides the default. form: of its token."""
+
+    make: Callable[[Path], Any]
+    codes: Sequence[str] = ()
+    form: str = "{}"
+    more: str = ""
 
 
 FAMILIES = {
