@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from speculative_decoding.decoding.results import GenerationResult
@@ -25,6 +26,7 @@ class Ids:
     """
 
     vocabulary = Vocabulary({})
+    languages = MappingProxyType[str, int]({})
 
     def __init__(self, sources: Sequence[Sequence[int]]) -> None:
         self.sources = sources

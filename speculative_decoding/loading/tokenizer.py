@@ -179,7 +179,7 @@ def restore_normalizer(backend: Any, folder: Path) -> None:
     from tokenizers import Regex, normalizers
 
     for path in (folder / name for name in SENTENCEPIECE if (folder / name).is_file()):
-        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
         steps = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
         if rules := model.normalizer_spec.precompiled_charsmap:
             steps.insert(0, normalizers.Precompiled(rules))
