@@ -25,8 +25,7 @@ class Ids:
     text only tries the options), and a token's text is one letter.
     """
 
-    vocabulary = Vocabulary({})
-    languages = MappingProxyType[str, int]({})
+    vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
 
     def __init__(self, sources: Sequence[Sequence[int]]) -> None:
         self.sources = sources
