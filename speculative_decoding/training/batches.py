@@ -38,6 +38,11 @@ class Labels(NamedTuple):
     written: mx.array
     weights: mx.array
 
+    def at(self, places: mx.array, factor: int) -> Labels:
+        """Some places alone, over the same candidates, with weights so many times as large."""
+        ids, probs, written, weights = (each[places.reshape(-1)] for each in self[1:])
+        return Labels(self.candidates, ids, probs, written, factor * weights)
+
 
 class Chains(NamedTuple):
     """For a draft head; A anchors in each of B examples, and `CHAIN` tokens behind each.
@@ -54,6 +59,13 @@ class Chains(NamedTuple):
     mask: mx.array
     labels: Labels
 
+    def part(self, rank: int, size: int) -> Chains:
+        """Every size-th example from that rank on: the means of parts' losses and gradients are those of the whole."""
+        rows, factor = rows_of(len(self.mask), rank, size)
+        places = mx.arange(self.tokens.size).reshape(self.tokens.shape)[:, rows]
+        hidden, is_first, memory, mask = (each[rows] for each in (self.hidden, self.is_first, self.memory, self.mask))
+        return Chains(hidden, is_first, self.tokens[:, rows], memory, mask, self.labels.at(places, factor))
+
 
 class Wholes(NamedTuple):
     """For a model: source (B, S) with its mask, tokens (B, L) that the decoder reads, labels of (B, L) places, flat."""
@@ -62,6 +74,17 @@ class Wholes(NamedTuple):
     mask: mx.array
     tokens: mx.array
     labels: Labels
+
+    def part(self, rank: int, size: int) -> Wholes:
+        """As of `Chains`."""
+        rows, factor = rows_of(len(self.mask), rank, size)
+        labels = self.labels.at(mx.arange(self.tokens.size).reshape(self.tokens.shape)[rows], factor)
+        return Wholes(self.source[rows], self.mask[rows], self.tokens[rows], labels)
+
+
+def rows_of(count: int, rank: int, size: int) -> tuple[mx.array, int]:
+    """A part's examples, and by what their weights grow; where there are fewer than parts, one that has no weight."""
+    return mx.arange(min(rank, count - 1), count, size), size if rank < count else 0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from ..models.draft_head import DraftHead, usual_layers
 from ..session import Session
 from .batches import CHAIN, EXAMPLES, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
 from .lessons import Lessons
-from .outputs import Example, write_outputs
+from .outputs import Example, Wanted, write_outputs
+from .processes import ALONE, Processes
 from .students import HeadStudent, ModelStudent, Student
 from .teacher import Teacher
 from .trainer import NUM_DRAFT, Report, Schedule, Trainer, tokens_per_call
@@ -45,6 +46,7 @@ Progress = Callable[[int], None]
 class CourseOptions:
     """frequent: how many ids a head may propose besides a source's. held_out: prompts to measure on, not to train on.
     max_disk_gb: features that need more are computed whenever they are needed. dtype: that weights are stored in.
+    sampled_share: see `Wanted`.
     """
 
     seed: int = 0
@@ -54,6 +56,7 @@ class CourseOptions:
     held_out: int = 150
     max_disk_gb: float = 10.0
     dtype: str = "bfloat16"
+    sampled_share: float = 0.0
 
 
 @dataclass
@@ -69,18 +72,25 @@ class Course:
     schedule: Schedule
     options: CourseOptions = field(default_factory=CourseOptions)
     draft: Opened | OpenedHead | None = None
+    processes: Processes = ALONE
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Make the work folder, or go on in it if its settings are these."""
+        with self.processes.first_before_others():
+            self._begin(settings, resume=resume or not self.processes.is_first)
+
+    def _begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         wanted, path = json.dumps(dict(settings), indent=2) + "\n", self.work / "settings.json"
         if path.exists():
             if not resume:
                 raise InputError(f"{self.work}: holds an unfinished training; go on with --resume, or delete it")
-            if (found := path.read_text(encoding="utf-8")) != wanted:
+            if (found := path.read_text(encoding="utf-8", errors="replace")) != wanted:
                 pairs = zip(found.splitlines(), wanted.splitlines(), strict=False)
                 differs = next((f"{a.strip(' ,')}, not {b.strip(' ,')}" for a, b in pairs if a != b), "more options")
                 raise InputError(f"{path}: this training was begun with {differs}; --resume needs the same options")
             return
+        if not self.processes.is_first:
+            raise InputError(f"{path}: is not here; all processes of a training need one --output on a disk they share")
         with writing("training", self.work, WAY_OUT):
             self.work.mkdir(parents=True, exist_ok=True)
             write_file(path, wanted)
@@ -107,16 +117,12 @@ class Course:
         return self._split[1]
 
     def write_outputs(self, progress: Progress) -> None:
-        options, path = self.options, self.work / "outputs.jsonl"
+        options = self.options
+        wanted = Wanted(options.slots, options.max_tokens, options.sampled_share, options.seed)
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
         with writing("training", self.work, WAY_OUT):
             found = write_outputs(
-                session,
-                self.training_prompts,
-                path,
-                slots=options.slots,
-                max_tokens=options.max_tokens,
-                progress=progress,
+                session, self.training_prompts, self.work, wanted, processes=self.processes, progress=progress
             )
         if len(found) < EXAMPLES:
             raise InputError(
@@ -138,15 +144,15 @@ class Course:
         begun = self.draft and tuple(self.draft.model.config.layers)
         return begun or usual_layers(self.session.model.config.decoder_layers)
 
-    @property
+    @cached_property
     def keeps_features(self) -> bool:
         """Whether they are computed once: they fit into half of what the disk has free, or were begun before."""
         begun = (self.work / FEATURES).exists()
         fits = begun or self.lessons.nbytes <= shutil.disk_usage(self.work).free / 2
-        return fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9
+        return bool(self.processes.of_first(fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9))
 
     def keep_features(self, progress: Progress) -> None:
-        with writing("training", self.work, WAY_OUT):
+        with writing("training", self.work, WAY_OUT), self.processes.first_before_others():
             self.lessons.keep(self.work / FEATURES, progress)
 
     @cached_property
@@ -157,7 +163,8 @@ class Course:
         frequent = np.array(DraftVocabulary.most_frequent(self.options.frequent, outputs, eos).ids, np.int32)
         if isinstance(self.draft, Opened):
             return ModelStudent(target, self.draft.model, frequent)
-        head = DraftHead.of(target, self.layers, self.lessons.teacher.scale(self.examples), self.options.seed)
+        scale = self.processes.of_first(self.lessons.teacher.scale(self.examples))
+        head = DraftHead.of(target, self.layers, scale, self.options.seed)
         if self.draft is not None:
             head = self.draft.model.scaled(head.config.scale, head.config.logit_scale)
         return HeadStudent(target, head, frequent)
@@ -173,6 +180,7 @@ class Course:
             self.session,
             [prompt for prompts in some for prompt in prompts],
             self.work / "checkpoint.npz",
+            self.processes,
         )
         trainer.resume()
         return trainer
