@@ -45,6 +45,7 @@ NAMES = [
     *("/help", "/quit", "/stats", "/prefix", "/model", "/draft-model", "/compare", "/regular-decode"),
     *("/show-draft", "/drafter", "/num-draft", "/max-tokens", "/output-prefix", "/stop", "/eos-token-id", "/seed"),
     *("/temperature", "/top-k", "/top-p", "/min-p", "/repetition-penalty", "/acceptance", "/delta"),
+    *("/no-repeat-ngram-size", "/min-tokens", "/source-language", "/target-language"),
     *("/confidence-threshold", "/strict", "/allow-long-prompt"),
 ]
 

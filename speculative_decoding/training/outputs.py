@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..decoding.request import encode_prompt
 from ..errors import InputError
 from ..session import Session
 
@@ -42,7 +43,9 @@ def write_outputs(
             index = missing[result.index]
             example = None
             if result.result is not None:
-                example = Example(session.tokenizer.encode(prompts[index]), list(result.result.tokens))
+                language = session.options.source_language
+                source = encode_prompt(session.model, session.tokenizer, prompts[index], language=language)
+                example = Example(source, list(result.result.tokens))
             known[index] = example
             record = [index] if example is None else [index, example.source, example.output]
             file.write(json.dumps(record) + "\n")
