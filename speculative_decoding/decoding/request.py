@@ -51,7 +51,7 @@ def begin(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOption
     """Raises `InputError` that names the option."""
     check_token_ids(options.eos_token_ids, model.config.vocab_size)
     first = first_token(model, tokenizer, options.target_language)
-    given = output_ids(model, tokenizer, options.prefix, "prefix", options.target_language)
+    given = output_ids(model, tokenizer, options.prefix, "prefix")
     if given and first not in (None, given[0]):
         given = [first, *given]
     tokens, ends = [model.config.decoder_start_token_id, *given], {*model.config.eos_token_ids, *options.eos_token_ids}
@@ -64,7 +64,9 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, target_language: st
     """What an output must begin with: the token of its language, or whatever the model's file says."""
     config, languages = model.config, languages_of(tokenizer)
     if target_language is not None:
-        return language_token(tokenizer, "target_language", target_language)
+        first = language_token(tokenizer, "target_language", target_language)
+        check_token_ids([first], config.vocab_size, f"the token of target_language {target_language}")
+        return first
     first = model.generation_config.forced_bos_token_id
     if languages and first is None and config.decoder_start_token_id not in languages.values():
         known = ", ".join(sorted(languages))
@@ -93,12 +95,6 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     )
 
 
-def encode_text(tokenizer: Tokenizer, text: str, language: str | None) -> list[int]:
-    """language: one that the tokenizer has."""
-    multilingual: Any = tokenizer
-    return tokenizer.encode(text) if language is None else list(multilingual.encode(text, language))
-
-
 def encode_prompt(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
@@ -120,7 +116,8 @@ def encode_prompt(
     if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
         raise too_long(f"{length} characters", limit)
     require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
-    source = encode_text(tokenizer, prompt, language)
+    multilingual: Any = tokenizer
+    source = tokenizer.encode(prompt) if language is None else list(multilingual.encode(prompt, language))
     check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
     if limit is not None and len(source) > limit:
         raise too_long(f"{len(source)} tokens", limit)
@@ -135,12 +132,10 @@ def too_long(size: str, limit: int) -> InputError:
     )
 
 
-def output_ids(
-    model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str, language: str | None = None
-) -> list[int]:
+def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:
     """Text as the decoder would write it, without an end; ids are taken as they are. `name`: of the argument."""
     if isinstance(text, str):
-        ids = encode_text(tokenizer, text, language) if text else []
+        ids = tokenizer.encode(text) if text else []
         check_token_ids(ids, model.config.vocab_size, f"tokens of {name}")
         return ids[:-1] if ids and ids[-1] in model.config.eos_token_ids else ids
     check_token_ids(text, model.config.vocab_size, name)

@@ -14,7 +14,7 @@ from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
 from ..sampling.options import accepted
 from ..sampling.values import Several, Whole
-from .request import check_token_ids, encode_prompt, encode_text, language_token, not_finite
+from .request import check_token_ids, encode_prompt, first_token, not_finite
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,18 @@ def score(
 ) -> Score:
     """How likely the model is to write `target` for `source`, at temperature 1, in one pass.
 
-    target: a text, then the end of sequence counts as its last token; or ids, which are taken as they are. The
-        languages: of the two texts, where the model has languages.
+    target: a text, then the end of sequence counts as its last token, and as its first what every output begins with,
+        such as the token of its language; or ids, which are taken as they are.
+    source_language, target_language: as in `GenerationOptions`.
 
     Raises `InputError` for an empty or too long source, and for ids or languages that the model does not have.
     """
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt, source_language)
-    if target_language is not None:
-        language_token(tokenizer, "target_language", target_language)
-    given = encode_text(tokenizer, target, target_language) if isinstance(target, str) else target
+    first = first_token(model, tokenizer, target_language)
+    given = tokenizer.encode(target) if isinstance(target, str) else target
     tokens = list(accepted("target", Several(Whole(0)), given))
+    if isinstance(target, str) and first is not None and tokens[:1] != [first]:
+        tokens = [first, *tokens]
     if not tokens:
         raise InputError("target must have a token at least; give it some text or ids")
     check_token_ids(tokens, model.config.vocab_size, "target")
