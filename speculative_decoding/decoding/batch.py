@@ -42,13 +42,13 @@ class DecodedRow(Row):
         return self.options.max_tokens - (len(self.tokens) - self.given)
 
     def commit(self, new: list[int]) -> list[int]:
-        """Take the new tokens up to the one that ends the output, which stays; returns those. An end that was forced
-        because there is no room says nothing of the text: the reason is "length".
-        """
+        """Take the new tokens up to the one that ends the output, which stays; returns those."""
         self.finish_reason = "length" if len(new) == self.room else None
         for i, token in enumerate(new):
             if self.ends(token):
-                is_cut = i + 1 == self.room and self.constraints.forces(len(self.tokens) + i)
+                is_cut = i + 1 == self.room and self.constraints.forces(
+                    len(self.tokens) + i
+                )  # says nothing of the text
                 new, self.finish_reason = new[: i + 1], "length" if is_cut else "stop"
                 break
         self.tokens += new

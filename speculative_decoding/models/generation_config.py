@@ -20,19 +20,15 @@ NUMBERS: Mapping[str, Value] = {
     "min_length": Whole(0, MOST_TOKENS),
     "min_new_tokens": Whole(0, MOST_TOKENS),
 }
-LEFT_OUT = "it is left out"
 INSTEAD = {  # fields that would change the text and are not supported: what happens
     "num_beams": "one beam is followed",
     "do_sample": "the likeliest token is taken unless a temperature is given",
-    "sequence_bias": LEFT_OUT,
-    "encoder_repetition_penalty": LEFT_OUT,
-    "encoder_no_repeat_ngram_size": LEFT_OUT,
-    "exponential_decay_length_penalty": LEFT_OUT,
-    "guidance_scale": LEFT_OUT,
-    "penalty_alpha": LEFT_OUT,
-    "dola_layers": LEFT_OUT,
-    "force_words_ids": LEFT_OUT,
-    "watermarking_config": LEFT_OUT,
+    "sequence_bias": "it is left out",
+    "encoder_repetition_penalty": "it is left out",
+    "encoder_no_repeat_ngram_size": "it is left out",
+    "exponential_decay_length_penalty": "it is left out",
+    "guidance_scale": "it is left out",
+    "watermarking_config": "it is left out",
 }
 OFF_AT_ONE = ("num_beams", "encoder_repetition_penalty", "guidance_scale")
 
