@@ -12,14 +12,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
-from speculative_decoding import InputError, generate, load
+from speculative_decoding import InputError, batch_generate, generate, load, score
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.decoding.divergence import first_divergence
 from speculative_decoding.drafters import choose_drafter
 from speculative_decoding.drafters.base import Row, history_of
 from speculative_decoding.drafters.draft_model import DraftModel
-from speculative_decoding.engine import Engine
 from speculative_decoding.errors import CheckpointError
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.models.base import EncoderDecoder
@@ -114,6 +114,13 @@ def test_a_prefix_stands_behind_the_forced_beginning() -> None:
         assert found.tokens == whole[6:]
 
 
+def test_a_text_is_scored_behind_the_forced_beginning() -> None:
+    assert score(MODEL, Letters(), "abc", "bc").tokens == [5, *Letters().encode("bc")]
+    assert score(BARE, Multilingual(), "abc", [3], source_language="fra_Latn", target_language="deu_Latn").tokens == [3]
+    with pytest.raises(InputError, match="^target_language must be given"):
+        score(BARE, Multilingual(), "abc", "bc")
+
+
 def test_divergence_reads_the_file_too() -> None:
     prompt = Letters().decode(SOURCES[0])
     text = regular(0)
@@ -126,8 +133,6 @@ def test_rows_of_a_batch_differ_in_what_may_come(rule: str) -> None:
     """Single and batch agree also where rows have limits of their own."""
     rows = [{"prompt": "abc"}, {"prompt": "abc", "no_repeat_ngram_size": 1}, {"prompt": "cab", "min_tokens": 9}]
     own = {"temperature": 1.0, "acceptance": rule, "seed": 3, "num_draft": 3, "drafter": "model", "max_tokens": 12}
-    from speculative_decoding import batch_generate
-
     for found in batch_generate(MODEL, Letters(), rows, draft_model=DRAFT, **own):
         alone = generate(MODEL, Letters(), draft_model=DRAFT, **(own | rows[found.index]))
         assert found.result is not None and found.result.tokens == alone.tokens
@@ -199,8 +204,6 @@ class Multilingual(Letters):
 
 
 def test_rows_of_a_batch_are_written_in_languages_of_their_own() -> None:
-    from speculative_decoding import batch_generate
-
     languages = ["deu_Latn", "fra_Latn", "deu_Latn", "eng_Latn"]
     rows = [{"prompt": "abc", "target_language": each} for each in languages]
     rows[2]["source_language"] = "fra_Latn"
@@ -260,8 +263,6 @@ def same_encoder(noise: float = 0.0) -> EncoderDecoder:
 
 
 def parameters(model: EncoderDecoder) -> dict[str, mx.array]:
-    from mlx.utils import tree_flatten
-
     return dict(tree_flatten(model.parameters()))
 
 
@@ -304,5 +305,3 @@ def test_a_pair_that_is_loaded_shares_its_encoder(tmp_path: Path) -> None:
     session = load(folders[0], draft=folders[1])
     assert isinstance(session.draft_model, EncoderDecoder) and shares_encoder(session.model, session.draft_model)
     assert not shares_encoder(session.model, tiny_model())
-    engine = Engine(session.model, Letters(), choose_drafter(options_of(), session.model), slots=1)
-    assert engine.is_idle

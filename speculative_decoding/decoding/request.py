@@ -64,9 +64,9 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, target_language: st
     """What an output must begin with: the token of its language, or whatever the model's file says."""
     config, languages = model.config, languages_of(tokenizer)
     if target_language is not None:
-        first = language_token(tokenizer, "target_language", target_language)
-        check_token_ids([first], config.vocab_size, f"the token of target_language {target_language}")
-        return first
+        chosen = language_token(tokenizer, "target_language", target_language)
+        check_token_ids([chosen], config.vocab_size, f"the token of target_language {target_language}")
+        return chosen
     first = model.generation_config.forced_bos_token_id
     if languages and first is None and config.decoder_start_token_id not in languages.values():
         known = ", ".join(sorted(languages))
