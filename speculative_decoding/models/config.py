@@ -21,11 +21,11 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-def require(name: str, wanted: Value, found: object) -> None:
+def require(name: str, wanted: Value, found: object, file: str = "config.json") -> None:
     try:
         wanted.accept(found)
     except (ValueError, TypeError):
-        message = f"config.json: {name!r} must be {wanted.wanted}, not {short(found)}"
+        message = f"{file}: {name!r} must be {wanted.wanted}, not {short(found)}"
         raise CheckpointError(message) from None
 
 
