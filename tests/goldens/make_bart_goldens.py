@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from make_goldens import HERE, TARGET_LENGTH, Family, check_health, top_two_gap
+from make_goldens import HERE, TARGET_LENGTH, Family, top_two_gap
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
@@ -67,7 +67,7 @@ FAMILIES: Mapping[str, Family] = {
             "prefix": " ",
             "scale_embedding": False,
         },
-        seed=0,
+        seed=180,
         strays=COPIES,
     ),
     "mbart": Family(
@@ -84,7 +84,7 @@ FAMILIES: Mapping[str, Family] = {
             "tokenizer_class": "MBart50Tokenizer",
             "vocab_size": 104,
         },
-        seed=0,
+        seed=8,
     ),
     "pegasus": Family(
         COMMON
@@ -99,7 +99,7 @@ FAMILIES: Mapping[str, Family] = {
             "scale_embedding": True,
             "static_position_embeddings": True,
         },
-        seed=0,
+        seed=73,
     ),
     # As facebook/nllb-200-distilled-600M.
     "m2m_100": Family(
@@ -115,7 +115,7 @@ FAMILIES: Mapping[str, Family] = {
             "tokenizer_class": "NllbTokenizer",
             "vocab_size": 104,
         },
-        seed=0,
+        seed=54,
         strays=COPIES,
     ),
     # As Helsinki-NLP/opus-mt-en-de: the padding is the last id, and the output begins with it.
@@ -159,20 +159,20 @@ def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.r
     """Random weights far from any initialiser's; see make_goldens.py."""
     noise = rng.standard_normal(shape)
     if name == TABLE:
-        weight = 0.3 * noise
+        weight = 0.15 * noise
         weight[config["eos_token_id"]] *= 1.5
     elif name == BIAS:
-        weight = 0.5 * noise
+        weight = 0.3 * noise
     elif name.endswith("embed_positions.weight"):
         weight = 0.7 * noise
     elif "layer_norm" in name or "layernorm" in name:
-        weight = 1 + 0.3 * noise if name.endswith("weight") else 0.2 * noise
+        weight = 1 + 0.3 * noise if name.endswith("weight") else 0.1 * noise
         if name in (f"model.decoder.{last}.{kind}" for last in last_norms(config) for kind in ("weight", "bias")):
-            weight *= 2.5
+            weight *= 4.0
     elif name.endswith("bias"):
-        weight = 0.2 * noise
+        weight = 0.1 * noise
     else:
-        gain = 2.0 if "out_proj" in name or "fc2" in name else 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+        gain = 4.0 if "out_proj" in name or "fc2" in name else 3.0 if "q_proj" in name or "k_proj" in name else 1.0
         weight = gain * noise / shape[1] ** 0.5
     return torch.from_numpy(weight.astype(np.float32))
 
@@ -268,6 +268,17 @@ def check_every_weight_matters(model: PreTrainedModel, golden: Mapping[str, np.n
         change = (model(**inputs).logits - expected).abs().max().item()
         assert change > 0.01, f"{name} changes the logits by {change}"
         parameter.copy_(kept)
+
+
+def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
+    """As in make_goldens.py; outputs are longer here, and so the demands smaller."""
+    eos, pad = family.config["eos_token_id"], family.config["pad_token_id"]
+    outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
+    assert gap > 0.005, f"top-2 gap {gap:.4f}"
+    assert any(eos in row for row in outputs) and not all(eos in row for row in outputs), "EOS in no row, or in all"
+    assert all(len(row) > 3 and pad not in row for row in outputs), "a row that ends at once or holds padding"
+    assert all(len(set(row)) > 3 for row in outputs), "a row that repeats itself"
+    assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows that start alike"
 
 
 def write(name: str, family: Family) -> None:
