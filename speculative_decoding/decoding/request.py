@@ -54,6 +54,7 @@ def begin(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOption
     given = output_ids(model, tokenizer, options.prefix, "prefix")
     if given and first not in (None, given[0]):
         given = [first, *given]
+    require_positions(model, "max_tokens", options.max_tokens, len(given))
     tokens, ends = [model.config.decoder_start_token_id, *given], {*model.config.eos_token_ids, *options.eos_token_ids}
     settled = model.generation_config.settled(options, len(tokens))
     constraints = model.generation_config.constraints(settled, sorted(ends), len(tokens), None if given else first)
@@ -106,24 +107,34 @@ def encode_prompt(
         raise InputError(f"prompt must be text, not {short(prompt)}")
     if not prompt.strip():
         raise InputError("prompt is empty; give it some text")
-    limit = None if allow_long else model.config.max_source_tokens
+    limit, why = model.config.max_source_tokens, "was trained on"
+    if allow_long or model.most_positions is not None:
+        limit, why = model.most_positions, "has positions for"
     # before it is tokenised, which takes minutes and gigabytes for what is much too long
     if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
-        raise too_long(f"{length} characters", limit)
+        raise too_long(f"{length} characters", why, limit)
     require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
     source = tokenizer.encode(prompt, language)
     check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
     if limit is not None and len(source) > limit:
-        raise too_long(f"{len(source)} tokens", limit)
+        raise too_long(f"{len(source)} tokens", why, limit)
     require_encodable(model, len(source))
     return source
 
 
-def too_long(size: str, limit: int) -> InputError:
-    return InputError(
-        f"prompt has {size}, but the model was trained on at most {limit} tokens; "
-        "shorten or split it, or allow long prompts"
-    )
+def too_long(size: str, why: str, limit: int) -> InputError:
+    way_out = "shorten or split it" + (", or allow long prompts" if why == "was trained on" else "")
+    return InputError(f"prompt has {size}, but the model {why} at most {limit} tokens; {way_out}")
+
+
+def require_positions(model: EncoderDecoder, name: str, tokens: int, given: int = 0) -> None:
+    """Raise `InputError` for an output that would go beyond the model's positions. given: tokens of a prefix."""
+    if model.most_positions is not None and given + tokens > model.most_positions:
+        behind = f" behind a prefix of {given} tokens" if given else ""
+        raise InputError(
+            f"{name}: the model has positions for outputs of at most {model.most_positions} tokens, "
+            f"not for {tokens}{behind}; choose fewer"
+        )
 
 
 def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:

@@ -14,7 +14,7 @@ from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
 from ..sampling.options import accepted
 from ..sampling.values import Several, Whole
-from .request import check_token_ids, encode_output, encode_prompt, first_token, not_finite
+from .request import check_token_ids, encode_output, encode_prompt, first_token, not_finite, require_positions
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def score(
     if not tokens:
         raise InputError("target must have a token at least; give it some text or ids")
     check_token_ids(tokens, model.config.vocab_size, "target")
+    require_positions(model, "target", len(tokens))
     read = mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]])
     logits = model.logits(model.teacher_forced(read, model.encode(mx.array([ids]))))  # (1, N, V)
     logprobs = [float(each) for each in token_logprobs(logits[0], mx.array(tokens)).tolist()]  # type: ignore[union-attr,arg-type]

@@ -9,6 +9,8 @@ from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.options import short
 from . import t5_float16
+from .bart import BART
+from .bart_config import FAMILIES, BartConfig
 from .base import EncoderDecoder
 from .t5 import T5
 from .t5_config import T5Config
@@ -25,8 +27,18 @@ def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
     return T5(T5Config.from_dict(raw, checkpoint))
 
 
+def bart(raw: RawConfig, checkpoint: Checkpoint | None) -> BART:
+    return BART(BartConfig.from_dict(raw, checkpoint))
+
+
+def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """For models that were trained in float16, or whose norms stand behind every block and so bound what is added."""
+    return raw, checkpoint
+
+
 T5_LIKE = Architecture(t5, t5_float16.for_float16)
-ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
+BART_LIKE = Architecture(bart, unchanged)
+ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE, **dict.fromkeys(FAMILIES, BART_LIKE)}
 REFUSED = {
     "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
 }

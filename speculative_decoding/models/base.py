@@ -80,6 +80,16 @@ class EncoderDecoder(nn.Module):
     _compiled: Compiled | None = None
     _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
+    @property
+    def most_positions(self) -> int | None:
+        """How many positions there are, for a source and for an output each; None: no end of them."""
+        return None
+
+    @property
+    def has_logits_bias(self) -> bool:
+        """Whether the head adds something to its product."""
+        return False
+
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, d_model)."""
