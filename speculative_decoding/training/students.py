@@ -47,6 +47,11 @@ class Student(ABC):
     def draft(self) -> DraftModel | DraftHead:
         """As it drafts."""
 
+    @property
+    @abstractmethod
+    def soft_cap(self) -> float | None:
+        """Of the logits that it drafts by."""
+
     def agreement(self, batch: Batch) -> mx.array:
         """How much of the labels' weight is on places where its likeliest token is the target's."""
         labels: Labels = batch.labels
@@ -81,6 +86,10 @@ class HeadStudent(Student):
     def matrix(self, batch: Batch) -> mx.array:
         return mx.stop_gradient(matrix_of(self.target, batch.labels.candidates))
 
+    @property
+    def soft_cap(self) -> float | None:
+        return self.target.logit_cap
+
     def draft(self) -> DraftHead:
         return self.module.folded().with_frequent([int(each) for each in self.frequent])
 
@@ -101,10 +110,15 @@ class ModelStudent(Student):
     def matrix(self, batch: Batch) -> mx.array:
         return matrix_of(self.module, batch.labels.candidates)
 
+    @property
+    def soft_cap(self) -> float | None:
+        return self.module.logit_cap
+
     def draft(self) -> DraftModel:
         return DraftModel(self.module)
 
 
 def matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
-    """(d, N), what the head multiplies states by to get these ids' logits; also of a quantised one."""
-    return model.head_of(ids)(mx.eye(model.config.d_model))
+    """(d, N), what the head multiplies states by to get these ids' logits before a soft cap; also if quantised."""
+    found, cap = model.head_of(ids)(mx.eye(model.config.d_model)), model.logit_cap
+    return found if cap is None else cap * mx.arctanh(found / cap)
