@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from ..sampling.options import short
 from . import t5_float16
 from .bart import BART
 from .bart_config import FAMILIES, BartConfig
 from .base import EncoderDecoder
+from .gemma_config import t5gemma2_config, t5gemma_config
 from .t5 import T5
 from .t5_config import T5Config
+from .t5gemma import T5Gemma
+from .t5gemma2 import T5Gemma2
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
@@ -36,9 +39,23 @@ def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkp
     return raw, checkpoint
 
 
+def t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
+    return T5Gemma(t5gemma_config(raw))
+
+
+def t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
+    return T5Gemma2(t5gemma2_config(raw))
+
+
+def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Gemma's hidden states outgrow float16 (docs/LOG.md)."""
+    raise InputError(f"{checkpoint}: a {raw['model_type']} model would overflow in float16; choose bfloat16")
+
+
 T5_LIKE = Architecture(t5, t5_float16.for_float16)
 BART_LIKE = Architecture(bart, unchanged)
 ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE, **dict.fromkeys(FAMILIES, BART_LIKE)}
+ARCHITECTURES |= {"t5gemma": Architecture(t5gemma, no_float16), "t5gemma2": Architecture(t5gemma2, no_float16)}
 REFUSED = {
     "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
 }

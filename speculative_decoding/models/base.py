@@ -90,13 +90,23 @@ class EncoderDecoder(nn.Module):
         """Whether the head adds something to its product."""
         return False
 
+    @property
+    def memory_width(self) -> int:
+        """M: of the encoder's states; as wide as the decoder's, where an architecture does not say otherwise."""
+        return self.config.d_model
+
+    @property
+    def logit_cap(self) -> float | None:
+        """c: logits are c * tanh(x / c) of the head's products x; None: the products themselves."""
+        return None
+
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, d_model)."""
+        """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, M)."""
 
     @abstractmethod
     def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
-        """Memory (B, S, d_model) -> the cross keys and values of each decoder layer, (B, H, S, D) both."""
+        """Memory (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
 
     @abstractmethod
     def decoder_hidden(
@@ -128,7 +138,7 @@ class EncoderDecoder(nn.Module):
         """What a draft head begins with."""
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        """A cache with a row for each row of the memory (B, S, d_model); projects its cross keys and values, once."""
+        """A cache with a row for each row of the memory (B, S, M); projects its cross keys and values, once."""
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         room = -memory.shape[1] % SOURCE_STEP
         memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
@@ -217,7 +227,7 @@ class EncoderDecoder(nn.Module):
         return self.logits(self.states(tokens, cache))
 
     def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-        """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
+        """Encode sources together, padded; a memory (1, S, M) of its own length for each."""
         lengths = [len(source) for source in sources]
         longest, padding, known = max(lengths), self.config.pad_token_id, self.config.vocab_size - 1
         if longest > LONGEST_TOGETHER and len(sources) > 1:
@@ -229,7 +239,7 @@ class EncoderDecoder(nn.Module):
         return [memory[i : i + 1, :length] for i, length in enumerate(lengths)]
 
     def assign_slot(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
-        """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, d_model)."""
+        """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, M)."""
         fresh = self.make_cache(memory)
         if cache is None:
             if slots == 1:

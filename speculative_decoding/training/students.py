@@ -49,6 +49,11 @@ class Student(ABC):
     def draft(self) -> DraftModel | DraftHead:
         """As it drafts."""
 
+    @property
+    @abstractmethod
+    def soft_cap(self) -> float | None:
+        """Of the logits that it drafts by."""
+
     def agreement(self, batch: Batch) -> mx.array:
         """How much of the labels' weight is on places where its likeliest token is the target's."""
         labels: Labels = batch.labels
@@ -83,6 +88,10 @@ class HeadStudent(Student):
     def matrix(self, batch: Batch) -> mx.array:
         return mx.stop_gradient(matrix_of(self.target, batch.labels.candidates))
 
+    @property
+    def soft_cap(self) -> float | None:
+        return self.target.logit_cap
+
     def draft(self) -> DraftHead:
         return self.module.folded().with_frequent([int(each) for each in self.frequent])
 
@@ -102,17 +111,22 @@ class ModelStudent(Student):
     def matrix(self, batch: Batch) -> mx.array:
         return matrix_of(self.module, batch.labels.candidates)
 
+    @property
+    def soft_cap(self) -> float | None:
+        return self.module.logit_cap
+
     def draft(self) -> DraftModel:
         return DraftModel(self.module)
 
 
 def matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
-    """(d, N), what the head multiplies states by to get these ids' logits; also of a quantised one. With a bias
-    (d + 1, N).
+    """(d, N), what the head multiplies states by to get these ids' logits before a soft cap; also of a quantised one.
+    With a bias (d + 1, N).
     """
-    head, width = model.head_of(ids), model.config.d_model
+    head, width, cap = model.head_of(ids), model.config.d_model, model.logit_cap
     if not model.has_logits_bias:
-        return head(mx.eye(width))
+        found = head(mx.eye(width))
+        return found if cap is None else cap * mx.arctanh(found / cap)
     rows = head(mx.eye(width + 1, width))  # of the last, which is zero, the bias
     return mx.concatenate([rows[:-1] - rows[-1:], rows[-1:]])
 
