@@ -28,11 +28,11 @@ def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
     return T5(T5Config.from_dict(raw, checkpoint))
 
 
-def t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
+def build_t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
     return T5Gemma(t5gemma_config(raw))
 
 
-def t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
+def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
     return T5Gemma2(t5gemma2_config(raw))
 
 
@@ -43,7 +43,10 @@ def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Check
 
 T5_LIKE = Architecture(t5, t5_float16.for_float16)
 ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
-ARCHITECTURES |= {"t5gemma": Architecture(t5gemma, no_float16), "t5gemma2": Architecture(t5gemma2, no_float16)}
+ARCHITECTURES |= {
+    "t5gemma": Architecture(build_t5gemma, no_float16),
+    "t5gemma2": Architecture(build_t5gemma2, no_float16),
+}
 
 
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None) -> EncoderDecoder:
