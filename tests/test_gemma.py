@@ -6,7 +6,7 @@ import copy
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,14 @@ def test_output_is_that_of_the_target_alone(name: str, drafter: str) -> None:
 # Storage.
 
 
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Each type would have kernels of its own."""
+    mx.disable_compile()  # type: ignore[no-untyped-call]
+    yield
+    mx.enable_compile()  # type: ignore[no-untyped-call]
+
+
 def folder_of(name: str, tmp_path: Path) -> Path:
     folder = tmp_path / "hf" / name
     shutil.copytree(FOLDERS[name], folder)
@@ -81,6 +89,7 @@ def logits_of(model: EncoderDecoder) -> mx.array:
     ids=["bfloat16", "8 bits", "4 bits"],
 )
 @every_family
+@pytest.mark.usefixtures("uncompiled")
 def test_stored_otherwise_it_is_about_the_same_model(name: str, storage: Storage, most: float, tmp_path: Path) -> None:
     folder, dtype = folder_of(name, tmp_path), storage.dtype
     converted = load(convert(str(folder), tmp_path / "out", storage), dtype=dtype).model
@@ -106,9 +115,9 @@ def test_the_tower_that_reads_images_is_neither_loaded_nor_converted(tmp_path: P
     folder = folder_of("t5gemma2", tmp_path)
     theirs = set(checkpoints.read(folder))
     ours = set(checkpoints.read(convert(str(folder), tmp_path / "out")))
-    assert ours < theirs and {name for name in theirs - ours if "embed" not in name and "lm_head" not in name} == {
-        name for name in theirs if "vision_tower" in name or "multi_modal_projector" in name
-    }
+    assert ours < theirs and {
+        name for name in theirs - ours if "embed_tokens" not in name and "lm_head" not in name
+    } == {name for name in theirs if "vision_tower" in name or "multi_modal_projector" in name}
 
 
 # config.json.
@@ -246,7 +255,7 @@ def test_a_partial_head_is_capped_and_its_matrix_is_not() -> None:
     assert mx.allclose(target.head_of(ids)(states), target.logits(states)[..., ids], atol=1e-5)
     products = states @ matrix_of(target, ids)
     assert mx.allclose(products, states @ target.embedding.weight[ids].T, atol=1e-4)
-    assert mx.abs(products - target.logits(states)[..., ids]).max().item() > 0.1
+    assert mx.abs(products - target.logits(states)[..., ids]).max().item() > 0.02
 
 
 # Planted faults, which the goldens must catch.

@@ -26,12 +26,20 @@ class Architecture(NamedTuple):
     for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
 
 
-def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
+def build_t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
     return T5(T5Config.from_dict(raw, checkpoint))
 
 
-def bart(raw: RawConfig, checkpoint: Checkpoint | None) -> BART:
+def build_bart(raw: RawConfig, checkpoint: Checkpoint | None) -> BART:
     return BART(BartConfig.from_dict(raw, checkpoint))
+
+
+def build_t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
+    return T5Gemma(t5gemma_config(raw))
+
+
+def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
+    return T5Gemma2(t5gemma2_config(raw))
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
@@ -39,23 +47,18 @@ def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkp
     return raw, checkpoint
 
 
-def t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
-    return T5Gemma(t5gemma_config(raw))
-
-
-def t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
-    return T5Gemma2(t5gemma2_config(raw))
-
-
 def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
     """Gemma's hidden states outgrow float16 (docs/LOG.md)."""
     raise InputError(f"{checkpoint}: a {raw['model_type']} model would overflow in float16; choose bfloat16")
 
 
-T5_LIKE = Architecture(t5, t5_float16.for_float16)
-BART_LIKE = Architecture(bart, unchanged)
-ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE, **dict.fromkeys(FAMILIES, BART_LIKE)}
-ARCHITECTURES |= {"t5gemma": Architecture(t5gemma, no_float16), "t5gemma2": Architecture(t5gemma2, no_float16)}
+T5_LIKE, BART_LIKE = Architecture(build_t5, t5_float16.for_float16), Architecture(build_bart, unchanged)
+ARCHITECTURES = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), T5_LIKE),
+    **dict.fromkeys(FAMILIES, BART_LIKE),
+    "t5gemma": Architecture(build_t5gemma, no_float16),
+    "t5gemma2": Architecture(build_t5gemma2, no_float16),
+}
 REFUSED = {
     "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
 }
