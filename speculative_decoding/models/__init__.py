@@ -43,7 +43,7 @@ def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models that were trained in float16, or whose norms stand behind every block and so bound what is added."""
+    """For models whose weights are kept in float16 as they are (docs/LOG.md, "BART's relatives")."""
     return raw, checkpoint
 
 

@@ -13,13 +13,13 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
+from .absolute_positions import LearnedPositions, SinusoidalPositions, causal
 from .attention import attend, split_heads
 from .bart_config import LEARNED_OFFSET, BartConfig, parameter_sources
 from .base import EncoderDecoder, LastLayer
 from .cache import LayerMemory, additive
 from .config import ACTIVATIONS
 from .linear import Head, Linear, matrix, rows_of
-from .positions import LearnedPositions, SinusoidalPositions, causal
 
 LinearWithBias = partial(Linear, bias=True)
 
