@@ -16,9 +16,10 @@ import mlx.nn as nn
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal
 from .attention import attend, split_heads
 from .bart_config import LEARNED_OFFSET, BartConfig, parameter_sources
-from .base import EncoderDecoder, LastLayer
+from .base import EncoderDecoder
 from .cache import LayerMemory, additive
 from .config import ACTIVATIONS
+from .last_layer import LastLayer
 from .linear import Head, Linear, matrix, rows_of
 
 LinearWithBias = partial(Linear, bias=True)

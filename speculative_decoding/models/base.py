@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,6 +18,7 @@ from ..errors import CheckpointError
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
 from .generation_config import GenerationConfig
+from .last_layer import LastLayer
 from .linear import Head
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
@@ -50,23 +51,6 @@ class EncoderDecoderConfig(Protocol):
     @property
     def max_source_tokens(self) -> int | None:
         """The longest source that the model was trained on, where its configuration says so."""
-
-
-class LastLayer(NamedTuple):
-    """Of the last decoder layer what reads the memory, its feed-forward, and the norm behind it; weights (outputs,
-    inputs), not quantised. wi: a unit's rows; two matrices, gate and linear, where it is gated. logit_scale: what
-    normed states are multiplied by before the head.
-    """
-
-    cross_norm: mx.array
-    q: mx.array
-    o: mx.array
-    ff_norm: mx.array
-    wi: Sequence[mx.array]
-    wo: mx.array
-    norm: mx.array
-    activation: str
-    logit_scale: float
 
 
 class EncoderDecoder(nn.Module):

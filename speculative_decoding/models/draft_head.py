@@ -17,9 +17,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .attention import joined_heads, split_heads
-from .base import EncoderDecoder, LastLayer
+from .base import EncoderDecoder
 from .compiled import Compiled
 from .config import ACTIVATIONS
+from .last_layer import LastLayer
 from .linear import Linear
 
 EPSILON = 1e-6

@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .attention import attend, split_heads
-from .base import LastLayer
 from .cache import LayerMemory
 from .gemma import FeedForward, Gemma, Masks, Norm, SelfAttention, Stack, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig, layer_sources, stack_sources
+from .last_layer import LastLayer
 from .linear import Linear, matrix
 
 

@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .attention import Keys, attend_together
-from .base import LastLayer
 from .cache import LayerMemory
 from .gemma import FeedForward, Gemma, Masks, Norm, SelfAttention, Stack, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig, layer_sources, stack_sources
+from .last_layer import LastLayer
 from .linear import matrix
 
 TEXT = "model.encoder.text_model"  # as transformers 5 names it in memory; files leave out the last word
