@@ -9,6 +9,8 @@ from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short
 from . import t5_float16
+from .bart import BART
+from .bart_config import FAMILIES, BartConfig
 from .base import EncoderDecoder
 from .gemma_config import t5gemma2_config, t5gemma_config
 from .t5 import T5
@@ -28,6 +30,15 @@ def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
     return T5(T5Config.from_dict(raw, checkpoint))
 
 
+def bart(raw: RawConfig, checkpoint: Checkpoint | None) -> BART:
+    return BART(BartConfig.from_dict(raw, checkpoint))
+
+
+def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """For models that were trained in float16, or whose norms stand behind every block and so bound what is added."""
+    return raw, checkpoint
+
+
 def build_t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
     return T5Gemma(t5gemma_config(raw))
 
@@ -42,10 +53,14 @@ def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Check
 
 
 T5_LIKE = Architecture(t5, t5_float16.for_float16)
-ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
+BART_LIKE = Architecture(bart, unchanged)
+ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE, **dict.fromkeys(FAMILIES, BART_LIKE)}
 ARCHITECTURES |= {
     "t5gemma": Architecture(build_t5gemma, no_float16),
     "t5gemma2": Architecture(build_t5gemma2, no_float16),
+}
+REFUSED = {
+    "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
 }
 
 
@@ -65,6 +80,8 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
 def find(raw: RawConfig) -> Architecture:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        if isinstance(model_type, str) and model_type in REFUSED:
+            raise CheckpointError(f"config.json: model_type {model_type!r}: {REFUSED[model_type]}")
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"config.json: unknown model_type {short(model_type)}; known are {known}")
     return ARCHITECTURES[model_type]

@@ -17,6 +17,7 @@ from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
+from .generation_config import GenerationConfig
 from .linear import Head
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
@@ -75,8 +76,19 @@ class EncoderDecoder(nn.Module):
     # Which piece of text each id stands for, where the model was loaded with text: a draft that numbers its tokens
     # otherwise must be refused. Read-only (no dict, of which MLX would make parameters).
     pieces: Mapping[int, str] | None = None
+    generation_config: GenerationConfig = GenerationConfig()
     _compiled: Compiled | None = None
     _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
+
+    @property
+    def most_positions(self) -> int | None:
+        """How many positions there are, for a source and for an output each; None: no end of them."""
+        return None
+
+    @property
+    def has_logits_bias(self) -> bool:
+        """Whether the head adds something to its product."""
+        return False
 
     @property
     def memory_width(self) -> int:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import mlx.core as mx
-
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, checked_ids, require
+from .config import ACTIVATIONS, checked_ids, is_same_table, require
 
 TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -87,10 +85,7 @@ class T5Config:
         """
         if not self.tie_word_embeddings or HEAD not in checkpoint:
             return self
-        table = embedding_table(checkpoint.keys())
-        same = table in checkpoint and checkpoint.info(table).shape == checkpoint.info(HEAD).shape
-        tied = same and mx.array_equal(checkpoint[table], checkpoint[HEAD]).item()
-        return replace(self, tie_word_embeddings=bool(tied))
+        return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
 
     @property
     def is_gated(self) -> bool:
