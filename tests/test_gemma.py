@@ -153,7 +153,7 @@ def test_an_impossible_field_is_named(name: str, path: tuple[str, ...], value: o
     for key in path[:-1]:
         holder = holder[key]
     holder[path[-1]] = value
-    with pytest.raises(CheckpointError, match=path[-1].removeprefix("factor")) as error:
+    with pytest.raises(CheckpointError, match=path[-1]) as error:
         models.build(raw)
     assert str(error.value).isprintable()
 
