@@ -15,7 +15,8 @@ import mlx.nn as nn
 
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal
 from .attention import attend, split_heads
-from .bart_config import LEARNED_OFFSET, BartConfig, parameter_sources
+from .bart_config import LEARNED_OFFSET, BartConfig
+from .bart_tensors import parameter_sources
 from .base import EncoderDecoder
 from .cache import LayerMemory, additive
 from .config import ACTIVATIONS

@@ -20,7 +20,8 @@ from .config import ACTIVATIONS
 from .last_layer import LastLayer
 from .linear import Head, Linear, matrix, rows_of
 from .positions import RelativePositionBias
-from .t5_config import T5Config, parameter_sources
+from .t5_config import T5Config
+from .t5_tensors import parameter_sources
 
 
 class SelfAttention(nn.Module):

@@ -13,7 +13,8 @@ import mlx.nn as nn
 from .attention import Keys, attend_together
 from .cache import LayerMemory
 from .gemma import FeedForward, Gemma, Masks, Norm, SelfAttention, Stack, through
-from .gemma_config import GemmaConfig, LayerKind, StackConfig, layer_sources, stack_sources
+from .gemma_config import GemmaConfig, LayerKind, StackConfig
+from .gemma_tensors import layer_sources, stack_sources
 from .last_layer import LastLayer
 from .linear import matrix
 
