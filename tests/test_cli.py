@@ -26,7 +26,7 @@ from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULE
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
-HARDER = "translate English to German: This property sets the colour of the border."  # the draft gets it wrong
+HARDER = "translate English to German: This function removes the last element of an array."  # by the draft, in parts
 FIXED = ("--drafter", "model", "--num-draft", "5")  # rounds that are the same in every run
 
 
@@ -93,8 +93,8 @@ def read_lines(name: str) -> list[str]:
 def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_command.main(["--prompt", HARDER, "--show-draft", *FIXED]) == 0
     out, err = capsys.readouterr()
-    assert out == "Diese Eigenschaft setzt die colour des Rahmens.\n"
-    assert "Diese Eigenschaft" in err and "[- " in err and "{+ " in err
+    assert out == "Diese Funktion entfernt das letzte Element eines Arrays.\n"
+    assert "Diese Funktion" in err and "[- " in err and "{+ " in err
     assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
     err = capsys.readouterr().err
     assert "round 10: nothing drafted, " in err and "accepted" not in err.replace("accepted [-", "")
@@ -390,8 +390,8 @@ def test_closed_streams(tmp_path: Path) -> None:
 def test_text_and_draft_in_one_pipe_are_not_mixed() -> None:
     process = start("--show-draft", *FIXED, "--prompt", HARDER, stderr=subprocess.STDOUT)
     lines = process.communicate()[0].decode().splitlines()
-    assert "Diese Eigenschaft" in lines[2] and "[- " in lines[2] and lines[2].endswith(".")
-    assert lines[3].startswith("10 tokens at ")
+    assert "Diese Funktion" in lines[2] and "[- " in lines[2] and lines[2].endswith("{+.+}")
+    assert lines[3].startswith("11 tokens at ")
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,9 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, seen = FastTokenizer.encode, []
-    monkeypatch.setattr(FastTokenizer, "encode", lambda self, text: seen.append(len(text)) or encode(self, text))
+    monkeypatch.setattr(
+        FastTokenizer, "encode", lambda self, text, language: seen.append(len(text)) or encode(self, text)
+    )
     monkeypatch.setattr("speculative_decoding.decoding.memory.available_memory", lambda: 24 * 10**9)
     content = LONG + b'\n{"prompt": "grammar: He go."}'
     long, short = lines_of(capfd, tmp_path / "in.jsonl", content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,13 @@ from speculative_decoding.decoding.scoring import score
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.drafters import Draft, Drafter
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.tokenizer import REPLACEMENT, FastTokenizer, Tokenizer, TransformersTokenizer
+from speculative_decoding.loading.tokenizer import (
+    REPLACEMENT,
+    FastTokenizer,
+    FolderTokenizer,
+    Tokenizer,
+    TransformersTokenizer,
+)
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.test_scoring import Numbers, text_of
@@ -82,6 +89,7 @@ def byte_fallback(*words: str) -> Tokenizer:
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     tokenizer = FastTokenizer.__new__(FastTokenizer)
     tokenizer._backend = backend
+    FolderTokenizer.__init__(tokenizer, Path(), backend.get_vocab(), {})
     return tokenizer
 
 
@@ -91,6 +99,7 @@ def byt5() -> Tokenizer:
 
     tokenizer = TransformersTokenizer.__new__(TransformersTokenizer)
     tokenizer._backend = ByT5Tokenizer()
+    FolderTokenizer.__init__(tokenizer, Path(), tokenizer._backend.get_vocab(), {})
     return tokenizer
 
 
@@ -223,7 +232,7 @@ def test_log_probabilities_cost_no_wait(monkeypatch: pytest.MonkeyPatch) -> None
     stream = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), **options)
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(len(arrays)), evaluate(*arrays))[1])
     list(stream)
-    assert len(waits) == 1 + len(rounds)  # the encoder's, and one per round
+    assert len(waits) == 2 + len(rounds)  # the encoder's and its memory's, and one per round
 
 
 @pytest.mark.parametrize("strict", [False, True])

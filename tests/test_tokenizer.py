@@ -22,7 +22,7 @@ from speculative_decoding.loading.tokenizer import (
     Vocabulary,
     load_tokenizer,
 )
-from tests.tiny import EOS, tiny_model
+from tests.tiny import EOS, OneLanguage, tiny_model
 
 GOLDENS = sorted((Path(__file__).parent / "goldens" / "tokenizers").iterdir())
 T5_FAMILY = ("t5", "mt5", "umt5")
@@ -164,12 +164,10 @@ def test_streamed_text_is_the_whole_text(bundled: Path) -> None:
         assert "".join(stream.add(token) for token in ids) + stream.finish() == tokenizer.decode(ids)
 
 
-class Bytes:
+class Bytes(OneLanguage):
     """ByT5's way: id = byte + 3. Characters of several bytes arrive in pieces."""
 
-    vocabulary = Vocabulary({})
-
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, language: str | None = None) -> list[int]:
         return [byte + 3 for byte in text.encode()] + [1]
 
     def decode(self, tokens) -> str:  # type: ignore[no-untyped-def]

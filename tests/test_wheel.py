@@ -92,4 +92,4 @@ def test_it_asks_for_what_it_imports_and_for_nothing_else(site: Path) -> None:
                 imported.add((node.module or "").split(".")[0])
     others = imported - sys.stdlib_module_names
     assert others - names == {"matplotlib"}  # the extra [plots]
-    assert names - others == {"protobuf", "scipy_openblas32", "sentencepiece"}
+    assert names - others == {"protobuf", "scipy_openblas32"}
