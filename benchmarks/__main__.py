@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,20 @@ import mlx.core as mx
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames
 from speculative_decoding.cli.parser import chosen_as
-from speculative_decoding.decoding.ways import PLAIN, Way, ways
+from speculative_decoding.decoding.ways import PLAIN, ways
 from speculative_decoding.errors import InputError, writing
 from speculative_decoding.kernels import check as check_kernels
 from speculative_decoding.loading.load import DTYPES
 
+from .acceptance import read
 from .interleave import SETTLE, Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others
 from .models import SHAPES, Models, bytes_per_pass, dtype_of, random_model
 from .options import benchmark_parser, check
-from .ours import ours
+from .ours import Ours, ours
 from .peers import ASSISTED, fastest_peers
-from .report import fastest_lines, plot, report
+from .replay import replays
+from .report import fastest_lines, report
 from .summary import Row, summarise
 from .tasks import Task, at_slots, growth_tasks, random_task, tasks_from_files
 
@@ -62,13 +64,11 @@ def benchmark(chosen: argparse.Namespace) -> int:
             rows += summarise(f"{name}, {dtype_of(models.target)}", runs, bytes_per_pass(models.target), bandwidth)
         said = notes(where, others, used_by_others(), chosen.repeats)
         record({"kind": "environment", **where, "notes": said})
-    fastest, text = fastest_lines(rows), report(rows, where, said)
+    fastest, text = [] if "acceptance" in chosen else fastest_lines(rows), report(rows, where, said)
     found = {"environment": where, "notes": said, "fastest": fastest, "rows": [asdict(row) for row in rows]}
     if output is not None:
         (output / "table.md").write_text("\n\n".join([text, *fastest]) + "\n", encoding="utf-8")
         (output / "summary.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
-        if chosen.plot:
-            plot(rows, output / "plot.png")
     print(*filter(None, (text, json.dumps(found), "\n".join(fastest))), sep="\n\n")
     return 0
 
@@ -105,6 +105,8 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         models = Models(random_model(SHAPES[name], dtype), None)
         size, count = models.target.config.vocab_size, given.get("limit", RANDOM_LIMIT)
         tasks = growth_tasks(size) if chosen.growth else [random_task(size, count, chosen.max_tokens)]
+        if "acceptance" in given:
+            tasks = [replace(task, name=f"{task.name}, replayed acceptance") for task in tasks]
         yield f"random {name}", models, at_slots(tasks, given.get("slots", ()))
 
 
@@ -112,10 +114,7 @@ def measure(
     name: str, models: Models, tasks: Sequence[Task], chosen: argparse.Namespace, record: Record
 ) -> tuple[list[Run], dict[str, str]]:
     """The runs of everybody on all tasks of a model or pair, and the versions of the peers' libraries."""
-    chosen_ways = ways_of(chosen, models, tasks[0])
-    who: list[tuple[Task, list[Contender]]] = []
-    for task in tasks:
-        who.append((task, [*ours(task, chosen_ways, chosen.temperature, models)]))
+    who: list[tuple[Task, list[Contender]]] = [(task, [*ours_of(chosen, models, task)]) for task in tasks]
     versions: dict[str, str] = {}
     runs: list[Run] = []
     with ExitStack() as stack:
@@ -133,16 +132,20 @@ def measure(
     return runs, versions
 
 
-def ways_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Way]:
+def ours_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Ours]:
     """Plain decoding, with which all others are compared, first, whether named or not. Without --drafter and
-    --num-draft all that the models allow; in batches `auto` alone. Random weights: plain decoding, for no draft fits.
+    --num-draft all that the models allow; in batches, and where acceptance is replayed, `auto` alone. Random weights:
+    plain decoding, for no draft fits, unless its acceptance is replayed.
     """
+    if "acceptance" in chosen:
+        own = ways(getattr(chosen, "drafter", ("auto",)), getattr(chosen, "num_draft", ("auto",)))
+        return replays(task, models.target, chosen.draft, chosen.bits, own, read(chosen.acceptance, chosen.draft))
     if not task.ends:
-        return [PLAIN]
+        return ours(task, [PLAIN], chosen.temperature, models)
     all_drafters = ("ngram",) if models.draft is None else ("model", "ngram", "auto")
     drafters = getattr(chosen, "drafter", all_drafters if task.slots is None else all_drafters[-1:])
     lengths = getattr(chosen, "num_draft", NUM_DRAFT if task.slots is None else NUM_DRAFT[-1:])
-    return list(dict.fromkeys([PLAIN, *ways(drafters, lengths)]))
+    return ours(task, list(dict.fromkeys([PLAIN, *ways(drafters, lengths)])), chosen.temperature, models)
 
 
 if __name__ == "__main__":

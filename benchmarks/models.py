@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
-from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.draft_head import DraftHead
+from speculative_decoding.models.base import EncoderDecoder, quantizable
+from speculative_decoding.models.draft_head import DraftHead, usual_layers
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # nothing ends an output
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -23,6 +24,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5-base": COMMON | {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": COMMON | {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
 }  # Raffel et al. 2020, section 3.1.1 and appendix; v1.0
+HEAD, FREQUENT, GROUP_SIZE = "head", 2048, 64  # a draft head, the ids that it may propose, columns of a group
 MEMORY = re.compile(r"\.EncDecAttention\.[kv]\.")
 PREFIXES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}  # of Hugging Face's classes
 
@@ -72,6 +74,27 @@ def random_model(shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, seed: i
         mx.eval(new := new.astype(dtype))  # one at a time: no second copy of a large model
         model.load_weights([(path, new)], strict=False)
     return model
+
+
+def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHead:
+    """An untrained head, or a model of this shape, in the target's type."""
+    dtype = target.embed(mx.array([[0]])).dtype
+    if name != HEAD:
+        return random_model(SHAPES[name], dtype, seed=1)
+    head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 1.0).folded()
+    head.set_dtype(dtype)
+    return head.with_frequent(range(min(FREQUENT, target.config.vocab_size)))
+
+
+def quantized(model: EncoderDecoder, bits: int) -> EncoderDecoder:
+    """A copy with its matrices in so many bits, all but the head, as `load` would quantise it."""
+    copy = type(model)(model.config)
+    copy.load_weights([*parameters_of(model).items()])
+    sources = copy.parameter_sources(copy.config, set())
+    layers = quantizable(copy, sources, GROUP_SIZE).keys() - {"head" if "head.weight" in sources else "embedding"}
+    nn.quantize(copy, GROUP_SIZE, bits, class_predicate=lambda path, module: path in layers)
+    mx.eval(copy.parameters())
+    return copy
 
 
 def exported(model: EncoderDecoder, folder: Path) -> Path:

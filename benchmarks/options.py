@@ -11,9 +11,9 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.options import DRAFTERS, abouts
 from speculative_decoding.sampling.values import Number, Whole
 
-from .models import SHAPES
+from .acceptance import LONGEST, read
+from .models import HEAD, SHAPES
 from .peers import ASSISTED, PEERS
-from .report import require_matplotlib
 
 COUNT = word(Whole(1))
 
@@ -41,10 +41,13 @@ def benchmark_parser() -> Parser:
     shapes = "plain decoding of 40-token sources to --max-tokens tokens by models of these shapes with random weights, "
     shapes += f"separated by commas: {', '.join(SHAPES)}"
     add("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
+    drafts = f"random drafts too: {HEAD}, or shapes, separated by commas; right as often as in --acceptance"
+    add("--draft", type=several_of((HEAD, *SHAPES)), default=[], metavar="NAMES", help=drafts)
+    add("--acceptance", type=Path, metavar="FILE", help="which drafts are right, from python -m benchmarks.record")
+    add("--bits", type=int, choices=(4, 8), nargs="+", default=[], help="with --acceptance also quantised targets")
     growth = "how the cost grows with source, output and shape (all shapes, or --random)"
     add("--growth", action="store_true", default=False, help=growth)
     add("--output", type=Path, metavar="DIR", help="write runs.jsonl (each run as it ends), table.md and summary.json")
-    add("--plot", action="store_true", default=False, help="and plot.png; needs matplotlib")
     add_flags(parser, "models", ModelNames)
     return parser
 
@@ -54,18 +57,33 @@ def check(chosen: argparse.Namespace) -> None:
     given, files = vars(chosen), ", ".join(map(str, chosen.prompts))
     assisted, has_assisted = f"--peers {ASSISTED}: does not go with", ASSISTED in chosen.peers
     wrong = {
-        "--plot: needs --output DIR, where it is to be written": chosen.plot and "output" not in given,
         "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
         "--peer-python: is of no use without --peers": "peer_python" in given and not chosen.peers,
         f"{assisted} --slots: it decodes no batches": "slots" in given and has_assisted,
     }
+    replays = "acceptance" in given
     if own := "--growth" if chosen.growth else "--random" if "random" in given else "":
         wrong[f"{assisted} {own}: no draft is like random weights"] = has_assisted
         wrong[f"prompts {files}: do not go with {own}, which makes its own sources"] = bool(files)
-        for option in ("model", "draft_model", "drafter", "num_draft", *("slots", "limit") * chosen.growth):
+        refused = [
+            "model",
+            "draft_model",
+            *("drafter", "num_draft") * (not replays),
+            *("slots", "limit") * chosen.growth,
+        ]
+        for option in refused:
             wrong[f"--{option.replace('_', '-')}: does not go with {own}, which chooses its own"] = option in given
+    others = set(given.get("drafter", ())) - {"model", "auto"} or "slots" in given or set(chosen.temperature) != {0}
+    lengths = [n for n in given.get("num_draft", ()) if n != "auto" and n not in range(1, LONGEST + 1)]
+    wrong |= {
+        "--draft: goes with --random and --acceptance FILE": chosen.draft and not (replays and own == "--random"),
+        "--acceptance: goes with --random and --draft": replays and not (chosen.draft and own == "--random"),
+        "--bits: goes with --acceptance": chosen.bits and not replays,
+        "--acceptance: has --drafter model or auto, temperature 0 and no --slots": replays and others,
+        f"--num-draft {lengths}: with --acceptance auto, or 1 to {LONGEST}": replays and lengths,
+    }
     for message, is_so in wrong.items():
         if is_so:
             raise InputError(message)
-    if chosen.plot:
-        require_matplotlib()
+    if replays:
+        read(chosen.acceptance, chosen.draft)

@@ -1,12 +1,9 @@
-"""Rows as Markdown and as a PNG, and the flags that were fastest. matplotlib is needed only where a plot is wanted."""
+"""Rows as Markdown, and the flags that were fastest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-from speculative_decoding.errors import InputError
 
 from .summary import Row, Spread, grouped
 
@@ -76,36 +73,3 @@ def fastest_lines(rows: Sequence[Row]) -> list[str]:
             said = f"{gain:.2f}x plain decoding" if gain > 1 else "no draft beats plain decoding"
             lines += [f"fastest for {task}{where}: {flags}, {said}"] * (len(times[task]) > 1)
     return lines
-
-
-def require_matplotlib() -> Any:
-    """`matplotlib.figure`. Raises `InputError` that says how to get it."""
-    try:
-        from matplotlib import figure
-    except ImportError as error:
-        raise InputError(
-            f"--plot: needs matplotlib ({error}); get it with: pip install matplotlib, or the extra [plots]"
-        ) from error
-    return figure
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """ms per token, median and quartiles, of a task's contenders, or of each along a series of tasks."""
-    panels = series(rows)
-    figure = require_matplotlib().Figure(figsize=(8, 5 * len(panels)), layout="constrained")
-    for axes, ((*title, axis), found) in zip(
-        figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True
-    ):
-        for label, points in grouped(found, lambda row: f"{row.label}, T {row.temperature:g}").items():
-            times = [row.ms_per_token for row in points]
-            errors = [[time.median - time.low for time in times], [time.high - time.median for time in times]]
-            places = [row.at if axis else label for row in points]
-            axes.errorbar(places, [time.median for time in times], errors, marker="o", label=label)
-        axes.set(title=", ".join(title), xlabel=axis, ylabel="ms per token: median and quartiles")
-        if axis:
-            axes.set(xscale="log", yscale="log")
-            axes.legend(fontsize="small")
-        else:
-            axes.set_ylim(0)
-            axes.tick_params(axis="x", rotation=90)
-    figure.savefig(path, dpi=120)
