@@ -99,7 +99,7 @@ def worth(task: Mapping[str, Sequence[int]]) -> list[float]:
     nothing = [0] * len(next(iter(task.values())))
     copies = task.get("found", nothing), task.get("copy", nothing)
     found = []
-    for kind in task.keys() - {"copy", "found"}:
+    for kind in sorted(task.keys() - {"copy", "found"}):
         for longest in (3, 7):
             for lengths, right in (copies, (nothing, nothing)):
                 place = rounds = 0

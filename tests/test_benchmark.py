@@ -391,11 +391,11 @@ def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFi
     files[1].write_text("grammar: It were a cod.\n")
     options = ["--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft", "--drafter", "model", "--num-draft", "3"]
     options += ["--temperature", "0", "1", "-m", "8", "--repeats", "2"]
-    options += ["--peers", "ct2", "--output", str(tmp_path / "out"), "--plot"]
+    options += ["--peers", "ct2", "--output", str(tmp_path / "out")]
     status, out, _ = command(capsys, *map(str, files), *options)
     text, json_line, fastest = out.rstrip().rsplit("\n\n", 2)
     summary = json.loads(json_line)
-    assert status == 0 and (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert status == 0
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
     assert (tmp_path / "out" / "table.md").read_text().startswith(text)
     labels = [(row["label"], row["temperature"]) for row in summary["rows"] if row["task"] == "one"]
@@ -419,9 +419,9 @@ def test_many_prompts_at_once(quick: None, tmp_path: Path, capsys: pytest.Captur
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"translate English to German: Open the {word}.\n" for word in ("file", "door", "box")))
     options = ["--slots", "1", "2", "--drafter", "auto", "model", "--num-draft", "2", "--max-tokens", "4"]
-    options += ["--peers", "ct2", "--repeats", "1", "--warm-ups", "0", "--output", str(tmp_path / "out"), "--plot"]
+    options += ["--peers", "ct2", "--repeats", "1", "--warm-ups", "0", "--output", str(tmp_path / "out")]
     status, out, _ = command(capsys, str(prompts), *options)
-    assert status == 0 and (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert status == 0
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
     labels = ["plain", "auto 2", "model 2", "ct2 float32", "ct2 int8"]
     expected = [("prompts", "slots", slots, label) for slots in (1, 2) for label in labels]
@@ -450,8 +450,8 @@ def test_growth(
     monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": tiny, "t5-base": tiny | {"d_ff": 64}})
     monkeypatch.setattr(tasks, "SOURCE_LENGTHS", (16, 600))
     monkeypatch.setattr(tasks, "OUTPUT_LENGTHS", (4,))
-    status, out, _ = command(capsys, "--growth", "--repeats", "1", "--output", str(tmp_path), "--plot")
-    assert status == 0 and (tmp_path / "plot.png").is_file() and "fastest for" not in out
+    status, out, _ = command(capsys, "--growth", "--repeats", "1", "--output", str(tmp_path))
+    assert status == 0 and "fastest for" not in out
     rows = json.loads((tmp_path / "summary.json").read_text())["rows"]
     places = [("growing source", 16, 32), ("growing source", 600, 32), ("growing output", 4, 4)]
     assert [(row["task"], row["at"], row["tokens"]) for row in rows] == places * 2
@@ -461,7 +461,6 @@ def test_growth(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--plot"], "--plot: needs --output"),
         (["--peers", "ct2", "--temperature", "1"], "--peers: compared at temperature 0"),
         (["--peer-python", "python"], "--peer-python: is of no use without --peers"),
         (["--random", "t5-small", "--model", "x"], "--model: does not go with --random"),
@@ -491,12 +490,3 @@ def test_an_unknown_name_is_refused_with_those_known(arguments: list[str], capsy
         benchmark.main(arguments)
     err = capsys.readouterr().err
     assert arguments[0] in err and "must be one of" in err and err.count("\n") == 1
-
-
-def test_a_missing_matplotlib_is_said_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, _, err = command(capsys, "--plot", "--output", str(tmp_path / "out"))
-    assert status == 2 and "--plot: needs matplotlib" in err and "pip install matplotlib" in err
-    assert not (tmp_path / "out").exists()
