@@ -8,6 +8,7 @@ from setuptools import Extension, setup
 sgemm = Extension(
     "speculative_decoding._sgemm",
     ["speculative_decoding/sgemm.c"],
+    depends=["speculative_decoding/sgemm_tiles.h"],
     extra_compile_args=["-O3", "-std=gnu11", "-pthread"],
     extra_link_args=["-pthread"],
     optional=True,

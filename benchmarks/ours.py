@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from speculative_decoding.decoding.results import GenerationResult
@@ -24,13 +25,15 @@ class Ids:
     text only tries the options), and a token's text is one letter.
     """
 
-    vocabulary = Vocabulary({})
+    vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
 
     def __init__(self, sources: Sequence[Sequence[int]]) -> None:
         self.sources = sources
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, language: str | None = None) -> list[int]:
         return list(self.sources[int(text) if text.isdecimal() else 0])
+
+    encode_output = encode
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "x" * len(tokens)

@@ -161,11 +161,13 @@ class Engine:
         busy = len(self._requests) - self._requests.count(None)
         wanted = self._slots if self._strict else min(self._slots, busy + self._waiting)
         self._resize(wanted)
-        for slot, request in enumerate(self._requests):
-            if request is None and self._waiting:
-                if not self._encoded:
-                    self._encode()
-                self._assign(slot, *self._encoded.popleft())
+        free = [slot for slot, request in enumerate(self._requests) if request is None][: self._waiting]
+        for slot in free:
+            if not self._encoded:
+                self._encode()
+            self._assign(slot, *self._encoded.popleft())
+        if free and self._batch is not None:  # no part of the next round, by whose time lengths are chosen
+            mx.eval(self._batch.cache.arrays)
 
     def _encode(self) -> None:
         """The next requests, as many together as there are slots."""

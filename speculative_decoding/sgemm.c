@@ -2,11 +2,11 @@
  *
  * Most are x times W transposed, and x has few rows. OpenBLAS packs the whole of W before it computes, as if W were to be
  * used again; with few rows that costs more than the product. Here W is read once, where it lies, by all threads; a tile of
- * four rows by four columns stays in registers. Small products of attention are computed here as well. Every element is
+ * a few rows by four columns stays in registers. Small products of attention are computed here as well. Every element is
  * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch (but for
  * one row and large matrices, which models from T5-base on have).
  *
- * All other products go to OpenBLAS, and on a processor without AVX-512 these too: one row to its matrix-vector product, up
+ * All other products go to OpenBLAS, and on a processor without AVX2 these too: one row to its matrix-vector product, up
  * to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows" and "A product of our
  * own"). pip compiles this when the package is installed, where there is a compiler (setup.py); blas.py loads it, or
  * OpenBLAS alone where it is missing. */
@@ -42,7 +42,7 @@ void speculative_decoding_use_openblas(void *sgemm, void *sgemv, void *dgemm, vo
   openblas.get_num_threads = get_num_threads;
 }
 
-#if defined(__x86_64__) && !defined(WITHOUT_AVX512)
+#if defined(__x86_64__) && !defined(WITHOUT_TILES)
 #include <immintrin.h>
 
 /* y (m, n) = alpha x (m, k) w (n, k) transposed, each row at its stride. */
@@ -54,88 +54,78 @@ struct product {
   int columns; /* of w's rows, in one piece of the work */
 };
 
-/* ---- the arithmetic */
-
 enum { AHEAD = 4 };           /* rows of w that are fetched before they are needed: one tile */
 enum { PIECE = 16 * 1024 };   /* floats of w in a piece at least, */
 enum { SHARES = 8 };          /* and this many pieces for each thread at most: at its end a piece fetches for another */
 enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the second cache while a piece of w passes by */
 
-#define AVX512 __attribute__((target("avx512f")))
-#define INLINED AVX512 __attribute__((always_inline)) static inline
+/* ---- the arithmetic, once for each instruction set: ROWS by four sums stay in its registers */
 
-INLINED __m512 added_pairs(__m512 a, __m512 b) {
+#define INLINED TARGET __attribute__((always_inline)) static inline
+
+#ifndef WITHOUT_AVX512
+#define NAME(name) name##_avx512
+#define TARGET __attribute__((target("avx512f")))
+#define ROWS 4
+#define WIDTH 16
+#define VECTOR __m512
+#define MASK __mmask16
+#define LOAD _mm512_loadu_ps
+#define LOAD_SOME(which, from) _mm512_maskz_loadu_ps(which, from)
+#define STORE _mm512_storeu_ps
+#define STORE_SOME _mm512_mask_storeu_ps
+#define ALL_OF _mm512_set1_ps
+#define FMA _mm512_fmadd_ps
+#define TIMES _mm512_mul_ps
+INLINED MASK NAME(first)(int count) { return (MASK)(0xffff >> (WIDTH - count)); }
+INLINED VECTOR NAME(added_pairs)(VECTOR a, VECTOR b) {
   return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
 }
-
 /* The sums of four vectors. */
-INLINED __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-  __m512d ab = _mm512_castps_pd(added_pairs(a, b)), cd = _mm512_castps_pd(added_pairs(c, d));
+INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
+  __m512d ab = _mm512_castps_pd(NAME(added_pairs)(a, b)), cd = _mm512_castps_pd(NAME(added_pairs)(c, d));
   __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
   __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1));
   __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), upper);
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
+#include "sgemm_tiles.h"
+#endif
 
-INLINED void sixteen_terms(const struct product *g, int rows, int columns, const float *x, const float *w,
-                           __mmask16 which, __m512 sum[4][4]) {
-  __m512 a[4];
-  for (int i = 0; i < rows; i++)
-    a[i] = _mm512_maskz_loadu_ps(which, x + (size_t)i * g->ldx);
-  for (int j = 0; j < columns; j++) {
-    const float *at = w + (size_t)j * g->ldw;
-    _mm_prefetch((const char *)(at + (size_t)AHEAD * g->ldw), _MM_HINT_T0);
-    __m512 b = _mm512_maskz_loadu_ps(which, at);
-    for (int i = 0; i < rows; i++)
-      sum[i][j] = _mm512_fmadd_ps(a[i], b, sum[i][j]);
-  }
+#define NAME(name) name##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define ROWS 2
+#define WIDTH 8
+#define VECTOR __m256
+#define MASK __m256i
+#define LOAD _mm256_loadu_ps
+#define LOAD_SOME(which, from) _mm256_maskload_ps(from, which)
+#define STORE _mm256_storeu_ps
+#define STORE_SOME _mm256_maskstore_ps
+#define ALL_OF _mm256_set1_ps
+#define FMA _mm256_fmadd_ps
+#define TIMES _mm256_mul_ps
+INLINED MASK NAME(first)(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-
-/* `rows` rows of x by `columns` rows of w, both known when this is compiled: the loops over them disappear. */
-INLINED void tile(const struct product *g, int rows, int columns, const float *x, const float *w, float *y) {
-  __m512 sum[4][4];
-  for (int i = 0; i < rows; i++)
-    for (int j = 0; j < 4; j++)
-      sum[i][j] = _mm512_setzero_ps();
-  int p = 0;
-  for (; p + 16 <= g->k; p += 16)
-    sixteen_terms(g, rows, columns, x + p, w + p, 0xffff, sum);
-  if (p < g->k)
-    sixteen_terms(g, rows, columns, x + p, w + p, (__mmask16)(0xffff >> (p + 16 - g->k)), sum);
-  for (int i = 0; i < rows; i++) {
-    __m128 sums = _mm_mul_ps(_mm_set1_ps(g->alpha), four_sums(sum[i][0], sum[i][1], sum[i][2], sum[i][3]));
-    if (columns == 4)
-      _mm_storeu_ps(y + (size_t)i * g->ldy, sums);
-    else
-      for (int j = 0; j < columns; j++)
-        y[(size_t)i * g->ldy + j] = sums[j];
-  }
+INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
+  __m256 half = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
+#include "sgemm_tiles.h"
 
-INLINED void column_of_tiles(const struct product *g, int columns, int from, int to, int j) {
-  const float *w = g->w + (size_t)j * g->ldw, *x = g->x + (size_t)from * g->ldx;
-  float *y = g->y + (size_t)from * g->ldy + j;
-  for (; from + 4 <= to; from += 4, x += (size_t)4 * g->ldx, y += (size_t)4 * g->ldy)
-    tile(g, 4, columns, x, w, y);
-  switch (to - from) {
-  case 3: tile(g, 3, columns, x, w, y); break;
-  case 2: tile(g, 2, columns, x, w, y); break;
-  case 1: tile(g, 1, columns, x, w, y); break;
-  }
-}
+static void (*piece)(const struct product *, int);          /* of the best that this processor has, */
+static void (*small_product)(const struct product *);       /* from `can_compute` */
 
-static AVX512 void piece(const struct product *g, int index) {
-  int begin = index * g->columns, end = begin + g->columns < g->n ? begin + g->columns : g->n;
-  int rows = CHUNK / g->k / 4 * 4;
-  if (rows < 4)
-    rows = 4;
-  for (int from = 0; from < g->m; from += rows) {
-    int to = from + rows < g->m ? from + rows : g->m, j = begin;
-    for (; j + 4 <= end; j += 4)
-      column_of_tiles(g, 4, from, to, j);
-    for (; j < end; j++)
-      column_of_tiles(g, 1, from, to, j);
+static int can_compute(void) {
+#ifndef WITHOUT_AVX512
+  if (__builtin_cpu_supports("avx512f")) {
+    piece = piece_avx512, small_product = small_product_avx512;
+    return 1;
   }
+#endif
+  piece = piece_avx2, small_product = small_product_avx2;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 /* ---- the threads: whoever is free takes the next piece */
@@ -221,49 +211,10 @@ enum { LARGE = 768 }; /* One row times a matrix of that size each way is faster 
                          matrices here or all there: idle threads of the one keep those of the other waiting. */
 enum { SMALL_WORK = 256 * 1024 }; /* multiplications up to which it is one */
 
-/* `rows` rows of x by `vectors` vectors of sixteen columns, of which the last may have fewer. */
-INLINED void sum_of_rows(const struct product *g, int rows, int vectors, __mmask16 last, const float *x, const float *v,
-                         float *y) {
-  __m512 sum[4][4];
-  for (int i = 0; i < rows; i++)
-    for (int j = 0; j < vectors; j++)
-      sum[i][j] = _mm512_setzero_ps();
-  for (int p = 0; p < g->k; p++, v += g->ldw)
-    for (int j = 0; j < vectors; j++) {
-      __m512 b = j + 1 < vectors ? _mm512_loadu_ps(v + 16 * j) : _mm512_maskz_loadu_ps(last, v + 16 * j);
-      for (int i = 0; i < rows; i++)
-        sum[i][j] = _mm512_fmadd_ps(_mm512_set1_ps(x[(size_t)i * g->ldx + p]), b, sum[i][j]);
-    }
-  for (int i = 0; i < rows; i++)
-    for (int j = 0; j < vectors; j++)
-      _mm512_mask_storeu_ps(y + (size_t)i * g->ldy + 16 * j, j + 1 < vectors ? 0xffff : last,
-                            _mm512_mul_ps(_mm512_set1_ps(g->alpha), sum[i][j]));
-}
-
-INLINED void sums_of_rows(const struct product *g, int vectors, __mmask16 last, int j) {
-  const float *x = g->x;
-  float *y = g->y + j;
-  int i = 0;
-  for (; i + 4 <= g->m; i += 4, x += (size_t)4 * g->ldx, y += (size_t)4 * g->ldy)
-    sum_of_rows(g, 4, vectors, last, x, g->w + j, y);
-  for (; i < g->m; i++, x += g->ldx, y += g->ldy)
-    sum_of_rows(g, 1, vectors, last, x, g->w + j, y);
-}
-
-static AVX512 void small_product(const struct product *g) {
-  int j = 0;
-  for (; j + 64 <= g->n; j += 64)
-    sums_of_rows(g, 4, 0xffff, j);
-  for (; j + 32 <= g->n; j += 32)
-    sums_of_rows(g, 2, 0xffff, j);
-  for (; j < g->n; j += 16)
-    sums_of_rows(g, 1, g->n - j < 16 ? (__mmask16)(0xffff >> (16 - (g->n - j))) : 0xffff, j);
-}
-
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                          float *c, int ldc) {
   struct product g = {m, n, k, lda, ldb, ldc, alpha, a, b, c, 0};
-  if (!__builtin_cpu_supports("avx512f") || k <= 0 || (m == 1 && k >= LARGE && n >= LARGE))
+  if (!can_compute() || k <= 0 || (m == 1 && k >= LARGE && n >= LARGE))
     return 0;
   if (trans_b == TRANS)
     multiply(g);

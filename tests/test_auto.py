@@ -19,7 +19,7 @@ from speculative_decoding.drafters import (
     Wanted,
     choose_drafter,
 )
-from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.drafters.base import COPY, MODEL, Verified
 from speculative_decoding.sampling import GenerationOptions
 from tests.tiny import VOCAB, noisy_copy, run, tiny_model, tokens_of
 
@@ -85,6 +85,22 @@ def test_copies_that_proved_wrong_are_trusted_less() -> None:
         kinds.append(proposed(drafter, KNOWN)[0])
         drafter.kind(row_of([*KNOWN, 20]))  # so much for the copy
     assert kinds[0] == COPY and kinds[-1] == MODEL
+
+
+def test_a_copy_must_be_nearly_as_likely_right_as_the_model_has_been() -> None:
+    """What the model's tokens were worth is known to later requests, and forgotten."""
+    ngram, model = NgramDrafter(), Twos()
+    drafter = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
+    drafter.begin(row_of([0]))
+    assert ngram.chances.chance("source", 1) == 0.5  # a match of one token
+    seen = []
+    for token in [2] * 20 + [3] * 20:  # at first the model is right
+        proposed(drafter, UNKNOWN)
+        drafter.observe([row_of([*UNKNOWN, token])], Verified(mx.zeros((1, 4, 1)), {0: 1}))
+        later = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
+        later.begin(row_of([0]))
+        seen.append(later.kind(row_of([0, 9])))
+    assert seen[0] == COPY and seen[19] == MODEL and seen[-1] == COPY
 
 
 def mixed(drafter: AutoDrafter) -> Draft:

@@ -17,6 +17,8 @@ from speculative_decoding.cli.models import Folders
 from speculative_decoding.loading import hub
 from speculative_decoding.loading.load import BUNDLED
 
+NEEDED = ["config.json", "source.spm", "target.spm", "sentencepiece.bpe.model", "model.safetensors"]
+
 
 class NetworkError(Exception):
     """The client raises those of its HTTP library, which is another one in each of its generations."""
@@ -33,14 +35,14 @@ def test_only_needed_files_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
         asked.update(options, name=name)
         return str(tmp_path)
 
-    siblings = [SimpleNamespace(rfilename=name) for name in ("config.json", "model.safetensors", "tf_model.h5")]
+    siblings = [SimpleNamespace(rfilename=name) for name in (*NEEDED, "tf_model.h5")]
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=siblings))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert hub.fetch("google-t5/t5-small", "v1") == tmp_path
     assert asked == {
         "name": "google-t5/t5-small",
         "revision": "v1",
-        "allow_patterns": ["config.json", "model.safetensors"],
+        "allow_patterns": NEEDED,
     }
 
 
@@ -106,6 +108,13 @@ def test_without_a_network_the_command_line_says_how_to_convert(
         (Path("/home/me/T5-Base"), "google-t5/t5-small"),
         ("~/.cache/hub/models--google--madlad400-10b-mt/snapshots/0123abcd", "google/madlad400-3b-mt"),
         ("Salesforce/codet5-large", "Salesforce/codet5-small"),
+        ("facebook/bart-large-cnn", "sshleifer/distilbart-cnn-12-6"),
+        ("facebook/nllb-200-3.3B", "facebook/nllb-200-distilled-600M"),
+        ("google/t5gemma-9b-9b-ul2-it", "google/t5gemma-2b-2b-ul2-it"),
+        ("models/t5gemma-9b-2b-prefixlm", "google/t5gemma-2b-2b-prefixlm"),
+        ("google/t5gemma-2-4b-4b", "google/t5gemma-2-270m-270m"),
+        ("facebook/nllb-200-distilled-600M", None),
+        ("Helsinki-NLP/opus-mt-en-de", None),
         ("google/flan-t5-small", None),
         ("me/my-t5-base-finetuned", None),
         ("t5-web-docs", None),

@@ -316,8 +316,10 @@ def test_every_option_is_explained_and_load_shows_its_own() -> None:
 class Ids:
     """A tokenizer for tests: a is 2, b is 3 and so on."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, language: str | None = None) -> list[int]:
         return [*(ord(letter) - ord("a") + 2 for letter in text), EOS]
+
+    encode_output = encode
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(chr(ord("a") + token - 2) for token in tokens if token >= 2)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from speculative_decoding import CheckpointError, checkpoints, models
+from speculative_decoding.models.attention import attend
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.t5 import attend
 from speculative_decoding.models.t5_config import T5Config
 from tests.tiny import CONFIG, run, tiny_model, tokens_of
 

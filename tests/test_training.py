@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +20,29 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import CheckpointError, InputError, Session, load
+from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli import train as train_command
-from speculative_decoding.loading.load import Opened, open_model
+from speculative_decoding.loading.load import WEIGHTS, Opened, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, usual_layers
+from speculative_decoding.training import batches as batches_module
 from speculative_decoding.training import course as course_module
 from speculative_decoding.training import trainer as trainer_module
-from speculative_decoding.training.batches import EXAMPLES, Labels, Sampler, make_chains
+from speculative_decoding.training.batches import (
+    EXAMPLES,
+    LIKELY_OTHERS,
+    RANDOM_OTHERS,
+    Labels,
+    Sampler,
+    make_chains,
+    make_labels,
+)
 from speculative_decoding.training.course import Course, CourseOptions
 from speculative_decoding.training.lessons import Lessons
 from speculative_decoding.training.loss import distance, loss_of, numpy_distance
-from speculative_decoding.training.outputs import Example, read_outputs
+from speculative_decoding.training.outputs import Example, Wanted, read_outputs, write_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
 from speculative_decoding.training.teacher import Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
@@ -34,6 +50,7 @@ from tests.finite_differences import slopes
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import CONFIG, EOS, VOCAB, noisy_copy, run, save_hugging_face, tiny_model, tokens_of
 from tests.together import Letters
+from tests.training_process import arguments
 
 TARGET = tiny_model(num_layers=3, feed_forward_proj="gelu")
 LAYERS = usual_layers(3)
@@ -197,6 +214,15 @@ def test_labels_are_the_targets_distributions_and_weights_fade() -> None:
     assert (ids[real] == likeliest[real]).all()
 
 
+@pytest.mark.parametrize("make", [head_student, model_student])
+def test_the_parts_of_a_step_have_its_loss_on_average(make: Callable[[EncoderDecoder], Student]) -> None:
+    """Also where there are more parts than examples; processes average what parts give."""
+    batch = batch_of(student := make(TARGET))
+    for size in (2, 4, 7):
+        parts = [loss_on(student, batch.part(rank, size)) for rank in range(size)]
+        assert np.mean(parts) == pytest.approx(loss_on(student, batch), rel=1e-5) and np.std(parts) > 1e-3
+
+
 def test_every_example_comes_once_in_an_epoch_and_steps_are_a_function_of_the_seed() -> None:
     examples = some_examples(TARGET, 100)
     sampler = Sampler(examples, 3)
@@ -225,6 +251,9 @@ def test_kept_lessons_are_those_computed_anew_also_after_a_kill(tmp_path: Path) 
         np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-2)
     with pytest.raises(InputError, match="features of other outputs"):
         Lessons(teacher, examples[1:]).keep(tmp_path / "f")
+    (tmp_path / "f" / "ids.bin").write_bytes(b"")
+    with pytest.raises(InputError, match=r"ids\.bin: is shorter than"):
+        Lessons(teacher, examples).keep(tmp_path / "f")
     (tmp_path / "f" / "done.json").write_text("{")
     with pytest.raises(InputError, match=r"done\.json: is damaged"):
         Lessons(teacher, examples).keep(tmp_path / "f")
@@ -290,6 +319,25 @@ def test_a_model_is_distilled(tmp_path: Path) -> None:
         assert mx.allclose(ours, theirs), path
 
 
+def test_a_share_of_outputs_is_drawn_by_seed_and_index(tmp_path: Path) -> None:
+    session, prompts = Session(TARGET, LetterTarget()), ["abcdefgh"[i % 7 : i % 7 + 2] for i in range(24)]
+
+    def outputs(name: str, share: float, seed: int = 0, slots: int = 5) -> dict[int, Example]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return write_outputs(session, prompts, tmp_path / name, Wanted(slots, 8, share, seed))
+
+    greedy, half = outputs("greedy", 0.0), outputs("half", 0.5)
+    drawn = {i for i in range(24) if "temperature" in Wanted(5, 8, 0.5).request(i, "")}
+    assert 6 <= len(drawn) <= 18 and {i for i in greedy if greedy[i] != half[i]} <= drawn
+    assert len({tuple(half[i].output) for i in drawn}) > len({tuple(greedy[i].output) for i in drawn})
+    for i in drawn:
+        alone = session.generate(drafter="none", max_tokens=8, **Wanted(5, 8, 0.5).request(i, prompts[i]))
+        assert half[i].output == list(alone.tokens)
+    path = tmp_path / "half" / "outputs.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
+    assert outputs("half", 0.5, slots=3) == half != outputs("other", 0.5, seed=1)
+
+
 def loss_on(student: Student, batch: Any) -> float:
     return loss_of(student.states(batch), student.matrix(batch), batch.labels, total_variation=False).item()  # type: ignore[return-value]
 
@@ -347,6 +395,58 @@ def test_thirty_steps_lower_the_loss_for_every_family(folder: Path, tmp_path: Pa
     assert loss_on(student, batch) < before
 
 
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], str]]]:
+    """A folder with what one process trained, and two; what these returned and said. See training_process.py."""
+    folder = tmp_path_factory.mktemp("processes")
+    small_target(folder)
+    (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(27)))
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))  # a free port
+        hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
+    (folder / "hosts.json").write_text(json.dumps(hosts))
+    command = [sys.executable, "-m", "tests.training_process", str(folder)]
+    root = Path(__file__).parent.parent
+    started = []
+    for rank in range(2):
+        environment = os.environ | {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=environment, cwd=root, **pipes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches_module, "LIKELY_OTHERS", 4)
+        patch.setattr(batches_module, "RANDOM_OTHERS", 4)
+        patch.setattr(train_command, "draw", lambda *_: None)
+        status = train_command.main(arguments(folder, "one"))
+    said = [process.communicate() for process in started]
+    assert status == 0
+    return folder, [(json.loads(out.splitlines()[-1]), err) for out, err in said]
+
+
+def test_two_processes_train_as_one_does(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
+    """25 examples are a step of 24 and a step of one, in which the second process has none."""
+    folder, said = two_processes
+    found = {name: weights_in(folder / name) for name in ("one", "two", "deaf")}
+    assert [statuses[:2] for statuses, _ in said] == [[0, 0], [0, 0]]
+    assert "2 processes" in said[0][1] and "written to" in said[0][1] and "written" not in said[1][1]
+    apart = {name: max(np.abs(a - b).max() for a, b in zip(found["one"], found[name], strict=True)) for name in found}
+    assert apart["two"] < 1e-5 < 1e-3 < apart["deaf"]
+    outputs = [(folder / f"{name}.training").glob("outputs*.jsonl") for name in ("one", "two")]
+    one, two = (sorted(line for path in paths for line in path.read_text().splitlines()) for paths in outputs)
+    assert one == two and (folder / "two.training" / "outputs-1.jsonl").stat().st_size
+
+
+def test_a_process_that_ends_ends_the_others(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
+    _, said = two_processes
+    assert [statuses[2] for statuses, _ in said] == [2, 2]
+    assert "No space left on device" in said[0][1] and "another process of this training has ended" in said[1][1]
+
+
+def weights_in(folder: Path) -> list[Any]:
+    return [array for _, array in sorted(np.load(folder / WEIGHTS).items())]
+
+
 # Mistakes.
 
 
@@ -380,6 +480,8 @@ def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[in
     assert status == 2 and "holds an unfinished training; go on with --resume" in err
     status, err = command("--force", "--resume", seed="3")
     assert status == 2 and '"seed": "0", not "seed": "3"' in err
+    status, err = command("--force", "--resume", sampled_share="0.5")
+    assert status == 2 and '"sampled_share": "0.0", not "sampled_share": "0.5"' in err
     status, err = command("--force", "--resume", max_disk_gb="0")
     assert status == 0 and "going on behind step 4" in err and "computed when needed" in err
     path = tmp_path / "head.training" / "checkpoint.npz"
@@ -389,13 +491,42 @@ def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[in
     assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
 
 
+def test_a_training_goes_on_from_a_head(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    assert command(dtype="float32")[0] == 0
+    begun, after = tmp_path / "head", tmp_path / "after"
+    still = {"draft_model": str(begun), "learning_rate": "1e-12", "dtype": "float32"}
+    assert command(output=str(after), **still)[0] == 0
+    old, new = (read_npz(folder / "weights.npz") for folder in (begun, after))
+    assert all(mx.allclose(old[name], new[name], rtol=1e-5, atol=1e-6) for name in old)
+    first = DraftHead.of(load(tmp_path / "target").model, LAYERS, 1.0)
+    assert not mx.allclose(old["wo.weight"], first.wo.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_every_id_becomes_a_candidate_and_what_labels_give_always_is() -> None:
+    frequent, size, dice = np.arange(5, 105, dtype=np.int32), 3000, np.random.default_rng(0)
+    ids = dice.integers(0, size, (40, 16)).astype(np.int32)
+    probs, written = np.full((40, 16), 1 / 16, np.float32), ids[:, 0]
+    seen = set[int]()
+    for _ in range(60):
+        labels = make_labels(ids, probs, written, np.ones(40, np.float32), frequent, size, dice)
+        found: list[int] = labels.candidates.tolist()  # type: ignore[assignment]
+        assert len(set(found)) == len(found) == 100 + LIKELY_OTHERS + RANDOM_OTHERS
+        assert found[:100] == frequent.tolist() and set(ids.ravel().tolist()) <= set(found)
+        assert [found[i] for i in labels.written.tolist()] == written.tolist()  # type: ignore[index,union-attr]
+        seen |= set(found)
+    assert seen == set(range(size))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"steps": ""}, "say how long to train"),
         ({"minutes": "1"}, "say how long to train"),
-        ({"kind": "model"}, "--kind model and --draft-model belong together"),
-        ({"draft_model": "x"}, "--kind model and --draft-model belong together"),
+        ({"kind": "model"}, "--kind model needs --draft-model"),
+        ({"draft_model": "nowhere"}, "--draft-model: model 'nowhere' is neither a folder"),
+        ({"draft_model": "models/t5-web-docs-draft"}, "t5-web-docs-draft is a model; name another"),
+        ({"draft_model": "models/t5-web-docs-head"}, "belongs to another target"),
+        ({"draft_model": "models/t5-web-docs-head", "model": "t5-web-docs", "kind": "model"}, "is a draft head"),
         ({"model": ""}, "--model and --output are needed"),
         ({"model": "nowhere"}, "--model: model 'nowhere' is neither a folder"),
         ({"prompts": "nowhere.txt"}, "nowhere.txt: not readable"),
@@ -415,23 +546,41 @@ def test_a_full_disk_is_one_line(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for owner, name in ((Teacher, "teach"), (trainer_module, "write_npz"), (course_module, "write_draft_head")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, full)
+    work = tmp_path / "head.training"
+    for most, missing in (
+        (100, "settings.json"),
+        (600, "features"),
+        (4_000, "features/done.json"),
+        (30_000, "c*npz"),
+    ):
+        with largest_file(most):  # of a real one; these are the settings, outputs, features, a checkpoint
             status, err = command("--resume", "--force")
-        assert status == 2 and "No space left on device" in err.splitlines()[-1]
-        assert not (tmp_path / "head").exists()
+        assert status == 2 and "File too large" in err.splitlines()[-1] and not [*work.glob(missing)]
+    monkeypatch.setattr(course_module, "write_draft_head", full)
+    status, err = command("--resume", "--force")
+    assert status == 2 and "No space left on device" in err.splitlines()[-1]
+    assert not (tmp_path / "head").exists()
+
+
+@contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_damaged_file_of_outputs_is_named_and_half_a_line_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl"
     path.write_text("[0, [3, 1], [4, 1]]\n[1]\n[2, [3")
-    assert read_outputs(path) == {0: Example([3, 1], [4, 1]), 1: None}
+    assert read_outputs(path, VOCAB) == {0: Example([3, 1], [4, 1]), 1: None}
     assert path.read_text().endswith("[1]\n")
-    for line in ("[0, [3], 5]", "nonsense", "[0, [-1], [2]]", "{}"):
+    for line in ("[0, [3], 5]", "nonsense", "[0, [-1], [2]]", f"[0, [2], [{VOCAB}]]", "{}"):
         path.write_text(f"[1]\n{line}\n")
         with pytest.raises(InputError, match="line 2: is damaged"):
-            read_outputs(path)
+            read_outputs(path, VOCAB)
 
 
 def test_a_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:

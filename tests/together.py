@@ -23,8 +23,10 @@ from tests.tiny import DRAFTERS, EOS, OPTIONS_OF, VOCAB
 class Letters:
     """A tokenizer for tests: id 2 is 'a', 3 is 'b' and so on."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, language: str | None = None) -> list[int]:
         return [*(ord(letter) - ord("a") + 2 for letter in text), EOS]
+
+    encode_output = encode
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(ord("a") + token - 2) for token in tokens if token >= 2)

@@ -13,10 +13,12 @@ from typing import Any
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading import conversion
+from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import DTYPES, Opened, open_model
 from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
 from ..training.course import Course, CourseOptions
+from ..training.processes import Processes
 from ..training.trainer import HISTORY, Report, Schedule
 from . import common
 from .common import say
@@ -35,7 +37,9 @@ class TrainFlags:
     model: A[str | None, Text(), "the target: a folder, or one under models/"] = None
     output: A[Path | None, File(), "the folder to write; unfinished work lies in <it>.training"] = None
     kind: A[str, Text(tuple(RATES)), "a draft head, or a model: distils the --draft-model"] = "head"
-    draft_model: A[str | None, Text(), "with --kind model: the small model to begin with"] = None
+    draft_model: A[
+        str | None, Text(), "the draft to go on from: a head of this target; with --kind model a small model"
+    ] = None
     minutes: A[float | None, Number(0, above=True), "train so long, when outputs and features are there"] = None
     steps: A[int | None, Whole(1), "train so many steps; the same seed gives the same weights"] = None
     resume: A[bool, Switch(), "go on with an unfinished training, with the same options"] = False
@@ -47,6 +51,9 @@ class TrainFlags:
     frequent: A[int, Whole(1), "ids that a head may propose, besides those of the prompt"] = USUAL.frequent
     held_out: A[int, Whole(0), "prompts that are measured on and not trained on"] = USUAL.held_out
     max_disk_gb: A[float, Number(0), "features that need more are computed when needed"] = USUAL.max_disk_gb
+    sampled_share: A[
+        float, Number(0, 1), "of the target's outputs, drawn at temperature 1: for a draft that serves samples"
+    ] = USUAL.sampled_share
     dtype: A[str, Text(tuple(DTYPES)), "that the draft's weights are stored in"] = USUAL.dtype
 
     def __post_init__(self) -> None:
@@ -54,8 +61,8 @@ class TrainFlags:
             raise InputError("--model and --output are needed: the target, and the folder to write")
         if (self.minutes is None) == (self.steps is None):
             raise InputError("say how long to train: give --minutes or --steps, one of them")
-        if (self.kind == "model") != (self.draft_model is not None):
-            raise InputError("--kind model and --draft-model belong together: give both, or neither")
+        if self.kind == "model" and self.draft_model is None:
+            raise InputError("--kind model needs --draft-model: the small model to begin with")
 
     @property
     def schedule(self) -> Schedule:
@@ -86,54 +93,70 @@ def train(chosen: argparse.Namespace) -> int:
     conversion.require_free(flags.output, folder, flags.force)
     texts = {str(path): common.read_text(path, "--prompts").split("\n") for path in files}
     prompts = {name: [line for line in lines if line.strip()] for name, lines in texts.items()}
-    target, draft = open_model(folder, dtype="float32"), open_draft_model(flags)
-    if draft is not None:
-        require_same_tokens(target.model, draft.model)
+    target = open_model(folder, dtype="float32")
+    draft = opened_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")
     own = {name: getattr(flags, name) for name in asdict(USUAL)}
-    session = Session(target.model, target.tokenizer)
-    course = Course(session, prompts, work, flags.schedule, CourseOptions(**own), draft)
+    session, processes = Session(target.model, target.tokenizer), Processes.launched()
+    course = Course(session, prompts, work, flags.schedule, CourseOptions(**own), draft, processes)
     course.begin(flags.settings(files), resume=flags.resume)
     for each in (target, draft):
         if each is not None:
             each.load_weights()
+    say_if, bar_if = (say, bar) if processes.is_first else (silent, no_bar)
     held = sum(map(len, course.held_out.values()))
     total = len(course.training_prompts)
-    say(f"{total} prompts to train on, {held} held out; about {course.memory / 1e9:.1f} GB of memory; work in {work}")
-    with bar("outputs", total) as show:
+    with_others = f"{processes.size} processes; " if processes.size > 1 else ""
+    say_if(
+        f"{total} prompts to train on, {held} held out; about {course.memory / 1e9:.1f} GB of memory; "
+        f"{with_others}work in {work}"
+    )
+    with bar_if("outputs") as show:
         course.write_outputs(lambda done: show(done / total, f"{done} outputs"))
     kept, size = course.keeps_features, course.lessons.nbytes / 1e9
     positions = sum(len(each.output) for each in course.examples)
     where = "kept on the disk" if kept else "computed when needed: more than --max-disk-gb, or half of what is free"
-    say(f"{positions} positions; features of {size:.2f} GB, {where}")
+    say_if(f"{positions} positions; features of {size:.2f} GB, {where}")
     if kept:
-        with bar("features", total) as show:
+        with bar_if("features") as show:
             course.keep_features(lambda done: show(done / len(course.examples), f"features of {done}"))
     if course.trainer.step:
-        say(f"going on behind step {course.trainer.step}")
+        say_if(f"going on behind step {course.trainer.step}")
     reached: float | None = None
-    with bar("training", total) as show:
+    with bar_if("training") as show:
         for report in course.train():
             reached = report.tokens_per_call or reached
             show(report.progress, described(report, reached))
+    if processes.is_first:
+        finish(course, flags.output, folder.name)
+    return 0
+
+
+def finish(course: Course, output: Path, made_for: str) -> None:
+    """Measure the draft, and write its folder."""
     measured = course.measure()
     for name, tokens in measured.items():
         promise = course.promised(tokens)
         say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
-    facts = {"made_for": folder.name, "steps": course.trainer.step, "positions": course.trainer.positions}
+    facts = {"made_for": made_for, "steps": course.trainer.step, "positions": course.trainer.positions}
     by_file = {Path(name).name: tokens for name, tokens in measured.items()}  # no folders: a draft is passed on
     facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": by_file}
-    course.finish(flags.output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
-    say(f"written to {flags.output}; {work} may be deleted, or trained on with --resume and more --minutes")
-    return 0
+    course.finish(output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
+    say(f"written to {output}; {course.work} may be deleted, or trained on with --resume and more --minutes")
 
 
-def open_draft_model(flags: TrainFlags) -> Opened | None:
+def opened_draft(flags: TrainFlags, target: Opened) -> Opened | OpenedHead | None:
+    """What the training begins with, without its weights."""
     if flags.draft_model is None:
         return None
-    opened = open_model(find(flags.draft_model, "--draft-model"), dtype="float32")
+    opened = open_draft(find(flags.draft_model, "--draft-model"), target, dtype="float32")
+    if isinstance(opened, OpenedHead) != (flags.kind == "head"):
+        found = "a draft head" if isinstance(opened, OpenedHead) else "a model"
+        raise InputError(f"--draft-model {flags.draft_model} is {found}; name another, or choose the other --kind")
     if any(name.endswith(".scales") for name in opened.checkpoint):
         raise InputError(f"--draft-model {flags.draft_model} is quantised; take the original to train it")
+    if isinstance(opened, Opened):
+        require_same_tokens(target.model, opened.model)
     return opened
 
 
@@ -143,8 +166,17 @@ def described(report: Report, tokens_per_call: float | None) -> str:
     return f"{text}, {report.positions / max(report.seconds, 1e-9):.0f} positions/s"
 
 
+def silent(text: str) -> None:
+    """What the processes behind the first say."""
+
+
 @contextmanager
-def bar(name: str, size: int) -> Iterator[Callable[[float, str], None]]:
+def no_bar(name: str) -> Iterator[Callable[[float, str], None]]:
+    yield lambda done, text: None
+
+
+@contextmanager
+def bar(name: str) -> Iterator[Callable[[float, str], None]]:
     """What to call with how much is done, 0 to 1, and what to say of it: a bar at a terminal, elsewhere lines."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -78,10 +78,12 @@ class Batch:
         padding = self.model.config.pad_token_id
         last = mx.array([[padding if row is None else row.tokens[-1]] for row in self.rows], mx.uint32)
         width = self.width or pass_width(1 + draft.num_tokens)
-        fill = width - 1 - draft.num_tokens
-        parts = [last, draft.tokens, mx.full((len(self.rows), fill), padding, mx.uint32)]
-        parts = [part for part in parts if part.shape[1]]
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+        if width == 1:
+            return last
+        parts = [last, draft.tokens]
+        if fill := width - 1 - draft.num_tokens:
+            parts.append(mx.full((len(self.rows), fill), padding, mx.uint32))
+        return mx.concatenate(parts, axis=1)
 
     def rewind(self) -> None:
         """Each row keeps all its committed tokens but the last; nobody counts what was rejected."""

@@ -61,13 +61,19 @@ def too_long(size: str, limit: int) -> InputError:
 def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:
     """Text as the decoder would write it, without an end; ids are taken as they are. `name`: of the argument."""
     if isinstance(text, str):
-        ids = tokenizer.encode(text) if text else []
-        check_token_ids(ids, model.config.vocab_size, f"tokens of {name}")
-        return ids[:-1] if ids and ids[-1] in model.config.eos_token_ids else ids
+        return encode_output(model, tokenizer, text, name)[:-1] if text else []
     check_token_ids(text, model.config.vocab_size, name)
     if ended := set(text) & set(model.config.eos_token_ids):
         raise InputError(f"{name} must not contain {min(ended)}, which ends an output")
     return list(text)
+
+
+def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: str) -> list[int]:
+    """Text as the decoder would write it, with an end. T5Gemma's tokenizer writes the start in front, and no end."""
+    config, ids = model.config, tokenizer.encode_output(text)
+    check_token_ids(ids, config.vocab_size, f"tokens of {name}")
+    ids = ids[1:] if ids[:1] == [config.decoder_start_token_id] else ids
+    return ids if ids and ids[-1] in config.eos_token_ids else [*ids, config.eos_token_ids[0]]
 
 
 def not_finite(number: int) -> str:

@@ -14,7 +14,7 @@ from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
 from ..sampling.options import accepted
 from ..sampling.values import Several, Whole
-from .request import check_token_ids, encode_prompt, not_finite
+from .request import check_token_ids, encode_output, encode_prompt, not_finite
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def score(
     Raises `InputError` for an empty or too long source, and for ids that the model does not have.
     """
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt)
-    given = tokenizer.encode(target) if isinstance(target, str) else target
+    given = encode_output(model, tokenizer, target, "target") if isinstance(target, str) else target
     tokens = list(accepted("target", Several(Whole(0)), given))
     if not tokens:
         raise InputError("target must have a token at least; give it some text or ids")

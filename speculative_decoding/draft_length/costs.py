@@ -27,7 +27,7 @@ EAGER_STEPS = 2.0  # of the draft model: as long as its encoder, which is not co
 
 PLAIN_STEP, STEP = 0.2, 0.03  # how much a round counts in the long run, without a draft and with one
 MOST_SURPRISE = 0.35  # that counts, of a logarithm: now and then a round takes three times as long, for other reasons
-NOISE = 0.05  # keeps a part that is a small share of a round from being blamed for all its noise
+NOISE = 0.02  # keeps a part that is a small share of a round from being blamed for all its noise
 
 
 @dataclass(frozen=True)

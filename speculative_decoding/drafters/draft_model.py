@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
-from ..models.base import EncoderDecoder, Head
+from ..models.base import EncoderDecoder
+from ..models.linear import Head
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class DraftVocabulary:
     def from_lines(
         cls, size: int, lines: Iterable[str], tokenizer: Tokenizer, eos_token_ids: Sequence[int]
     ) -> DraftVocabulary:
-        return cls.most_frequent(size, (tokenizer.encode(line) for line in lines if line.strip()), eos_token_ids)
+        return cls.most_frequent(size, (tokenizer.encode_output(line) for line in lines if line.strip()), eos_token_ids)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class NgramDrafter(Drafter):
         self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.of(pieces or {})
         self._search_input, self._search_output, self._store = search_input, search_output, store
         self._max_size, self._min_size, self._min_chance = max_ngram_size, min_ngram_size, min_chance
-        self._chances = CopyChances()
+        self.chances = CopyChances()
         self.begin(())
 
     def fresh(self) -> NgramDrafter:
@@ -109,7 +109,7 @@ class NgramDrafter(Drafter):
         self._synchronise(tokens)
         if self._match is None or num_draft_tokens > LOOKED_AHEAD:
             matches = (
-                Match(origin, length, continuation, self._chances.chance(origin, length))
+                Match(origin, length, continuation, self.chances.chance(origin, length))
                 for origin, length, continuation in self._found(tokens, max(num_draft_tokens, LOOKED_AHEAD))
                 if continuation
             )
@@ -132,7 +132,7 @@ class NgramDrafter(Drafter):
         if not (new := tokens[seen:]):
             return
         if self._match is not None:
-            self._chances.observe(self._match.origin, self._match.length, self._match.continuation, new)
+            self.chances.observe(self._match.origin, self._match.length, self._match.continuation, new)
             self._match = None
         if self._search_input:
             for token in new if seen else new[1:]:
@@ -163,7 +163,7 @@ class CopyChances:
     """For matches of each origin and class of length: the chance that the next token is right if those before it were.
 
     A match counts whether its tokens were drafted or not, so that copies that were given up are made again once they
-    would be right again.
+    would be right again. `AutoDrafter` keeps what a draft model's tokens have been worth in the same way, as an origin.
     """
 
     def __init__(self, prior: Sequence[float] = PRIOR) -> None:

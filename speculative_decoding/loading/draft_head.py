@@ -17,8 +17,8 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder
+from ..models.config import ACTIVATIONS
 from ..models.draft_head import DraftHead, DraftHeadConfig
-from ..models.t5_config import ACTIVATIONS
 from . import manifest
 from .load import WEIGHTS, Opened, find_folder, open_named
 from .safe_folder import whole_folder

@@ -14,26 +14,34 @@ SECONDS = 20.0  # how long the Hub may take to answer
 # Whole, in shards, and their index; safetensors if there are any.
 WEIGHTS = (r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?")
 
-# For each family its smallest model, as a draft for the others: what they have in common is the tokenizer.
+# For each family its smallest model, as a draft for the others: what they have in common is the tokenizer. \1 is what
+# the target's name has in its first brackets.
 FAMILIES = {
     "google-t5/t5-small": r"t5-(base|large|3b|11b)",
     "google/t5-v1_1-small": r"t5-v1_1-(base|large|xl|xxl)",
-    "google/flan-t5-small": r"flan-t5-(base|large|xl|xxl)",
+    "google/flan-t5-small": r"flan-t5-(base|large|xl|xxl)|flan-ul2",
     "google/mt5-small": r"mt5-(base|large|xl|xxl)",
     "google/umt5-small": r"umt5-(base|xl|xxl)",
     "google/byt5-small": r"byt5-(base|large|xl|xxl)",
     "google/madlad400-3b-mt": r"madlad400-(7b|10b)-mt",
     "Salesforce/codet5-small": r"codet5-(base|large)",
+    "Salesforce/codet5p-220m": r"codet5p-770m",
     "EleutherAI/pile-t5-base": r"pile-t5-(large|xl|xxl)",
+    r"sshleifer/distilbart-\1-12-6": r"bart-large-(cnn|xsum)",
+    "sshleifer/distill-pegasus-cnn-16-4": r"pegasus-cnn_dailymail",
+    "sshleifer/distill-pegasus-xsum-16-4": r"pegasus-xsum",
+    "facebook/nllb-200-distilled-600M": r"nllb-200-(distilled-)?(1\.3b|3\.3b)",
+    "facebook/m2m100_418M": r"m2m100_1\.2b",
+    r"google/t5gemma-2b-2b-\1": r"t5gemma-9b-[29]b-((ul2|prefixlm)(-it)?)",
+    "google/t5gemma-2-270m-270m": r"t5gemma-2-(1b-1b|4b-4b)",
 }
 
 
 def suggested_draft(target: str | Path) -> str | None:
     """A draft for a well-known target, by a part of its name, or of its folder's; None for any other."""
     parts = re.split(r"/|--", str(target).lower())  # as the Hub's cache has it: models--google--mt5-base/snapshots/...
-    return next(
-        (draft for draft, family in FAMILIES.items() if any(re.fullmatch(family, part) for part in parts)), None
-    )
+    matches = ((re.fullmatch(family, part), draft) for draft, family in FAMILIES.items() for part in parts)
+    return next((match.expand(draft) for match, draft in matches if match), None)
 
 
 def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) -> Path:

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..checkpoints.files import open_regular
+from ..checkpoints.files import open_regular, read_object
 from ..errors import InputError
+from .languages import Languages
 
-# Every file a T5-like tokenizer may consist of; conversion copies those that are there.
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")  # of T5 and Pegasus; of mBART, M2M-100 and NLLB-200
+# Every file a tokenizer may consist of; conversion copies those that are there.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "spiece.model",
+    *SENTENCEPIECE,
     "sentencepiece.model",
+    "source.spm",
+    "target.spm",
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
 )
-MAX_BYTES = 64 << 20  # of each; mT5's takes 16 MB
+MAX_BYTES = 64 << 20  # of each; Gemma's tokenizer.json takes 34 MB
 REPLACEMENT = "\ufffd"  # what decoding yields where a character's bytes are not all there yet
 UNKNOWN = "<unk>"
 
 
 class Tokenizer(Protocol):
-    """What the package needs of a tokenizer. `encode` ends with the end-of-sequence token, as T5 was trained."""
+    """What the package needs of a tokenizer."""
 
-    def encode(self, text: str) -> list[int]: ...
+    @property
+    def languages(self) -> Mapping[str, int]:
+        """Code -> token, of models that are told them by tokens: `deu_Latn`; empty for all others."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        """Text -> the ids that the encoder reads, with the tokens that the family puts around them: T5 the end of
+        sequence behind them. language: of the text, one of `languages`; None: the default of the tokenizer's files.
+        """
+
+    def encode_output(self, text: str) -> list[int]:
+        """Text -> the ids that the decoder writes for it, without a language's token in front."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -71,52 +87,111 @@ def failing_in_one_line(what: str) -> Iterator[None]:
         raise InputError(f"{what} ({reason})") from error
 
 
-class FastTokenizer:
+class FolderTokenizer(ABC):
+    """The tokenizer of a model's folder, for which one of two packages cuts the text."""
+
+    def __init__(self, folder: Path, pieces: Mapping[str, int], added: Mapping[int, Any]) -> None:
+        self.vocabulary = Vocabulary(pieces)
+        special = {str(token): index for index, token in added.items() if token.special}
+        self._languages = Languages(special, folder)
+        self.languages = self._languages.ids
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        with failing_in_one_line("the tokenizer cannot cut this text"):
+            ids = self._cut(text, framed=not self.languages)
+        return self._languages.around_source(ids, language)
+
+    def encode_output(self, text: str) -> list[int]:
+        with failing_in_one_line("the tokenizer cannot cut this text"):
+            ids = self._cut(text, framed=not self.languages, is_output=not self.languages)
+        return self._languages.around_output(ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        with failing_in_one_line("the tokenizer has no text for these tokens"):
+            return self._text(list(tokens))
+
+    @abstractmethod
+    def _cut(self, text: str, *, framed: bool, is_output: bool = False) -> list[int]:
+        """framed: with the special tokens that the package puts around it."""
+
+    @abstractmethod
+    def _text(self, tokens: list[int]) -> str: ...
+
+
+class FastTokenizer(FolderTokenizer):
     """A `tokenizer.json`, read by the `tokenizers` package: the same ids as transformers, without importing it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         import tokenizers
 
+        path = folder / "tokenizer.json"
         with failing_in_one_line(f"{path}: not a readable tokenizer"):
             self._backend = tokenizers.Tokenizer.from_file(str(path))
             self._backend.no_truncation()
             self._backend.no_padding()
-            self.vocabulary = Vocabulary(self._backend.get_vocab(with_added_tokens=True))
+            known = self._backend.get_vocab(with_added_tokens=True), self._backend.get_added_tokens_decoder()
+        super().__init__(folder, *known)
 
-    def encode(self, text: str) -> list[int]:
-        with failing_in_one_line("the tokenizer cannot cut this text"):
-            return list(self._backend.encode(text).ids)
+    def _cut(self, text: str, *, framed: bool, is_output: bool = False) -> list[int]:
+        return list(self._backend.encode(text, add_special_tokens=framed).ids)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        with failing_in_one_line("the tokenizer has no text for these tokens"):
-            return str(self._backend.decode(list(tokens), skip_special_tokens=True))
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._backend.decode(tokens, skip_special_tokens=True))
 
 
-class TransformersTokenizer:
-    """Whatever transformers can load from the folder: a bare spiece.model, ByT5's bytes, CodeT5's BPE."""
+class TransformersTokenizer(FolderTokenizer):
+    """Whatever transformers can load from the folder: a bare spiece.model, ByT5's bytes, CodeT5's BPE, Marian's two."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        with failing_in_one_line(f"{folder}: no tokenizer could be loaded from it"):
-            self._backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            self.vocabulary = Vocabulary(self._backend.get_vocab())
+        given: dict[str, Any] = {"tokenizer_type": "t5"} if is_t5s(folder) else {}
+        given |= {"local_files_only": True, "trust_remote_code": False}
+        with failing_in_one_line(f"{folder}: no tokenizer could be loaded from it"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")  # Marian's class never uses it
+            self._backend = AutoTokenizer.from_pretrained(folder, **given)
+            if isinstance(self._backend, PreTrainedTokenizerFast):
+                restore_normalizer(self._backend.backend_tokenizer, folder)
+            known = self._backend.get_vocab(), self._backend.added_tokens_decoder
+        super().__init__(folder, *known)
 
-    def encode(self, text: str) -> list[int]:
-        with failing_in_one_line("the tokenizer cannot cut this text"):
-            return list(self._backend(text).input_ids)
+    def _cut(self, text: str, *, framed: bool, is_output: bool = False) -> list[int]:
+        given = {"text_target" if is_output else "text": text}
+        return list(self._backend(**given, add_special_tokens=framed).input_ids)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        with failing_in_one_line("the tokenizer has no text for these tokens"):
-            return str(self._backend.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._backend.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def is_t5s(folder: Path) -> bool:
+    """Whether its spiece.model is T5's. transformers goes by `model_type`, and knows no tokenizer of umT5's."""
+    if not (folder / "spiece.model").is_file():
+        return False
+    names = [folder / name for name in ("tokenizer_config.json", "config.json")]
+    settings, config = (read_object(path) if path.is_file() else {} for path in names)
+    by_class = str(settings.get("tokenizer_class") or "T5Tokenizer").startswith("T5Tokenizer")
+    return by_class and config.get("model_type") != "pegasus"
+
+
+def restore_normalizer(backend: Any, folder: Path) -> None:
+    """As the SentencePiece model has it. transformers 5 keeps spaces at the end, and leaves mBART's text as it is."""
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import Regex, normalizers
+
+    for path in (folder / name for name in SENTENCEPIECE if (folder / name).is_file()):
+        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
+        steps = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+        if rules := model.normalizer_spec.precompiled_charsmap:
+            steps.insert(0, normalizers.Precompiled(rules))
+        backend.normalizer = normalizers.Sequence(steps)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
             open_regular(folder / name, MAX_BYTES).close()
-    if (path := folder / "tokenizer.json").is_file():
-        return FastTokenizer(path)
+    if (folder / "tokenizer.json").is_file():
+        return FastTokenizer(folder)
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return TransformersTokenizer(folder)
     raise InputError(f"{folder}: no tokenizer found; it needs a tokenizer.json or the files that made it")

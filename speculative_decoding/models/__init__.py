@@ -27,6 +27,9 @@ def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
 
 T5_LIKE = Architecture(t5, t5_float16.for_float16)
 ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
+REFUSED = {
+    "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
+}
 
 
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None) -> EncoderDecoder:
@@ -45,6 +48,8 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
 def find(raw: RawConfig) -> Architecture:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        if isinstance(model_type, str) and model_type in REFUSED:
+            raise CheckpointError(f"config.json: model_type {model_type!r}: {REFUSED[model_type]}")
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"config.json: unknown model_type {short(model_type)}; known are {known}")
     return ARCHITECTURES[model_type]

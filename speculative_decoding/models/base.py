@@ -6,7 +6,7 @@ Knows nothing of speculation and nothing of text.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -17,8 +17,8 @@ from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
+from .linear import Head
 
-Head = Callable[[mx.array], mx.array]
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
 

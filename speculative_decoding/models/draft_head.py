@@ -16,11 +16,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .attention import joined_heads, split_heads
 from .base import EncoderDecoder, LastLayer
 from .compiled import Compiled
+from .config import ACTIVATIONS
 from .linear import Linear
-from .t5 import joined_heads, split_heads
-from .t5_config import ACTIVATIONS
 
 EPSILON = 1e-6
 FEW_ROWS = 32
@@ -126,12 +126,16 @@ class DraftHead(nn.Module):
 
     def folded(self) -> DraftHead:
         """The same head for drafting, with its scales in its weights: two nodes less in each step."""
+        return self.scaled(1.0, 1.0)
+
+    def scaled(self, scale: float, logit_scale: float) -> DraftHead:
+        """The same head with these scales, and weights that fit them."""
         config = self.config
-        head = DraftHead(replace(config, scale=1.0, logit_scale=1.0))
+        head = DraftHead(replace(config, scale=scale, logit_scale=logit_scale))
         own = dict(tree_flatten(self.parameters()))
         for name in ("join_token.weight", "join_state.weight"):
-            own[name] = own[name] * config.scale
-        own["norm"] = own["norm"] * config.logit_scale
+            own[name] = own[name] * (config.scale / scale)
+        own["norm"] = own["norm"] * (config.logit_scale / logit_scale)
         head.load_weights([*own.items()])
         return head
 

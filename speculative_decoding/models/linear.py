@@ -1,11 +1,15 @@
-"""A product with a weight, without a bias, that costs a compiled pass one node of its graph and not two."""
+"""Products with a weight: one that costs a compiled pass one node of its graph and not two, and one with a few rows."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from .compiled import Prepared
+
+Head = Callable[[mx.array], mx.array]
 
 
 class Linear(Prepared, nn.Linear):
@@ -32,3 +36,19 @@ class Linear(Prepared, nn.Linear):
 
     def forget(self) -> None:
         self._ready = ()
+
+
+def matrix(layer: nn.Module) -> mx.array:
+    """Its weight, also where it is quantised."""
+    if "scales" not in layer:
+        return layer.weight
+    return mx.dequantize(layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
+
+
+def rows_of(layer: nn.Module, ids: mx.array) -> Head:
+    """A product with these rows of a table alone, (N,): (B, L, d) -> (B, L, N); also where it is quantised."""
+    parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
+    if "scales" not in parts:
+        return lambda x: x @ parts["weight"].T
+    settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
+    return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)

@@ -13,40 +13,13 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .base import EncoderDecoder, Head, LastLayer
+from .attention import attend, split_heads
+from .base import EncoderDecoder, LastLayer
 from .cache import LayerMemory, additive
-from .linear import Linear
+from .config import ACTIVATIONS
+from .linear import Head, Linear, matrix, rows_of
 from .positions import RelativePositionBias
-from .t5_config import ACTIVATIONS, T5Config, parameter_sources
-
-# Within a stack the rows of a batch stand one below the other, (B * L, d_model), as matrix products want them.
-
-
-def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.array]:
-    """(B * L, parts * H * D) -> parts times (B, H, L, D)."""
-    length = x.shape[0] // batch
-    if length == 1:  # nothing to transpose, and no node for it
-        together = x.reshape(batch, parts * heads, 1, -1)
-    else:
-        together = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
-    return [*mx.split(together, parts, axis=1)] if parts > 1 else [together]
-
-
-def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
-    """(B, H, L, D) -> (B * L, H * D). T5 folded the scale into its weights, so it is 1 here."""
-    if mx.default_device() == mx.Device(mx.cpu):  # has no kernel for it, and would multiply by that 1
-        out = mx.softmax(queries @ keys.swapaxes(-1, -2) + mask, axis=-1, precise=True) @ values
-    else:
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
-    return joined_heads(out)
-
-
-def joined_heads(x: mx.array) -> mx.array:
-    """(B, H, L, D) -> (B * L, H * D)."""
-    batch, heads, length, width = x.shape
-    if length > 1:
-        x = x.transpose(0, 2, 1, 3)
-    return x.reshape(batch * length, heads * width)
+from .t5_config import T5Config, parameter_sources
 
 
 class SelfAttention(nn.Module):
@@ -143,13 +116,6 @@ class Stack(nn.Module):
         return biases if len(biases) == len(self.layers) else biases * len(self.layers)
 
 
-def matrix(layer: nn.Module) -> mx.array:
-    """Its weight, also where it is quantised."""
-    if "scales" not in layer:
-        return layer.weight
-    return mx.dequantize(layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
-
-
 class T5(EncoderDecoder):
     config: T5Config
 
@@ -216,12 +182,7 @@ class T5(EncoderDecoder):
         return self.embedding.as_linear(states) if self.config.tie_word_embeddings else self.head(states)
 
     def head_of(self, ids: mx.array) -> Head:
-        layer = self.embedding if self.config.tie_word_embeddings else self.head
-        parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
-        if "scales" not in parts:
-            return lambda x: x @ parts["weight"].T
-        settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
-        return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)
+        return rows_of(self.embedding if self.config.tie_word_embeddings else self.head, ids)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..checkpoints import ID_FIELDS, Checkpoint
-from ..errors import CheckpointError
-from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Value, Whole
-
-ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
-    "relu": nn.relu,
-    "gelu": nn.gelu,
-    "gelu_new": nn.gelu_approx,  # the tanh form
-    "silu": nn.silu,
-}
+from .config import ACTIVATIONS, checked_ids, require
 
 TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -30,7 +21,7 @@ FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-MOST_ENDS, MOST_DISTANCE = 64, 1 << 24
+MOST_DISTANCE = 1 << 24
 # No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the size
 # that a field says is checked before any is read (`checked_sources`).
 CHECKS: Mapping[str, Value] = {
@@ -82,15 +73,7 @@ class T5Config:
         for name, check in CHECKS.items():
             if name in known or not hasattr(cls, name):
                 require(name, check, known.get(name))
-        known_id = Whole(0, known["vocab_size"] - 1)
-        for name in ID_FIELDS:
-            value = known.get(name, getattr(cls, name))
-            if name == "eos_token_id" and isinstance(value, list):
-                if len(value) > MOST_ENDS:
-                    raise CheckpointError(f"config.json: {name!r} has {len(value)} ids; at most {MOST_ENDS} are taken")
-                known[name] = value = tuple(value)
-            for each in value if isinstance(value, tuple) else (value,):
-                require(name, known_id, each)
+        known |= checked_ids({name: known.get(name, getattr(cls, name)) for name in ID_FIELDS}, known["vocab_size"])
         config = cls(**known)
         far = Whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
         require("relative_attention_max_distance", far, config.relative_attention_max_distance)
@@ -143,14 +126,6 @@ class T5Config:
     @property
     def max_source_tokens(self) -> int | None:
         return self.n_positions
-
-
-def require(name: str, wanted: Value, found: object) -> None:
-    try:
-        wanted.accept(found)
-    except (ValueError, TypeError):
-        message = f"config.json: {name!r} must be {wanted.wanted}, not {short(found)}"
-        raise CheckpointError(message) from None
 
 
 def embedding_table(names: Set[str]) -> str:

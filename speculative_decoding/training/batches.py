@@ -21,7 +21,7 @@ CHAIN = 5  # tokens drafted behind an anchor
 ANCHORS = 0.4  # of the positions
 FADING = 4.0  # a chain's k-th token counts exp(-k / FADING)
 LENGTH_NOISE = 0.1  # examples of about the same length stand together
-MOST_OTHERS = 1024  # candidates that are not frequent
+LIKELY_OTHERS, RANDOM_OTHERS = 768, 512  # candidates that are not frequent
 
 
 class Labels(NamedTuple):
@@ -37,6 +37,11 @@ class Labels(NamedTuple):
     probs: mx.array
     written: mx.array
     weights: mx.array
+
+    def at(self, places: mx.array, factor: int) -> Labels:
+        """Some places alone, over the same candidates, with weights so many times as large."""
+        ids, probs, written, weights = (each[places.reshape(-1)] for each in self[1:])
+        return Labels(self.candidates, ids, probs, written, factor * weights)
 
 
 class Chains(NamedTuple):
@@ -54,6 +59,13 @@ class Chains(NamedTuple):
     mask: mx.array
     labels: Labels
 
+    def part(self, rank: int, size: int) -> Chains:
+        """Every size-th example from that rank on: the means of parts' losses and gradients are those of the whole."""
+        rows, factor = rows_of(len(self.mask), rank, size)
+        places = mx.arange(self.tokens.size).reshape(self.tokens.shape)[:, rows]
+        hidden, is_first, memory, mask = (each[rows] for each in (self.hidden, self.is_first, self.memory, self.mask))
+        return Chains(hidden, is_first, self.tokens[:, rows], memory, mask, self.labels.at(places, factor))
+
 
 class Wholes(NamedTuple):
     """For a model: source (B, S) with its mask, tokens (B, L) that the decoder reads, labels of (B, L) places, flat."""
@@ -62,6 +74,17 @@ class Wholes(NamedTuple):
     mask: mx.array
     tokens: mx.array
     labels: Labels
+
+    def part(self, rank: int, size: int) -> Wholes:
+        """As of `Chains`."""
+        rows, factor = rows_of(len(self.mask), rank, size)
+        labels = self.labels.at(mx.arange(self.tokens.size).reshape(self.tokens.shape)[rows], factor)
+        return Wholes(self.source[rows], self.mask[rows], self.tokens[rows], labels)
+
+
+def rows_of(count: int, rank: int, size: int) -> tuple[mx.array, int]:
+    """A part's examples, and by what their weights grow; where there are fewer than parts, one that has no weight."""
+    return mx.arange(min(rank, count - 1), count, size), size if rank < count else 0
 
 
 @dataclass(frozen=True)
@@ -95,18 +118,21 @@ def make_labels(
     weights: NDArray[np.float32],
     frequent: NDArray[np.int32],
     vocab_size: int,
+    dice: np.random.Generator,
 ) -> Labels:
-    """ids, probs: (N, 16). Candidates are the frequent ids and others, those that the labels give most."""
+    """ids, probs: (N, 16). Candidates are the frequent ids, others that the labels give most, and random ones: without
+    these nothing would keep a draft from proposing a token that is never a label.
+    """
     index = np.full(vocab_size, -1, np.int32)
     index[frequent] = np.arange(len(frequent), dtype=np.int32)
     real = weights > 0
     given = (probs[real] * weights[real, None]).ravel()
     mass = np.bincount(ids[real].ravel(), given, minlength=vocab_size).astype(np.float64)
     mass[written[real]] += 1.0  # always among them, as far as there is room
-    mass[frequent] = 0.0
-    room = min(MOST_OTHERS, vocab_size - len(frequent))
-    others = np.argpartition(-mass, room - 1)[:room] if room else np.zeros(0, np.int64)
-    others = np.sort(others[index[others] < 0])
+    rest = dice.permutation(np.flatnonzero(index < 0))
+    likely = min(LIKELY_OTHERS, len(rest))
+    order = np.argpartition(-mass[rest], likely - 1) if likely else np.arange(0)
+    others = np.sort(rest[order[: likely + RANDOM_OTHERS]])
     index[others] = np.arange(len(frequent), len(frequent) + len(others), dtype=np.int32)
     candidates = np.concatenate([frequent, others]).astype(np.int32)
     places, known = index[ids], index[written] >= 0
@@ -153,7 +179,7 @@ def make_chains(
         weights[:, b, : len(own)] = here * np.exp(-np.arange(CHAIN) / FADING)[:, None]
         memory[b, : len(example.source)], mask[b, : len(example.source)] = lesson.memory, True
     flat = ids.reshape(-1, width), probs.reshape(-1, width), written.ravel(), weights.ravel()
-    labels = make_labels(*flat, frequent, vocab_size)
+    labels = make_labels(*flat, frequent, vocab_size, dice)
     return Chains(mx.array(hidden), mx.array(is_first), mx.array(tokens), mx.array(memory), mx.array(mask), labels)
 
 
@@ -162,6 +188,7 @@ def make_wholes(
     lessons: Sequence[Lesson],
     frequent: NDArray[np.int32],
     start_and_size: tuple[int, int],
+    dice: np.random.Generator,
 ) -> Wholes:
     start, vocab_size = start_and_size
     count, width = max(len(each.output) for each in examples), lessons[0].ids.shape[1]
@@ -176,7 +203,7 @@ def make_wholes(
         tokens[b, :size], written[b, :size] = [start, *example.output[:-1]], example.output
         ids[b, :size], probs[b, :size], weights[b, :size] = lesson.ids, lesson.probs, 1.0
     flat = ids.reshape(-1, width), probs.reshape(-1, width), written.ravel(), weights.ravel()
-    labels = make_labels(*flat, frequent, vocab_size)
+    labels = make_labels(*flat, frequent, vocab_size, dice)
     return Wholes(mx.array(source), mx.array(mask), mx.array(tokens), labels)
 
 

@@ -21,16 +21,17 @@ from ..draft_length.costs import predicted
 from ..drafters.draft_model import DraftModel, DraftVocabulary
 from ..errors import InputError, writing
 from ..loading import manifest
-from ..loading.draft_head import write_draft_head
+from ..loading.draft_head import OpenedHead, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, Opened
 from ..loading.safe_folder import whole_folder, write_file
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, usual_layers
 from ..session import Session
-from .batches import CHAIN, EXAMPLES, Sampler
+from .batches import CHAIN, EXAMPLES, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
 from .lessons import Lessons
-from .outputs import Example, write_outputs
+from .outputs import Example, Wanted, write_outputs
+from .processes import ALONE, Processes
 from .students import HeadStudent, ModelStudent, Student
 from .teacher import Teacher
 from .trainer import NUM_DRAFT, Report, Schedule, Trainer, tokens_per_call
@@ -45,6 +46,7 @@ Progress = Callable[[int], None]
 class CourseOptions:
     """frequent: how many ids a head may propose besides a source's. held_out: prompts to measure on, not to train on.
     max_disk_gb: features that need more are computed whenever they are needed. dtype: that weights are stored in.
+    sampled_share: see `Wanted`.
     """
 
     seed: int = 0
@@ -54,11 +56,12 @@ class CourseOptions:
     held_out: int = 150
     max_disk_gb: float = 10.0
     dtype: str = "bfloat16"
+    sampled_share: float = 0.0
 
 
 @dataclass
 class Course:
-    """prompts: of each file. draft: a small model that is to be trained; without one a head is made.
+    """prompts: of each file. draft: a small model that is to be trained, or a head; without one a head is made.
 
     work: the folder for what is unfinished.
     """
@@ -68,19 +71,26 @@ class Course:
     work: Path
     schedule: Schedule
     options: CourseOptions = field(default_factory=CourseOptions)
-    draft: Opened | None = None
+    draft: Opened | OpenedHead | None = None
+    processes: Processes = ALONE
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Make the work folder, or go on in it if its settings are these."""
+        with self.processes.first_before_others():
+            self._begin(settings, resume=resume or not self.processes.is_first)
+
+    def _begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         wanted, path = json.dumps(dict(settings), indent=2) + "\n", self.work / "settings.json"
         if path.exists():
             if not resume:
                 raise InputError(f"{self.work}: holds an unfinished training; go on with --resume, or delete it")
-            if (found := path.read_text(encoding="utf-8")) != wanted:
+            if (found := path.read_text(encoding="utf-8", errors="replace")) != wanted:
                 pairs = zip(found.splitlines(), wanted.splitlines(), strict=False)
                 differs = next((f"{a.strip(' ,')}, not {b.strip(' ,')}" for a, b in pairs if a != b), "more options")
                 raise InputError(f"{path}: this training was begun with {differs}; --resume needs the same options")
             return
+        if not self.processes.is_first:
+            raise InputError(f"{path}: is not here; all processes of a training need one --output on a disk they share")
         with writing("training", self.work, WAY_OUT):
             self.work.mkdir(parents=True, exist_ok=True)
             write_file(path, wanted)
@@ -107,16 +117,12 @@ class Course:
         return self._split[1]
 
     def write_outputs(self, progress: Progress) -> None:
-        options, path = self.options, self.work / "outputs.jsonl"
+        options = self.options
+        wanted = Wanted(options.slots, options.max_tokens, options.sampled_share, options.seed)
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
         with writing("training", self.work, WAY_OUT):
             found = write_outputs(
-                session,
-                self.training_prompts,
-                path,
-                slots=options.slots,
-                max_tokens=options.max_tokens,
-                progress=progress,
+                session, self.training_prompts, self.work, wanted, processes=self.processes, progress=progress
             )
         if len(found) < EXAMPLES:
             raise InputError(
@@ -128,21 +134,25 @@ class Course:
 
     @cached_property
     def lessons(self) -> Lessons:
-        return Lessons(Teacher(self.session.model, [] if self.draft else self.layers), self.examples)
+        return Lessons(Teacher(self.session.model, self.layers), self.examples)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return usual_layers(self.session.model.config.decoder_layers)
+        """Whose states the draft reads."""
+        if isinstance(self.draft, Opened):
+            return ()
+        begun = self.draft and tuple(self.draft.model.config.layers)
+        return begun or usual_layers(self.session.model.config.decoder_layers)
 
-    @property
+    @cached_property
     def keeps_features(self) -> bool:
         """Whether they are computed once: they fit into half of what the disk has free, or were begun before."""
         begun = (self.work / FEATURES).exists()
         fits = begun or self.lessons.nbytes <= shutil.disk_usage(self.work).free / 2
-        return fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9
+        return bool(self.processes.of_first(fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9))
 
     def keep_features(self, progress: Progress) -> None:
-        with writing("training", self.work, WAY_OUT):
+        with writing("training", self.work, WAY_OUT), self.processes.first_before_others():
             self.lessons.keep(self.work / FEATURES, progress)
 
     @cached_property
@@ -151,12 +161,13 @@ class Course:
         eos = target.config.eos_token_ids
         outputs = [each.output for each in self.examples]
         frequent = np.array(DraftVocabulary.most_frequent(self.options.frequent, outputs, eos).ids, np.int32)
-        if self.draft is not None:
+        if isinstance(self.draft, Opened):
             return ModelStudent(target, self.draft.model, frequent)
-        teacher = self.lessons.teacher
-        return HeadStudent(
-            target, DraftHead.of(target, self.layers, teacher.scale(self.examples), self.options.seed), frequent
-        )
+        scale = self.processes.of_first(self.lessons.teacher.scale(self.examples))
+        head = DraftHead.of(target, self.layers, scale, self.options.seed)
+        if self.draft is not None:
+            head = self.draft.model.scaled(head.config.scale, head.config.logit_scale)
+        return HeadStudent(target, head, frequent)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -169,6 +180,7 @@ class Course:
             self.session,
             [prompt for prompts in some for prompt in prompts],
             self.work / "checkpoint.npz",
+            self.processes,
         )
         trainer.resume()
         return trainer
@@ -190,9 +202,8 @@ class Course:
     @property
     def memory(self) -> int:
         """Bytes, about: the target's weights, the student's with gradients and two moments, a step's logits."""
-        width, size = self.session.model.config.d_model, self.options.frequent + 1024
-        student = self.draft.model if self.draft else None
-        own = 12 * width * width * 4 if student is None else nbytes(student)
+        width, size = self.session.model.config.d_model, self.options.frequent + LIKELY_OTHERS + RANDOM_OTHERS
+        own = nbytes(self.draft.model) if isinstance(self.draft, Opened) else 12 * width * width * 4
         return nbytes(self.session.model) + 4 * own + 4 * EXAMPLES * 16 * CHAIN * size * 4
 
     def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
@@ -201,7 +212,7 @@ class Course:
         with writing("--output", output, WAY_OUT):
             if isinstance(student, HeadStudent):
                 write_draft_head(output, student.draft(), student.target, dtype, also=draw, **facts)
-            elif self.draft is not None:
+            elif isinstance(self.draft, Opened):
                 write_model(output, self.draft, dtype, also=draw, **facts)
 
 

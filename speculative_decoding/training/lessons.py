@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -62,6 +63,7 @@ class Lessons:
                 if (start // TOGETHER) % 16 == 15 or done == len(self.examples):
                     for file in files.values():
                         file.flush()
+                        os.fsync(file.fileno())  # before it is said to be there
                     write_file(state, json.dumps(facts | {"done": done}))
                 progress(done)
         for name, (width, kind) in self.teacher.widths().items():

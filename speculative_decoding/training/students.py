@@ -91,7 +91,7 @@ class ModelStudent(Student):
     owns_matrix = True
 
     def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Wholes:
-        return make_wholes(examples, lessons, self.frequent, self.start_and_size)
+        return make_wholes(examples, lessons, self.frequent, self.start_and_size, dice)
 
     def states(self, batch: Wholes) -> mx.array:
         model = self.module

@@ -23,6 +23,7 @@ from ..session import Session
 from .batches import Sampler
 from .lessons import Lessons
 from .loss import loss_of
+from .processes import ALONE, Processes
 from .students import Student
 from .teacher import number
 
@@ -80,6 +81,7 @@ class Trainer:
     session: Session
     held_out: Sequence[str]
     checkpoint: Path
+    processes: Processes = ALONE
     step: int = 0
     seconds: float = 0.0
     positions: int = 0
@@ -96,7 +98,7 @@ class Trainer:
         while self._progress < 1.0:
             started = time.monotonic()
             loss, batch = self._one_step()
-            self.seconds += time.monotonic() - started
+            self.seconds += self.processes.of_first(time.monotonic() - started)
             is_end = self._progress >= 1.0
             if self.step % REPORT_STEPS and not is_end:
                 continue
@@ -104,12 +106,12 @@ class Trainer:
             found = None
             if self.held_out and (int(EVALUATIONS * self._progress) > evaluated or is_end):
                 evaluated = int(EVALUATIONS * self._progress)
-                found = tokens_per_call(self.session, self.student, self.held_out)
-            agreement = number(self.student.agreement(batch))
+                found = tokens_per_call(self.session, self.student, self.held_out) if self.processes.is_first else None
+            agreement = number(self.processes.mean([self.student.agreement(batch)])[0])
             self.history.append([self.step, self._progress, loss, agreement, math.nan if found is None else found])
             if not math.isfinite(loss):
                 raise InputError(f"the loss is {loss} in step {self.step}; choose a smaller --learning-rate")
-            if time.monotonic() - saved > SAVE_SECONDS or is_end:
+            if self.processes.is_first and (time.monotonic() - saved > SAVE_SECONDS or is_end):
                 self.save()
                 saved = time.monotonic()
             yield Report(self.step, self._progress, self.seconds, self.positions, loss, agreement, found)
@@ -122,6 +124,8 @@ class Trainer:
         progress, indices = self._progress, self.sampler.indices(self.step)
         examples = [self.lessons.examples[index] for index in indices]
         batch = self.student.batch(examples, self.lessons.of(indices), self.sampler.dice(self.step))
+        if self.processes.size > 1:
+            batch = batch.part(self.processes.rank, self.processes.size)
         student, total_variation = self.student, progress >= TOTAL_VARIATION_FROM
 
         def loss_with(parameters: Any) -> mx.array:
@@ -134,7 +138,7 @@ class Trainer:
                 is_trained=student.owns_matrix,
             )
 
-        loss, gradients = mx.value_and_grad(loss_with)(self._parameters)
+        loss, gradients = self.processes.mean(mx.value_and_grad(loss_with)(self._parameters))
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
         self._optimizer.learning_rate = self.schedule.rate(self.step, progress)
         self._parameters = self._optimizer.apply_gradients(gradients, self._parameters)

@@ -1,0 +1,43 @@
+"""What the configurations of all families have in common: activations by name, and checks of single fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import CheckpointError
+from ..sampling.options import short
+from ..sampling.values import Value, Whole
+
+MOST_ENDS = 64
+ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,  # the tanh form
+    "silu": nn.silu,
+}
+
+
+def require(name: str, wanted: Value, found: object) -> None:
+    try:
+        wanted.accept(found)
+    except (ValueError, TypeError):
+        message = f"config.json: {name!r} must be {wanted.wanted}, not {short(found)}"
+        raise CheckpointError(message) from None
+
+
+def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tuple[int, ...]]:
+    """Special tokens by the names of their fields, all within the vocabulary; only the end may be several."""
+    known_id, found = Whole(0, vocab_size - 1), dict[str, int | tuple[int, ...]]()
+    for name, value in ids.items():
+        if name == "eos_token_id" and isinstance(value, list):
+            if len(value) > MOST_ENDS:
+                raise CheckpointError(f"config.json: {name!r} has {len(value)} ids; at most {MOST_ENDS} are taken")
+            value = tuple(value)
+        for each in value if isinstance(value, tuple) else (value,):
+            require(name, known_id, each)
+        found[name] = value
+    return found

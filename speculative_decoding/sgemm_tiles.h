@@ -1,0 +1,127 @@
+/* The arithmetic of sgemm.c for one instruction set, which defines NAME, TARGET, ROWS, WIDTH and the operations on a VECTOR
+ * of WIDTH floats; included once for each, and it takes these names back.
+ *
+ * Number of rows and of columns are known when this is compiled: the loops over them disappear. */
+
+INLINED void NAME(terms)(const struct product *g, int rows, int columns, const float *x, const float *w, int is_whole,
+                         MASK which, VECTOR sum[ROWS][4]) {
+  VECTOR a[ROWS];
+  for (int i = 0; i < rows; i++)
+    a[i] = is_whole ? LOAD(x + (size_t)i * g->ldx) : LOAD_SOME(which, x + (size_t)i * g->ldx);
+  for (int j = 0; j < columns; j++) {
+    const float *at = w + (size_t)j * g->ldw;
+    _mm_prefetch((const char *)(at + (size_t)AHEAD * g->ldw), _MM_HINT_T0);
+    VECTOR b = is_whole ? LOAD(at) : LOAD_SOME(which, at);
+    for (int i = 0; i < rows; i++)
+      sum[i][j] = FMA(a[i], b, sum[i][j]);
+  }
+}
+
+/* `rows` rows of x by `columns` rows of w. */
+INLINED void NAME(tile)(const struct product *g, int rows, int columns, const float *x, const float *w, float *y) {
+  VECTOR sum[ROWS][4];
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < 4; j++)
+      sum[i][j] = ALL_OF(0);
+  int p = 0;
+  for (; p + WIDTH <= g->k; p += WIDTH)
+    NAME(terms)(g, rows, columns, x + p, w + p, 1, NAME(first)(WIDTH), sum);
+  if (p < g->k)
+    NAME(terms)(g, rows, columns, x + p, w + p, 0, NAME(first)(g->k - p), sum);
+  for (int i = 0; i < rows; i++) {
+    __m128 sums = _mm_mul_ps(_mm_set1_ps(g->alpha), NAME(four_sums)(sum[i][0], sum[i][1], sum[i][2], sum[i][3]));
+    if (columns == 4)
+      _mm_storeu_ps(y + (size_t)i * g->ldy, sums);
+    else
+      for (int j = 0; j < columns; j++)
+        y[(size_t)i * g->ldy + j] = sums[j];
+  }
+}
+
+INLINED void NAME(column_of_tiles)(const struct product *g, int columns, int from, int to, int j) {
+  const float *w = g->w + (size_t)j * g->ldw, *x = g->x + (size_t)from * g->ldx;
+  float *y = g->y + (size_t)from * g->ldy + j;
+  for (; from + ROWS <= to; from += ROWS, x += (size_t)ROWS * g->ldx, y += (size_t)ROWS * g->ldy)
+    NAME(tile)(g, ROWS, columns, x, w, y);
+  switch (to - from) {
+#if ROWS > 2
+  case 3: NAME(tile)(g, 3, columns, x, w, y); break;
+  case 2: NAME(tile)(g, 2, columns, x, w, y); break;
+#endif
+  case 1: NAME(tile)(g, 1, columns, x, w, y); break;
+  }
+}
+
+static TARGET void NAME(piece)(const struct product *g, int index) {
+  int begin = index * g->columns, end = begin + g->columns < g->n ? begin + g->columns : g->n;
+  int rows = CHUNK / g->k / ROWS * ROWS;
+  if (rows < ROWS)
+    rows = ROWS;
+  for (int from = 0; from < g->m; from += rows) {
+    int to = from + rows < g->m ? from + rows : g->m, j = begin;
+    for (; j + 4 <= end; j += 4)
+      NAME(column_of_tiles)(g, 4, from, to, j);
+    for (; j < end; j++)
+      NAME(column_of_tiles)(g, 1, from, to, j);
+  }
+}
+
+/* Weights times values: `rows` rows of x by `vectors` vectors of columns, of which the last may have fewer. */
+INLINED void NAME(sum_of_rows)(const struct product *g, int rows, int vectors, int is_whole, MASK last, const float *x,
+                               const float *v, float *y) {
+  VECTOR sum[ROWS][4];
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < vectors; j++)
+      sum[i][j] = ALL_OF(0);
+  for (int p = 0; p < g->k; p++, v += g->ldw)
+    for (int j = 0; j < vectors; j++) {
+      const float *at = v + WIDTH * j;
+      VECTOR b = is_whole || j + 1 < vectors ? LOAD(at) : LOAD_SOME(last, at);
+      for (int i = 0; i < rows; i++)
+        sum[i][j] = FMA(ALL_OF(x[(size_t)i * g->ldx + p]), b, sum[i][j]);
+    }
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < vectors; j++) {
+      float *at = y + (size_t)i * g->ldy + WIDTH * j;
+      VECTOR found = TIMES(ALL_OF(g->alpha), sum[i][j]);
+      if (is_whole || j + 1 < vectors)
+        STORE(at, found);
+      else
+        STORE_SOME(at, last, found);
+    }
+}
+
+INLINED void NAME(sums_of_rows)(const struct product *g, int vectors, int is_whole, MASK last, int j) {
+  const float *x = g->x;
+  float *y = g->y + j;
+  int i = 0;
+  for (; i + ROWS <= g->m; i += ROWS, x += (size_t)ROWS * g->ldx, y += (size_t)ROWS * g->ldy)
+    NAME(sum_of_rows)(g, ROWS, vectors, is_whole, last, x, g->w + j, y);
+  for (; i < g->m; i++, x += g->ldx, y += g->ldy)
+    NAME(sum_of_rows)(g, 1, vectors, is_whole, last, x, g->w + j, y);
+}
+
+static TARGET void NAME(small_product)(const struct product *g) {
+  MASK all = NAME(first)(WIDTH);
+  int j = 0;
+  for (; j + 4 * WIDTH <= g->n; j += 4 * WIDTH)
+    NAME(sums_of_rows)(g, 4, 1, all, j);
+  for (; j + 2 * WIDTH <= g->n; j += 2 * WIDTH)
+    NAME(sums_of_rows)(g, 2, 1, all, j);
+  for (; j < g->n; j += WIDTH)
+    NAME(sums_of_rows)(g, 1, g->n - j >= WIDTH, g->n - j < WIDTH ? NAME(first)(g->n - j) : all, j);
+}
+
+#undef NAME
+#undef TARGET
+#undef ROWS
+#undef WIDTH
+#undef VECTOR
+#undef MASK
+#undef LOAD
+#undef LOAD_SOME
+#undef STORE
+#undef STORE_SOME
+#undef ALL_OF
+#undef FMA
+#undef TIMES
