@@ -26,7 +26,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }  # Raffel et al. 2020, section 3.1.1 and appendix; v1.0
 HEAD, FREQUENT, GROUP_SIZE = "head", 2048, 64  # a draft head, the ids that it may propose, columns of a group
 MEMORY = re.compile(r"\.EncDecAttention\.[kv]\.")
-PREFIXES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}  # of Hugging Face's classes
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,11 @@ def dtype_of(model: EncoderDecoder) -> str:
     return str(largest.dtype).removeprefix("mlx.core.")
 
 
+def head_of(sources: Mapping[str, Any]) -> str:
+    """Path of the layer."""
+    return "head" if "head.weight" in sources else "embedding"
+
+
 def bytes_per_pass(model: EncoderDecoder) -> int:
     """Bytes of weights that one decoder pass reads: its layers and the head.
 
@@ -55,25 +59,40 @@ def bytes_per_pass(model: EncoderDecoder) -> int:
     """
     sizes = {path: value.nbytes for path, value in parameters_of(model).items()}
     sources = model.parameter_sources(model.config, set())
-    head = "head.weight" if "head.weight" in sources else "embedding.weight"
+    head = head_of(sources)
     total = 0.0
     for path, names in sources.items():
         layer = path.removesuffix(".weight")  # a quantised one has scales and biases too
         size = sum(value for other, value in sizes.items() if other.rpartition(".")[0] == layer)
         read = [name for name in names if name.startswith("decoder.block.") and not MEMORY.search(name)]
-        total += size * (1.0 if path == head or path == "decoder.norm.weight" else len(read) / len(names))
+        total += size * (1.0 if layer == head or path == "decoder.norm.weight" else len(read) / len(names))
     return round(total)
 
 
-def random_model(shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, seed: int = 0) -> EncoderDecoder:
-    """Every matrix is normal with variance 1 / columns, every scale 1, so that activations stay in range."""
+def random_model(
+    shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, bits: int | None = None, seed: int = 0
+) -> EncoderDecoder:
+    """Every matrix is normal with variance 1 / columns, every scale 1, so that activations stay in range.
+
+    bits: of all matrices but the head, as `load` quantises them; None: not quantised.
+    """
     model = build(shape)
     parameters = parameters_of(model)
     for (path, old), key in zip(parameters.items(), mx.random.split(mx.random.key(seed), len(parameters)), strict=True):
         new = mx.ones(old.shape) if old.ndim == 1 else mx.random.normal(old.shape, key=key) * old.shape[-1] ** -0.5
         mx.eval(new := new.astype(dtype))  # one at a time: no second copy of a large model
         model.load_weights([(path, new)], strict=False)
+    if bits is not None:
+        sources = model.parameter_sources(model.config, set())
+        layers = quantizable(model, sources, GROUP_SIZE).keys() - {head_of(sources)}
+        nn.quantize(model, GROUP_SIZE, bits, class_predicate=lambda path, module: path in layers)
+        mx.eval(model.parameters())
     return model
+
+
+def kind_of(draft: str) -> str:
+    """As acceptance is recorded."""
+    return "head" if draft == HEAD else "model"
 
 
 def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHead:
@@ -84,17 +103,6 @@ def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHea
     head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 1.0).folded()
     head.set_dtype(dtype)
     return head.with_frequent(range(min(FREQUENT, target.config.vocab_size)))
-
-
-def quantized(model: EncoderDecoder, bits: int) -> EncoderDecoder:
-    """A copy with its matrices in so many bits, all but the head, as `load` would quantise it."""
-    copy = type(model)(model.config)
-    copy.load_weights([*parameters_of(model).items()])
-    sources = copy.parameter_sources(copy.config, set())
-    layers = quantizable(copy, sources, GROUP_SIZE).keys() - {"head" if "head.weight" in sources else "embedding"}
-    nn.quantize(copy, GROUP_SIZE, bits, class_predicate=lambda path, module: path in layers)
-    mx.eval(copy.parameters())
-    return copy
 
 
 def exported(model: EncoderDecoder, folder: Path) -> Path:
@@ -115,12 +123,9 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     settings: Any = model.config  # its fields carry Hugging Face's names
     eos = list(settings.eos_token_ids)
     config = asdict(settings) | {
-        "architectures": [PREFIXES[settings.model_type] + "ForConditionalGeneration"],
         "num_decoder_layers": settings.decoder_layers,
         "scale_decoder_outputs": settings.head_is_scaled,
         "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else eos,
-        "is_encoder_decoder": True,
-        "torch_dtype": "float32",
     }
     size, pad, end = settings.vocab_size, settings.pad_token_id, eos[0] if eos else 1
     special = {"pad": pad, "eos": end, "unk": next(i for i in range(size) if i not in (pad, end))}

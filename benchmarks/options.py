@@ -11,9 +11,10 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.options import DRAFTERS, abouts
 from speculative_decoding.sampling.values import Number, Whole
 
-from .acceptance import LONGEST, read
-from .models import HEAD, SHAPES
+from .acceptance import read
+from .models import HEAD, SHAPES, kind_of
 from .peers import ASSISTED, PEERS
+from .tasks import RANDOM_SOURCE
 
 COUNT = word(Whole(1))
 
@@ -38,52 +39,38 @@ def benchmark_parser() -> Parser:
     names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
     add("--peers", type=several_of(PEERS), default=[], metavar="NAMES", help=names)
     add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
-    shapes = "plain decoding of 40-token sources to --max-tokens tokens by models of these shapes with random weights, "
-    shapes += f"separated by commas: {', '.join(SHAPES)}"
-    add("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
-    drafts = f"random drafts too: {HEAD}, or shapes, separated by commas; right as often as in --acceptance"
+    shapes = (
+        f"random weights at these shapes, separated by commas: {', '.join(SHAPES)}; of {RANDOM_SOURCE}-token sources"
+    )
+    add("--random", type=several_of(SHAPES), metavar="NAMES", help=f"{shapes}, to --max-tokens tokens, decoded plainly")
+    add("--bits", type=int, choices=(4, 8), nargs="+", default=[None], help="with --random: quantised; each is tried")
+    drafts = f"with --random: also with random drafts, {HEAD} or shapes, right as often as --acceptance says"
     add("--draft", type=several_of((HEAD, *SHAPES)), default=[], metavar="NAMES", help=drafts)
-    add("--acceptance", type=Path, metavar="FILE", help="which drafts are right, from python -m benchmarks.record")
-    add("--bits", type=int, choices=(4, 8), nargs="+", default=[], help="with --acceptance also quantised targets")
-    growth = "how the cost grows with source, output and shape (all shapes, or --random)"
-    add("--growth", action="store_true", default=False, help=growth)
-    add("--output", type=Path, metavar="DIR", help="write runs.jsonl (each run as it ends), table.md and summary.json")
+    add("--acceptance", type=Path, metavar="FILE", help="for --draft; written by python -m benchmarks.record")
     add_flags(parser, "models", ModelNames)
     return parser
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Refuse what does not go together, before anything takes time. Raises `InputError`."""
+    """Refuse what does not go together, and read --acceptance, before anything takes time. Raises `InputError`."""
     given, files = vars(chosen), ", ".join(map(str, chosen.prompts))
-    assisted, has_assisted = f"--peers {ASSISTED}: does not go with", ASSISTED in chosen.peers
+    is_random, is_replay, has_assisted = "random" in given, "acceptance" in given, ASSISTED in chosen.peers
+    is_other = "slots" in given or set(chosen.temperature) != {0}
     wrong = {
         "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
         "--peer-python: is of no use without --peers": "peer_python" in given and not chosen.peers,
-        f"{assisted} --slots: it decodes no batches": "slots" in given and has_assisted,
+        f"--peers {ASSISTED}: does not go with --slots: it decodes no batches": "slots" in given and has_assisted,
+        f"--peers {ASSISTED}: does not go with --random: no draft is like random weights": is_random and has_assisted,
+        f"prompts {files}: do not go with --random, which makes its own sources": is_random and files,
+        "--draft and --acceptance: go with each other, and with --random": (is_replay, is_replay)
+        != (bool(chosen.draft), is_random and is_replay),
+        "--acceptance: goes with temperature 0, and without --slots": is_replay and is_other,
+        "--bits: goes with --random, and without --peers": any(chosen.bits) and (not is_random or chosen.peers),
     }
-    replays = "acceptance" in given
-    if own := "--growth" if chosen.growth else "--random" if "random" in given else "":
-        wrong[f"{assisted} {own}: no draft is like random weights"] = has_assisted
-        wrong[f"prompts {files}: do not go with {own}, which makes its own sources"] = bool(files)
-        refused = [
-            "model",
-            "draft_model",
-            *("drafter", "num_draft") * (not replays),
-            *("slots", "limit") * chosen.growth,
-        ]
-        for option in refused:
-            wrong[f"--{option.replace('_', '-')}: does not go with {own}, which chooses its own"] = option in given
-    others = set(given.get("drafter", ())) - {"model", "auto"} or "slots" in given or set(chosen.temperature) != {0}
-    lengths = [n for n in given.get("num_draft", ()) if n != "auto" and n not in range(1, LONGEST + 1)]
-    wrong |= {
-        "--draft: goes with --random and --acceptance FILE": chosen.draft and not (replays and own == "--random"),
-        "--acceptance: goes with --random and --draft": replays and not (chosen.draft and own == "--random"),
-        "--bits: goes with --acceptance": chosen.bits and not replays,
-        "--acceptance: has --drafter model or auto, temperature 0 and no --slots": replays and others,
-        f"--num-draft {lengths}: with --acceptance auto, or 1 to {LONGEST}": replays and lengths,
-    }
+    for option in ("model", "draft_model", "drafter", "num_draft"):
+        wrong[f"--{option.replace('_', '-')}: does not go with --random"] = is_random and option in given
     for message, is_so in wrong.items():
         if is_so:
             raise InputError(message)
-    if replays:
-        read(chosen.acceptance, chosen.draft)
+    if is_replay:
+        chosen.acceptance = read(chosen.acceptance, ["copy", "found", *map(kind_of, chosen.draft)])

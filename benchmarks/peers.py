@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,21 +87,15 @@ class Peer(Contender):
 
     worker: Worker
 
-    def decode(self, task: Task) -> Iterator[Output]:
-        yield from self.worker.decode(task)
+    def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
+        yield from enumerate(self.worker.decode(task))
 
 
 def fastest_peers(
-    name: str,
-    python: str | None,
-    models: Models,
-    tasks: Sequence[Task],
-    record: Callable[[dict[str, Any]], None],
-    scratch: Path,
-    stack: ExitStack,
+    name: str, python: str | None, models: Models, tasks: Sequence[Task], scratch: Path, stack: ExitStack
 ) -> list[list[Peer]]:
     """For each task, and each row of the peer in tables, the mode that is fastest on the task's first prompts: the
-    better of two runs. `record` gets all trials. scratch: a folder for weights; the processes end with `stack`.
+    better of two runs. scratch: a folder for weights; the processes end with `stack`.
     """
     job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
@@ -117,15 +111,13 @@ def fastest_peers(
         for mode in modes:
             with closing(start(mode)) as worker:
                 times.append([trial_ms(worker, task) for task in tasks])
-            for task, ms in zip(tasks, times[-1], strict=True):
-                record({"kind": "trial", "task": task.title, "label": label, **mode, "ms_per_token": ms})
         workers: dict[int, Worker] = {}
         for peers, of_task in zip(found, zip(*times, strict=True), strict=True):
             best = of_task.index(min(of_task))
             if best not in workers:
                 workers[best] = stack.enter_context(closing(start(modes[best])))
             setting = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in modes[best].items())
-            peers.append(Peer(label, setting, 0.0, None, workers[best]))
+            peers.append(Peer(label, setting, 0.0, workers[best]))
     return found
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
-from .summary import Row, Spread, grouped
+from .summary import Row, grouped
 
 
 def shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def spread(value: Spread) -> str:
-    return f"{value.median:.2f} ({value.low:.2f}-{value.high:.2f})"
-
-
-COLUMNS: Mapping[str, Callable[[Row], str]] = {
+COLUMNS: Mapping[str, Callable[[Row], str]] = {  # those of a table in which a row has something to say
+    "slots": lambda row: shown(row.slots, "d"),
     "way": lambda row: row.label if row.is_ours else f"{row.label} ({row.setting})",
     "T": lambda row: f"{row.temperature:g}",
-    "ms/token (quartiles)": lambda row: spread(row.ms_per_token),
+    "ms/token (quartiles)": lambda row: "{:.2f} ({:.2f}-{:.2f})".format(*astuple(row.ms_per_token)),
     "tokens/s": lambda row: f"{1e3 / row.ms_per_token.median:.0f}",
     "against plain": lambda row: f"{row.gain:.2f}x",
     "decoding alone, ms/token": lambda row: shown(row.decode_ms_per_token, ".2f"),
@@ -29,28 +27,21 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "same ids (outputs)": lambda row: (
         "" if row.same_ids is None else f"{row.same_ids:.1%} ({shown(row.same_outputs, '.0%')})"
     ),
-    "draft length at the end": lambda row: row.length if row.label.endswith("auto") else "",
 }
 
 
-def series(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """(model, task, axis) -> rows of a table."""
-    return grouped(rows, lambda row: (row.model, row.task, row.axis))
-
-
 def table(rows: Sequence[Row]) -> str:
-    """Of a task, or a series of tasks."""
-    first = rows[0]
-    columns: dict[str, Callable[[Row], str]] = {first.axis: lambda row: str(row.at) * bool(row.axis), **COLUMNS}
-    header = [name for name, cell in columns.items() if any(cell(row) for row in rows)]
-    lines = [header, ["---"] * len(header), *([columns[name](row) for name in header] for row in rows)]
-    title = f"### {first.model}: {first.task}" + f", {first.tokens} tokens a repeat" * (not first.axis)
+    """Of a task, at one number of slots or at several."""
+    header = [name for name, cell in COLUMNS.items() if any(map(cell, rows))]
+    lines = [header, ["---"] * len(header), *([COLUMNS[name](row) for name in header] for row in rows)]
+    title = f"### {rows[0].model}: {rows[0].task}, {rows[0].tokens} tokens a repeat"
     return title + "\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def report(rows: Sequence[Row], environment: Mapping[str, Any], notes: Sequence[str]) -> str:
+    tables = grouped(rows, lambda row: (row.model, row.task))
     where = "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in environment.items())
-    return "\n\n".join([where, *(f"**Note: {note}.**" for note in notes), *map(table, series(rows).values())])
+    return "\n\n".join([where, *(f"**Note: {note}.**" for note in notes), *map(table, tables.values())])
 
 
 def fastest_lines(rows: Sequence[Row]) -> list[str]:
@@ -58,15 +49,14 @@ def fastest_lines(rows: Sequence[Row]) -> list[str]:
     each temperature and number of slots. Nothing where there was no choice.
     """
     lines = []
-    for (_, axis, at, temperature), alike in grouped(
-        (row for row in rows if row.is_ours), lambda row: (row.model, row.axis, row.at, row.temperature)
-    ).items():
+    own = (row for row in rows if row.is_ours)
+    for (_, slots, temperature), alike in grouped(own, lambda row: (row.model, row.slots, row.temperature)).items():
         tokens = {row.task: row.tokens for row in alike if row.label == "plain"}
         times = {task: dict.fromkeys((row.setting for row in alike), 0.0) for task in [*tokens, "all of them"]}
         for row in alike:
             for task in (row.task, "all of them"):
                 times[task][row.setting] += row.ms_per_token.median * tokens[row.task]
-        where = f", {at} {axis}" * bool(axis) + f", temperature {temperature:g}" * (temperature > 0)
+        where = f", {slots} slots" * (slots is not None) + f", temperature {temperature:g}" * (temperature > 0)
         for task in [*tokens, "all of them"][: None if len(tokens) > 1 else 1]:
             plain, flags = next(iter(times[task].values())), min(times[task], key=times[task].__getitem__)
             gain = plain / times[task][flags]

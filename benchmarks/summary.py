@@ -37,13 +37,13 @@ class Row:
 
     tokens: of a repeat. gain: against plain decoding of the same run, task and temperature. same_ids: of the ids that
     greedy plain decoding gives, the share that is the same at its place; same_outputs: of prompts. share_of_limit: of
-    the time of a token (decoding alone), the part in which its weights could be read. None: not known, or of no sense.
+    the time of a token (decoding alone) without drafts, the part in which the weights of a pass could be read. None:
+    not known, or of no sense.
     """
 
     model: str
     task: str
-    axis: str
-    at: int
+    slots: int | None
     label: str
     setting: str
     temperature: float
@@ -57,7 +57,6 @@ class Row:
     tokens_per_target_call: float | None = None
     acceptance: float | None = None
     share_of_limit: float | None = None
-    length: str = ""
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
@@ -87,16 +86,15 @@ def row(model: str, runs: Sequence[Run], plain: Sequence[Run], target_bytes: int
         total = GenerationStats()
         for run in runs:
             total.add(run.output.stats or GenerationStats())
-        values["tokens_per_target_call"], values["length"] = total.tokens_per_target_call, runs[-1].output.length
+        values["tokens_per_target_call"] = total.tokens_per_target_call
         values["acceptance"] = total.acceptance_rate if total.drafted_tokens else None
         if task.slots is None:  # in batches the time of a round counts for each of its rows
             ms_of = per_repeat(runs, lambda run: run.output.stats.decode_seconds if run.output.stats else 0.0)
             values["decode_ms_per_token"] = decode_ms = statistics.median(ms_of)
-            if who.draft_bytes is not None:
-                read = target_bytes * total.target_calls + who.draft_bytes * total.drafted_tokens
-                values["share_of_limit"] = read / total.generated_tokens / bandwidth / (decode_ms / 1e3)
+            if not total.drafted_tokens:
+                values["share_of_limit"] = target_bytes / bandwidth / (decode_ms / 1e3)
     tokens = sum(len(run.output.tokens) for run in runs if run.repeat == runs[0].repeat)
-    about = (model, task.name, task.axis, task.at, who.label, who.setting, who.temperature, is_ours, tokens)
+    about = (model, task.name, task.slots, who.label, who.setting, who.temperature, is_ours, tokens)
     return Row(*about, ms, plain_ms.median / ms.median, **values)
 
 

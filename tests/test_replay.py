@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks.record
 from benchmarks import __main__ as benchmark
 from benchmarks import acceptance, models
-from benchmarks.record import Recorder, record
-from benchmarks.replay import replays
-from benchmarks.tasks import random_task
+from benchmarks.interleave import Contender
+from benchmarks.ours import Ids, Ours
+from benchmarks.record import record
+from benchmarks.replay import ReplayDrafter, replays
+from benchmarks.tasks import Task, random_task
 from speculative_decoding import InputError, Session
-from speculative_decoding.decoding.ways import ways
-from speculative_decoding.drafters import DraftModel
 from speculative_decoding.sampling import GenerationOptions
-from tests.test_benchmark import command
+from tests.test_benchmark import command, tokens_by
 from tests.tiny import CONFIG, SOURCES, noisy_copy, tiny_head, tiny_model
 
 ENDLESS = CONFIG | {"eos_token_id": [], "d_model": 64, "d_kv": 32, "d_ff": 64}
@@ -24,78 +23,71 @@ FILE = Path(acceptance.__file__).with_suffix(".txt")
 TINY = "# about\na head 0210 10\na copy 0000 00\na found 3000 00\n"
 
 
-class Ids:
-    def encode(self, text: str) -> list[int]:
-        return SOURCES[int(text) % len(SOURCES)]
-
-    def decode(self, tokens: list[int]) -> str:
-        return "x" * len(tokens)
-
-
-def test_what_is_recorded_is_what_shorter_drafts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recorded_is_what_shorter_drafts_do() -> None:
     """Oracle: real rounds with drafts of three tokens."""
-    monkeypatch.setattr(benchmarks.record, "MOST", 24)
-    target = tiny_model(eos_token_id=[])
-    drafts = {"head": tiny_head(target), "model": DraftModel(noisy_copy(target))}
-    plain = Session(target, Ids(), None, GenerationOptions(max_tokens=24))
-    found = record(plain, Recorder(target, drafts), ["0", "1"])
-    assert found.keys() == {"head", "model", "copy", "found"} and sum(map(sum, found["model"])) > 8
-    for kind, draft in drafts.items():
-        session = Session(target, Ids(), draft, GenerationOptions(drafter="model", num_draft=3, max_tokens=24))
+    target, task = tiny_model(eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 24)
+    for kind, draft in (("head", tiny_head(target)), ("model", noisy_copy(target))):
+        found = record(Session(target, Ids(task.sources), draft), task)
+        assert found.keys() == {kind, "copy", "found"}
+        assert kind == "head" or sum(map(sum, found[kind])) > 8
+        session = Session(target, Ids(task.sources), draft, GenerationOptions(drafter="model", num_draft=3))
         for number, output in enumerate(found[kind]):
             accepted, place = [], 0
-            while place < len(output):
-                accepted.append(min(3, output[place], len(output) - 1 - place))
+            while place < task.max_tokens:
+                accepted.append(min(3, [*output, 0][place], task.max_tokens - 1 - place))
                 place += 1 + accepted[-1]
-            seen = session.generate(str(number)).stats.accepted_histogram
+            seen = session.generate(str(number), max_tokens=task.max_tokens).stats.accepted_histogram
             assert seen == {count: accepted.count(count) for count in set(accepted)}
 
 
-def test_replayed_rounds_accept_what_was_recorded_and_write_what_plain_decoding_does() -> None:
-    target = models.random_model(ENDLESS)
-    recorded, tokens = acceptance.read(FILE, ["head", "t5-small"]), 40
-    task = random_task(24, 2, tokens)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "SHAPES", {"t5-small": ENDLESS})
-        chosen, only = ways(["model", "auto"], [3]), {"grammar": recorded["grammar"]}
-        plain, *others = replays(task, target, ["head", "t5-small"], [], chosen, only)
-    expected = [output.tokens for output in plain.decode(task)]
-    runs = acceptance.stretch(recorded["grammar"], 2 * tokens)
-    assert [each.label for each in others] == [
-        f"grammar: {copies}{draft}, 3" for draft in ("head", "t5-small") for copies in ("", "copies and ")
-    ]
-    for contender, kind, copies in zip(others, ("head", "head", "model", "model"), (0, 1) * 2, strict=True):
-        outputs = [*contender.decode(task)]
-        assert [output.tokens for output in outputs] == expected
-        for number, output in enumerate(outputs):
+def made(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:
+    """Plain decoding and the replays of one recorded task, with drafts of three tokens."""
+    monkeypatch.setattr(models, "SHAPES", {"t5-small": ENDLESS})
+    recorded = acceptance.read(FILE, ["head", "model"])
+    found = replays(task, models.random_model(ENDLESS), ["head", "t5-small"], {name: recorded[name]})
+    for contender in found:
+        vars(contender.session.options)["num_draft"] = 3
+    return found
+
+
+@pytest.mark.parametrize("name", ["translation", "grammar"])
+def test_replayed_rounds_accept_what_was_recorded_and_write_what_plain_decoding_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, task = 40, random_task(24, 2, 40)
+    plain, *others = made(task, monkeypatch, name)
+    runs = acceptance.excerpt(acceptance.read(FILE, ())[name], 2 * tokens)
+    expected = tokens_by(plain, task)
+    assert [each.label for each in others] == [f"{name}: copies and {draft}, auto" for draft in ("head", "t5-small")]
+    for contender, kind in zip(others, ("head", "model"), strict=True):
+        for number, output in contender.decode(task):
             place, end, accepted = number * tokens, (number + 1) * tokens, 0
             while place < end:
-                copy = copies and runs["found"][place]
-                right = runs["copy" if copy else kind][place]
+                right = runs["copy" if runs["found"][place] else kind][place]
                 new = min(3, right, end - place - 1)
                 place, accepted = place + new + 1, accepted + new
-            assert output.stats is not None and output.stats.accepted_tokens == accepted
+            assert output.tokens == expected[number]
+            assert output.stats is not None and output.stats.accepted_tokens == accepted > 0
 
 
-def test_a_target_whose_wide_passes_differ_is_said() -> None:
+def test_a_target_whose_wide_passes_differ_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the script is of another output."""
-    target = models.random_model(ENDLESS)
     task = random_task(24, 1, 6)
-    _, replay = replays(task, target, ["head"], [], ways(["model"], [3]), {"a": {"head": [[3, 2, 1, 0, 0, 0]]}})
+    replay: Contender
+    _, replay, _ = made(task, monkeypatch, "grammar")
     drafter = replay.session.options.drafter
-    script = drafter._scripts[task.sources[0]]
-    script.output[2] = abs(script.output[2] - 1)
+    assert isinstance(drafter, ReplayDrafter)
+    output = drafter.scripts[task.sources[0]].output
+    output[2] = abs(output[2] - 1)
     with pytest.raises(InputError, match="--acceptance: this target's arg-max is another one in wide passes"):
         list(replay.decode(task))
 
 
-def test_the_stretch_is_worth_what_the_whole_is() -> None:
-    for task in acceptance.read(FILE, ()).values():
-        whole = acceptance.worth(acceptance.joined(task, range(len(task["head"]))))
-        part = acceptance.worth(acceptance.stretch(task, 128))
-        assert part == pytest.approx(whole, rel=0.12)
-    ends = acceptance.stretch({"head": [[3, 2, 1], [1, 1]]}, 7)["head"]  # the last token of each is no draft's
-    assert ends in ([2, 1, 0, 1, 0, 2, 1], [1, 0, 2, 1, 0, 1, 0])
+def test_an_excerpt_is_of_pieces_from_everywhere() -> None:
+    outputs = [[*range(40)], [*range(40, 100)]]
+    found = acceptance.excerpt({"head": outputs}, 50)["head"]
+    assert found == [*range(16), *range(32, 48), *range(64, 80), 96, 97]
+    assert acceptance.excerpt({"head": outputs}, 120)["head"] == [*range(100), *range(20)]
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -110,14 +102,13 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("a head 0210 10", "a head 0230 10", "line 2"),  # three right where three tokens are left: two behind it
-        ("a head 0210 10", "a head 0210 1", "line 3"),
-        ("a head 0210 10", "a head 02!0 10", "line 2"),
-        ("a head", "a thing", "line 2"),
-        ("a copy", "a head", "line 3"),
-        ("a copy 0000 00", "a copy", "line 3"),
-        ("a found 3000 00\n", "", "it is no recorded acceptance"),
-        (TINY, "", "it is no recorded acceptance"),
+        ("a copy 0000 00", "a copy 0000 0", "line 3 is no recorded acceptance"),
+        ("a head 0210 10", "a head 02!0 10", "line 2 is"),
+        ("a head 0210 10", "a", "line 2 is"),
+        ("a copy 0000 00", "a copy", "line 3 is"),
+        ("a head", "a thing", 'a task without "head"'),
+        ("a found 3000 00\n", "", 'a task without "found"'),
+        (TINY, "", 'a task without "copy"'),
     ],
 )
 def test_a_damaged_file_is_one_line(
@@ -132,27 +123,21 @@ def test_a_damaged_file_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--draft", "head"], "--draft: goes with --random and --acceptance FILE"),
-        (["--random", "t5-small", "--acceptance", str(FILE)], "--acceptance: goes with --random and --draft"),
-        (["--bits", "8"], "--bits: goes with --acceptance"),
-        (["--slots", "2"], "--acceptance: has --drafter model or auto"),
-        (["--drafter", "ngram"], "--acceptance: has --drafter model or auto"),
-        (["--num-draft", "17"], "--num-draft [17]: with --acceptance auto, or 1 to 16"),
+        (["--draft", "head"], "--draft and --acceptance: go with each other, and with --random"),
+        (["--random", "t5-small", "--draft", "head"], "--draft and --acceptance: go with each other"),
+        (["--random", "t5-small", "--acceptance", str(FILE)], "--draft and --acceptance: go with each other"),
+        (["--draft", "head", "--acceptance", str(FILE)], "--draft and --acceptance: go with each other"),
+        (["--slots", "2"], "--acceptance: goes with temperature 0, and without --slots"),
+        (["--temperature", "1"], "--acceptance: goes with temperature 0, and without --slots"),
     ],
 )
 def test_what_does_not_go_with_replays_is_one_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replay = ["--random", "t5-small", "--draft", "head", "--acceptance", str(FILE)]
-    alone = arguments[0] in ("--draft", "--random", "--bits")
+    alone = arguments[0] in ("--draft", "--random")
     status, out, err = command(capsys, *([] if alone else replay), *arguments)
     assert status == 2 and out == "" and words in err
-
-
-def test_a_kind_that_was_not_recorded_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "tiny.txt").write_text(TINY)
-    with pytest.raises(InputError, match="--draft t5-small: --acceptance .*tiny.txt has no drafts of a model"):
-        acceptance.read(tmp_path / "tiny.txt", ["head", "t5-small"])
 
 
 def test_every_table_says_that_acceptance_was_replayed(
@@ -161,15 +146,14 @@ def test_every_table_says_that_acceptance_was_replayed(
     monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": ENDLESS, "t5-base": ENDLESS})
     monkeypatch.setattr(benchmark, "SETTLE", 0.0)
     monkeypatch.setattr(benchmark, "measure_bandwidth", lambda: 1e10)
-    arguments = ["--random", "t5-small,t5-base", "--draft", "head", "--acceptance", str(FILE), "--bits", "8", "-m", "4"]
-    status, out, _ = command(capsys, *arguments, "--limit", "1", "--repeats", "1", "--warm-ups", "0")
-    titles = [line for line in out.split("\n") if line.startswith("### ")]
-    assert status == 0 and len(titles) == 2 and all("replayed acceptance" in title for title in titles)
-    assert "fastest for" not in out
-    for label in (
-        "plain",
-        "8 bits, plain",
-        "grammar: copies and head, auto",
-        "8 bits, describe: copies and head, auto",
+    arguments = ["--random", "t5-small,t5-base", "--draft", "head", "--acceptance", str(FILE), "-m", "4"]
+    for bits, names in (
+        ((), ("random t5-base",)),
+        (("--bits", "4", "8"), ("random t5-small, 4 bits", "t5-base, 8 bits")),
     ):
-        assert out.count(f"| {label} |") == 2
+        status, out, _ = command(capsys, *arguments, "--limit", "1", "--repeats", "1", "--warm-ups", "0", *bits)
+        titles = [line for line in out.split("\n") if line.startswith("### ")]
+        assert status == 0 and len(titles) == 2 * max(1, len(bits) - 1) and "fastest for" not in out
+        assert all("replayed acceptance" in title for title in titles) and all(name in out for name in names)
+        for label in ("plain", "grammar: copies and head, auto", "describe: copies and head, auto"):
+            assert out.count(f"| {label} |") == len(titles)
