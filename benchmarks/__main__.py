@@ -26,7 +26,7 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.kernels import check as check_kernels
 from speculative_decoding.loading.load import DTYPES
 
-from .interleave import SETTLE, Contender, Run, take_turns
+from .interleave import Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others
 from .models import SHAPES, Models, bytes_per_pass, dtype_of, random_model
 from .options import benchmark_parser, check
@@ -54,7 +54,8 @@ def benchmark(chosen: argparse.Namespace) -> int:
     rows: list[Row] = []
     for name, models, tasks in subjects(chosen):
         runs = measure(name, models, tasks, chosen, where)
-        rows += summarise(f"{name}, {dtype_of(models.target)}", runs, bytes_per_pass(models.target), bandwidth)
+        dtype = str(dtype_of(models.target)).removeprefix("mlx.core.")
+        rows += summarise(f"{name}, {dtype}", runs, bytes_per_pass(models.target), bandwidth)
     said = notes(where, others, used_by_others(), chosen.repeats)
     fastest, text = [] if "acceptance" in chosen else fastest_lines(rows), report(rows, where, said)
     found = {"environment": where, "notes": said, "fastest": fastest, "rows": [asdict(row) for row in rows]}
@@ -102,7 +103,7 @@ def measure(
                 contenders += modes
                 for mode in modes:
                     where |= mode.worker.versions
-        return [*take_turns(who, chosen.repeats, chosen.warm_ups, SETTLE, lambda turn: say(f"{name}: {turn}"))]
+        return [*take_turns(who, chosen.repeats, chosen.warm_ups, lambda turn: say(f"{name}: {turn}"))]
 
 
 def ours_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Ours]:

@@ -44,9 +44,8 @@ def read(path: Path, kinds: Sequence[str]) -> Mapping[str, Recorded]:
 
 def write(path: Path, tasks: Mapping[str, Recorded], about: str) -> None:
     lines = [f"# {about}"]
-    for task, kinds in tasks.items():
-        for kind, outputs in kinds.items():
-            lines.append(" ".join([task, kind, *("".join(DIGITS[each] for each in output) for output in outputs)]))
+    for task, kind, outputs in ((task, *pair) for task, kinds in tasks.items() for pair in kinds.items()):
+        lines.append(" ".join([task, kind, *("".join(DIGITS[each] for each in output) for output in outputs)]))
     with writing("file", path):
         write_file(path, "\n".join(lines) + "\n")
 

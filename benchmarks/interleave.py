@@ -52,13 +52,9 @@ class Run:
 
 
 def take_turns(
-    contenders: Sequence[tuple[Task, Sequence[Contender]]],
-    repeats: int,
-    warm_ups: int,
-    settle: float,
-    say: Callable[[str], None] = lambda progress: None,
+    contenders: Sequence[tuple[Task, Sequence[Contender]]], repeats: int, warm_ups: int, say: Callable[[str], None]
 ) -> Iterator[Run]:
-    """Yield the runs of all repeats. contenders: of each task. settle: `SETTLE`, but in tests.
+    """Yield the runs of all repeats. contenders: of each task.
 
     Contenders take turns within a task, for `SLICE` seconds each, and each repeat starts with the next one, so that
     none always follows the same other. The first `warm_ups` repeats are decoded and dropped.
@@ -67,17 +63,17 @@ def take_turns(
         say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
         for task, row in contenders:
             order = [row[(turn + repeat) % len(row)] for turn in range(len(row))]
-            for contender, prompt, output in in_slices(order, task, settle):
+            for contender, prompt, output in in_slices(order, task):
                 if repeat >= 0:
                     yield Run(task, contender, repeat, prompt, output)
 
 
-def in_slices(contenders: Iterable[Contender], task: Task, settle: float) -> Iterator[tuple[Contender, int, Output]]:
+def in_slices(contenders: Iterable[Contender], task: Task) -> Iterator[tuple[Contender, int, Output]]:
     """(who, number of the prompt, output). A machine that is slower for a minute is so for all of them."""
     waiting = deque((contender, contender.decode(task)) for contender in contenders)
     while waiting:
         contender, outputs = waiting.popleft()
-        time.sleep(settle)
+        time.sleep(SETTLE)
         started = time.perf_counter()
         for prompt, output in outputs:
             yield contender, prompt, output

@@ -40,10 +40,8 @@ def parameters_of(model: EncoderDecoder) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))
 
 
-def dtype_of(model: EncoderDecoder) -> str:
-    """What the model's matrices are stored in."""
-    largest = max(parameters_of(model).values(), key=lambda value: value.nbytes)
-    return str(largest.dtype).removeprefix("mlx.core.")
+def dtype_of(model: EncoderDecoder) -> mx.Dtype:
+    return model.embed(mx.array([[0]])).dtype
 
 
 def head_of(sources: Mapping[str, Any]) -> str:
@@ -72,9 +70,8 @@ def bytes_per_pass(model: EncoderDecoder) -> int:
 def random_model(
     shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, bits: int | None = None, seed: int = 0
 ) -> EncoderDecoder:
-    """Every matrix is normal with variance 1 / columns, every scale 1, so that activations stay in range.
-
-    bits: of all matrices but the head, as `load` quantises them; None: not quantised.
+    """Every matrix is normal with variance 1 / columns, every scale 1, so that activations stay in range. bits: of all
+    matrices but the head, as `load` quantises them; None: not quantised.
     """
     model = build(shape)
     parameters = parameters_of(model)
@@ -90,18 +87,12 @@ def random_model(
     return model
 
 
-def kind_of(draft: str) -> str:
-    """As acceptance is recorded."""
-    return "head" if draft == HEAD else "model"
-
-
 def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHead:
     """An untrained head, or a model of this shape, in the target's type."""
-    dtype = target.embed(mx.array([[0]])).dtype
     if name != HEAD:
-        return random_model(SHAPES[name], dtype, seed=1)
+        return random_model(SHAPES[name], dtype_of(target), seed=1)
     head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 1.0).folded()
-    head.set_dtype(dtype)
+    head.set_dtype(dtype_of(target))
     return head.with_frequent(range(min(FREQUENT, target.config.vocab_size)))
 
 
@@ -109,7 +100,7 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     """The folder with config.json, model.safetensors (float32) and a tokenizer; made if it does not exist. Token i is
     written "t<i>", for peers get ids, not text.
 
-    Raises `InputError` for a quantised model: there is no float32 model that peers could be given.
+    Raises `InputError` for a quantised model.
     """
     if folder.exists():
         return folder
@@ -131,10 +122,9 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     special = {"pad": pad, "eos": end, "unk": next(i for i in range(size) if i not in (pad, end))}
     words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(size)}, "unk_token": f"t{special['unk']}"}
     tokenizer = {"version": "1.0", "added_tokens": [], "model": words, "pre_tokenizer": {"type": "Whitespace"}}
-    tokenizer_config = {f"{role}_token": f"t{i}" for role, i in special.items()}
-    tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    roles = {f"{role}_token": f"t{i}" for role, i in special.items()} | {"tokenizer_class": "PreTrainedTokenizerFast"}
     folder.mkdir(parents=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
-    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", tokenizer_config)):
+    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", roles)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder

@@ -21,9 +21,7 @@ from .tasks import Task
 
 
 class Ids:
-    """A tokenizer that costs nothing, since peers get ids and give ids: the text "3" has the ids of source 3 (any other
-    text only tries the options), and a token's text is one letter.
-    """
+    """A tokenizer that costs nothing, for peers get ids and give ids: text "3" is source 3, a token's text a letter."""
 
     vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
 
@@ -65,9 +63,7 @@ class Ours(Contender):
 
 
 def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models: Models) -> list[Ours]:
-    """A contender for each way and temperature, with a new session: no store, which would know every output from the
-    repeat before.
-    """
+    """A contender for each way and temperature, each with a session; without a store, which would know every output."""
     made = []
     for temperature in temperatures:
         for way in ways:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -40,9 +39,8 @@ class Worker:
 
     def __init__(self, command: Sequence[str], job: Mapping[str, Any]) -> None:
         self._peer, pipe = job["peer"], subprocess.PIPE
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         try:
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, encoding="utf-8")
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, encoding="utf-8")
         except OSError as error:
             raise InputError(f"--peer-python {command[0]}: cannot be run ({error.strerror})") from error
         try:
@@ -66,9 +64,7 @@ class Worker:
         try:
             answer = json.loads(line)
         except ValueError:
-            self._said.seek(0)
-            last = next((text for text in reversed(self._said.read().splitlines()) if text.strip()), "no message")
-            answer = {"error": f"its process ended: {last}" if not line else f"no answer but {line!r}"}
+            answer = {"error": f"no answer but {line!r}" if line else "its process ended"}
         if "error" in answer:
             way_out = "install it in the Python that --peer-python names, or leave this peer out"
             raise InputError(f"--peers {self._peer}: {answer['error']}; {way_out}")
@@ -78,7 +74,6 @@ class Worker:
         self._process.kill()  # it holds nothing that must be saved
         with suppress(BrokenPipeError):
             self._process.communicate()
-        self._said.close()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""Record how often a pair's drafts are right: `python -m benchmarks.record FILE`, which --acceptance replays."""
+"""Record how often the bundled drafts are right: `python -m benchmarks.record FILE`, which --acceptance replays."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from .ours import Ids, auto_parts
 from .tasks import Task, tasks_from_files
 
 PROMPTS, MOST, LONGEST = 40, 100, 16  # prompts of a task; tokens of an output, and of a draft
-DRAFTS = ["t5-web-docs-draft", "t5-web-docs-head"]
+TARGET, DRAFTS = "t5-web-docs", ("t5-web-docs-draft", "t5-web-docs-head")
 
 
 class Recorder(AutoDrafter):
@@ -38,7 +37,7 @@ class Recorder(AutoDrafter):
         for kind, drafts in self.drafts.items():
             is_tried = kind in (MODEL, one.kind)
             draft = super().propose([replace(one, kind=kind)], slots) if is_tried else Draft.empty()
-            drafts.append(token_rows(draft.tokens)[0][: draft.length(0)])
+            drafts[len(one.row.tokens) - 1 :] = [token_rows(draft.tokens)[0][: draft.length(0)]]  # may be asked again
         return Draft.empty()
 
 
@@ -59,22 +58,20 @@ def record(pair: Session, task: Task) -> Recorded:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.record", description=__doc__)
     parser.add_argument("file", type=Path, help="is written")
-    parser.add_argument("--model", default="t5-web-docs", metavar="NAME", help="the target")
-    drafts = "a draft model, a draft head, or both; copies are those beside the last"
-    parser.add_argument("--drafts", nargs="+", default=DRAFTS, metavar="NAME", help=drafts)
-    chosen = parser.parse_args(argv)
-    return run("benchmarks.record", lambda: record_all(chosen))
+    file: Path = parser.parse_args(argv).file
+    return run("benchmarks.record", lambda: record_all(file))
 
 
-def record_all(chosen: argparse.Namespace) -> int:
-    require_writable("file", chosen.file)
+def record_all(file: Path) -> int:
+    """Of the bundled models and prompts; copies are those beside the last draft."""
+    require_writable("file", file)
     tasks: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
-    for draft in chosen.drafts:
-        pair = load(chosen.model, draft=draft)
+    for draft in DRAFTS:
+        pair = load(TARGET, draft=draft)
         for task in tasks_from_files((), PROMPTS, MOST, pair.model, pair.tokenizer):
             say(f"{draft}: {task.name}")
             tasks.setdefault(task.name, {}).update(record(pair, task))
-    write(chosen.file, tasks, f"{chosen.model} with {', '.join(chosen.drafts)}: tokens of a draft that are right")
+    write(file, tasks, f"{TARGET} with {', '.join(DRAFTS)}: how many tokens of a draft are right")
     return 0
 
 

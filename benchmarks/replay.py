@@ -1,6 +1,4 @@
-"""Rounds of any size with the acceptance of another pair: what is drafted is computed, but which of it is right was
-recorded. So random weights, which no draft is like, can be measured as if they had one.
-"""
+"""Drafts for random weights, which no draft is like: they are computed, but how many of them are right was recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.models.base import EncoderDecoder
 
 from .acceptance import Recorded, excerpt
-from .models import Models, kind_of, random_draft
+from .models import HEAD, Models, random_draft
 from .ours import Ours, auto_parts, ours
 from .tasks import Task
 
@@ -75,10 +73,7 @@ class ReplayDrafter(AutoDrafter):
         """Raises `InputError` where the target writes other tokens than without drafts: the script is none of its."""
         super().end(row)
         if row.tokens[1:] != self._script.output:
-            raise InputError(
-                "--acceptance: this target's arg-max is another one in wide passes than in narrow ones, so what was "
-                "recorded cannot be replayed; take --dtype float32"
-            )
+            raise InputError("--acceptance: this target's arg-max is another in wide passes; take --dtype float32")
 
 
 def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Mapping[str, Recorded]) -> list[Ours]:
@@ -88,9 +83,10 @@ def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Ma
     made = [(name, random_draft(name, target)) for name in drafts]
     found = [plain]
     for (title, recorded), (name, draft) in product(tasks.items(), made):
-        runs, scripts = excerpt(recorded, size * len(outputs)), {}
+        model, scripts = "head" if name == HEAD else "model", {}
+        runs = excerpt(recorded, size * len(outputs))
         for i, (source, output) in enumerate(zip(task.sources, outputs, strict=True)):
-            parts = (runs[kind][i * size : (i + 1) * size] for kind in (kind_of(name), "found", "copy"))
+            parts = (runs[kind][i * size : (i + 1) * size] for kind in (model, "found", "copy"))
             scripts[source] = Script(output, *parts)
         drafter = ReplayDrafter(*auto_parts(target, draft))
         drafter.scripts = scripts

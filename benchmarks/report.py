@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 from .summary import Row, grouped
@@ -17,16 +16,14 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {  # those of a table in which a r
     "slots": lambda row: shown(row.slots, "d"),
     "way": lambda row: row.label if row.is_ours else f"{row.label} ({row.setting})",
     "T": lambda row: f"{row.temperature:g}",
-    "ms/token (quartiles)": lambda row: "{:.2f} ({:.2f}-{:.2f})".format(*astuple(row.ms_per_token)),
+    "ms/token (quartiles)": lambda row: "{1:.2f} ({0:.2f}-{2:.2f})".format(*row.ms_per_token),
     "tokens/s": lambda row: f"{1e3 / row.ms_per_token.median:.0f}",
     "against plain": lambda row: f"{row.gain:.2f}x",
     "decoding alone, ms/token": lambda row: shown(row.decode_ms_per_token, ".2f"),
     "tokens/target call": lambda row: shown(row.tokens_per_target_call, ".2f"),
     "accepted": lambda row: shown(row.acceptance, ".0%"),
     "of the byte limit": lambda row: shown(row.share_of_limit, ".0%"),
-    "same ids (outputs)": lambda row: (
-        "" if row.same_ids is None else f"{row.same_ids:.1%} ({shown(row.same_outputs, '.0%')})"
-    ),
+    "same ids": lambda row: shown(row.same_ids, ".1%"),
 }
 
 

@@ -30,10 +30,6 @@ class Task:
     ends: bool = True
     slots: int | None = None
 
-    @property
-    def title(self) -> str:
-        return self.name if self.slots is None else f"{self.name}, {self.slots} slots"
-
 
 def tasks_from_files(
     paths: Sequence[Path], limit: int, max_tokens: int, model: EncoderDecoder, tokenizer: Tokenizer

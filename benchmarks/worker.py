@@ -46,9 +46,8 @@ class HuggingFace:
         if job["draft"] is not None:
             assistant = self.options["assistant_model"] = load(job["draft"]).eval()
             if (constant := job["mode"].get("num_assistant_tokens")) is not None:
-                assistant.generation_config.num_assistant_tokens = constant
-                assistant.generation_config.num_assistant_tokens_schedule = "constant"
-                assistant.generation_config.assistant_confidence_threshold = 0.0  # above it, drafting stops early
+                fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+                assistant.generation_config.update(num_assistant_tokens=constant, **fixed)  # or drafting stops early
 
     def decode(self, sources: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
         width, pad = max(map(len, sources)), self.model.config.pad_token_id

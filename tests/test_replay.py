@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as benchmark
-from benchmarks import acceptance, models
+from benchmarks import acceptance, interleave, models
 from benchmarks.interleave import Contender
 from benchmarks.ours import Ids, Ours
 from benchmarks.record import record
@@ -79,7 +79,7 @@ def test_a_target_whose_wide_passes_differ_is_said(monkeypatch: pytest.MonkeyPat
     assert isinstance(drafter, ReplayDrafter)
     output = drafter.scripts[task.sources[0]].output
     output[2] = abs(output[2] - 1)
-    with pytest.raises(InputError, match="--acceptance: this target's arg-max is another one in wide passes"):
+    with pytest.raises(InputError, match="--acceptance: this target's arg-max is another in wide passes"):
         list(replay.decode(task))
 
 
@@ -108,7 +108,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("a copy 0000 00", "a copy", "line 3 is"),
         ("a head", "a thing", 'a task without "head"'),
         ("a found 3000 00\n", "", 'a task without "found"'),
-        (TINY, "", 'a task without "copy"'),
+        (TINY, "", 'a task without "head"'),
     ],
 )
 def test_a_damaged_file_is_one_line(
@@ -144,7 +144,7 @@ def test_every_table_says_that_acceptance_was_replayed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": ENDLESS, "t5-base": ENDLESS})
-    monkeypatch.setattr(benchmark, "SETTLE", 0.0)
+    monkeypatch.setattr(interleave, "SETTLE", 0.0)
     monkeypatch.setattr(benchmark, "measure_bandwidth", lambda: 1e10)
     arguments = ["--random", "t5-small,t5-base", "--draft", "head", "--acceptance", str(FILE), "-m", "4"]
     for bits, names in (
