@@ -206,7 +206,9 @@ class Engine:
         batch.rows[slot] = row
         read_prefix(self._model, cache, row)
         row.length.begin()
+        row.memory = memory
         self._drafter.begin(row)
+        row.memory = None  # whoever needs it has taken it
 
     def _resize(self, wanted: int) -> None:
         """As many rows as are needed, give or take a factor of two: a pass computes all of them."""

@@ -29,6 +29,7 @@ from .engine import Engine, Event, Request
 from .errors import InputError
 from .loading.draft_head import OpenedHead, open_draft
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
+from .loading.pair import load_pair
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
@@ -167,12 +168,14 @@ class Session:
         return self._batch(prompts, options, self._engine(options, slots), slots)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
-        """`score` with this session's target."""
-        return score(self.model, self.tokenizer, source, target, allow_long_prompt=allow_long_prompt)
+        """`score` with this session's target and languages."""
+        ours = {"source_language": self.options.source_language, "target_language": self.options.target_language}
+        return score(self.model, self.tokenizer, source, target, allow_long_prompt=allow_long_prompt, **ours)
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
-        """`encode` with this session's target."""
-        return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt)
+        """`encode` with this session's target and language."""
+        language = self.options.source_language
+        return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, source_language=language)
 
     def options_with(self, given: Mapping[str, Any]) -> GenerationOptions:
         """This session's options with those of a call. Raises `InputError` for what does not fit."""
@@ -322,7 +325,5 @@ def load(
         opened_draft = open_target(quantize=SELF_DRAFT_BITS)
     elif draft is not None:
         opened_draft = open_draft(draft, target, dtype=dtype)
-    target.load_weights()
-    if opened_draft is not None:
-        opened_draft.load_weights()
+    load_pair(target, opened_draft)
     return Session(target.model, target.tokenizer, None if opened_draft is None else opened_draft.model, options)

@@ -28,6 +28,7 @@ from speculative_decoding.decoding.batch import Batch, DecodedRow
 from speculative_decoding.decoding.judge import Outcome, commit, judge
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.drafters import Draft, NoDrafter, Row, SeparateDrafters
+from speculative_decoding.drafters.base import history_of
 from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed
 from speculative_decoding.sampling.random import keys
 
@@ -327,7 +328,10 @@ def with_neighbours(compute: Callable[..., mx.array]) -> Callable[..., mx.array]
 
 
 def neighbours_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "History", lambda tokens, drafted: History(neighbours(tokens), drafted))
+    def past(rows: Sequence[Row], drafted: mx.array) -> History:
+        return history_of(rows, drafted)._replace(tokens=neighbours([row.tokens for row in rows]))
+
+    monkeypatch.setattr(acceptance, "history_of", past)
 
 
 def one_key_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ NAMES = [
     *("/help", "/quit", "/stats", "/prefix", "/model", "/draft-model", "/compare", "/regular-decode"),
     *("/show-draft", "/drafter", "/num-draft", "/max-tokens", "/output-prefix", "/stop", "/eos-token-id", "/seed"),
     *("/temperature", "/top-k", "/top-p", "/min-p", "/repetition-penalty", "/acceptance", "/delta"),
+    *("/no-repeat-ngram-size", "/min-tokens", "/source-language", "/target-language"),
     *("/confidence-threshold", "/strict", "/allow-long-prompt"),
 ]
 
@@ -96,7 +97,7 @@ def test_mistakes_are_answered_and_the_console_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = in_process(
-        monkeypatch, capsys, f"/max-token 3\n/nonsense\n/max-tokens x\n{'word ' * 600}\n{GERMAN}\n"
+        monkeypatch, capsys, f"/max-token 3\n/qqq\n/max-tokens x\n{'word ' * 600}\n{GERMAN}\n"
     )
     assert status == 0 and out == f"{TEXT}\n"
     for words in ("did you mean /max-tokens?", "/help lists them", "usage: /max-tokens N", "trained on at most 512"):
@@ -292,7 +293,7 @@ def test_options_that_a_console_would_ignore_are_refused(
 
 
 def test_completion() -> None:
-    assert completions("/s") == ["/seed", "/stop", "/strict", "/show-draft", "/stats"]
+    assert completions("/s") == ["/seed", "/source-language", "/stop", "/strict", "/show-draft", "/stats"]
     assert completions("/acceptance c") == ["coupled"]
     assert completions("/num-draft ") == ["auto", "heuristic", "heuristic_transient"]
     assert completions("The /s") == completions("/max-tokens ") == completions("/x y") == []

@@ -195,7 +195,7 @@ def lose_a_shard(folder: Path) -> None:
 
 
 def other_architecture(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"model_type": "bart"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "whisper"}))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def other_architecture(folder: Path) -> None:
         (transpose_tensor, "encoder.block.0.layer.1.DenseReluDense.wi.weight' has shape"),
         (truncate, "model.safetensors: not a readable safetensors file"),
         (lose_a_shard, "model-00002-of-00002.safetensors' is missing"),
-        (other_architecture, "unknown model_type 'bart'"),
+        (other_architecture, "unknown model_type 'whisper'"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("]"), "not readable as JSON"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights found"),

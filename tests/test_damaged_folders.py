@@ -24,7 +24,7 @@ from speculative_decoding.loading.load import find_folder
 from tests.checkpoint_files import Entry, zip_bytes
 from tests.damaged_folders import FILES, SMALL, guarded
 from tests.fuzz_checkpoints import npy
-from tests.tiny import CONFIG, VOCAB, save_hugging_face, tiny_model
+from tests.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
 
 
 @pytest.fixture
@@ -145,10 +145,10 @@ def test_drafts_never_leave_the_table() -> None:
     assert session.generate("a", drafter="model", num_draft=3, max_tokens=8).tokens == plain.tokens
 
 
-class Words:
+class Words(OneLanguage):
     """Of ids that a draft of 12 rows does not have."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, language: str | None = None) -> list[int]:
         return [23, 14, 5, 1]
 
     def decode(self, tokens: object) -> str:

@@ -32,10 +32,11 @@ from speculative_decoding.drafters import (
     choose_drafter,
     model,
 )
+from speculative_decoding.drafters.base import Row, history_of
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling import GenerationOptions, History, logprobs
+from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs
 from tests.tiny import EOS, noisy_copy, tiny_model
 
 VOCAB, LENGTH = 8, 3
@@ -57,11 +58,27 @@ with_memory(TARGET)
 Law = dict[tuple[int, ...], float]
 
 
+def may_come(token: int, history: Sequence[int], own: Constraints) -> bool:
+    """One id by itself: what would stand there, read again."""
+    after, size = [*history, token], own.no_repeat_ngram_size
+    stretches = [after[i : i + size] for i in range(len(after) - size + 1)] if size else []
+    is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.never)
+    is_early = any(token == each and len(history) < place for each, place in own.early)
+    return not (is_never or is_early or (stretches and stretches[-1] in stretches[:-1]))
+
+
 def transformed(logits: NDArray[np.float64], history: Sequence[int], options: dict[str, Any]) -> NDArray[np.float64]:
     """The distribution as Hugging Face defines it, one position at a time."""
     x, penalty = logits.astype(np.float64), options.get("repetition_penalty", 1.0)
     for token in set(history):
         x[token] = x[token] * penalty if x[token] < 0 else x[token] / penalty
+    own = options.get("constraints", Constraints())
+    for token in range(VOCAB):
+        if not may_come(token, history, own):
+            x[token] = -np.inf
+    for place, ids in own.forced:
+        if place == len(history):
+            x = np.array([0.0 if token in ids else -np.inf for token in range(VOCAB)])
     p = np.exp((x - x.max()) / options["temperature"])
     p /= p.sum()
     order = np.argsort(-p)
@@ -102,15 +119,20 @@ def check_law(options: dict[str, Any], samples: int = 450, draft: DraftModel = D
     rows: so many seeds are decoded side by side; what they share are the passes.
     """
     law, counts = exact_law(options), Counter[tuple[int, ...]]()
+    own = dict(options)
+    constraints = own.pop("constraints", Constraints())
     for start in range(0, samples, rows):
-        batch = [GenerationOptions(seed=seed, **options) for seed in range(start, start + rows)]
-        counts.update(outcomes(BatchModelDrafter(draft, VOCAB), batch, [2] * rows))
+        batch = [GenerationOptions(seed=seed, **own) for seed in range(start, start + rows)]
+        counts.update(outcomes(BatchModelDrafter(draft, VOCAB), batch, [2] * rows, constraints))
         if (start + rows) % 150 == 0:
             check_counts(counts, law, start + rows)
 
 
 def outcomes(
-    drafter: BatchDrafter, options: Sequence[GenerationOptions], lengths: Sequence[int]
+    drafter: BatchDrafter,
+    options: Sequence[GenerationOptions],
+    lengths: Sequence[int],
+    constraints: Constraints = Constraints(),  # noqa: B008
 ) -> list[tuple[int, ...]]:
     """What the readers of a batch get, whose rows draft so many tokens a round."""
     cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
@@ -118,7 +140,7 @@ def outcomes(
     rows: list[DecodedRow | None] = []
     for slot, (own, length) in enumerate(zip(options, lengths, strict=True)):
         chosen = replace(own, max_tokens=LENGTH)
-        row = DecodedRow(chosen, SOURCE, [0], slot, length=fixed[length], ends={EOS}.__contains__)
+        row = DecodedRow(chosen, SOURCE, [0], slot, constraints, length=fixed[length], ends={EOS}.__contains__)
         rows.append(row)
         drafter.begin(row)
     batch = Batch(TARGET, drafter, cache, rows)
@@ -173,8 +195,32 @@ def test_coupled_outputs_follow_the_targets_law() -> None:
     check_law(OPTIONS[-1] | {"acceptance": "coupled"})
 
 
-# A draft model that never proposes 0, 5 or 7 (3 and 4 are in the source), and one that stops where it is unsure.
+# A draft model that never proposes 0, 5 or 7 (3 and 4 are in the source).
 TRIMMED = DraftModel(DRAFT.model, DraftVocabulary((EOS, 2, 6)))
+# Of outputs of three tokens: stretches within them and with the start token, what is too early, what is forced.
+REPEATS = {
+    "temperature": 1.6,
+    "constraints": Constraints(no_repeat_ngram_size=1, never=((4,), (5, 6)), early=((EOS, 3),)),
+}
+FORCED = {"temperature": 1.6, "constraints": Constraints(2, early=((EOS, 2), (3, 3)), forced=((1, (0,)), (3, (2, 6))))}
+
+
+@pytest.mark.parametrize("options", [REPEATS, FORCED], ids=["repeats", "forced"])
+@pytest.mark.parametrize("rule", [*RULES, "coupled"])
+def test_constrained_outputs_follow_the_targets_law(rule: str, options: dict[str, Any]) -> None:
+    check_law(options | {"acceptance": rule})
+    check_law(options | {"acceptance": rule}, draft=TRIMMED)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "coupled"])
+def test_a_draft_none_of_whose_tokens_may_come_leaves_the_law_alone(rule: str) -> None:
+    """Behind a token that may: a distribution that is NaN there would bias what the block rule says of the first."""
+    only = DraftModel(DRAFT.model, DraftVocabulary((EOS,)))  # and the source's 2, 3 and 4
+    banned = Constraints(never=tuple(product((2, 3, 4), (1, 2, 3, 4))))
+    check_law(OPTIONS[1] | {"acceptance": rule, "constraints": banned}, draft=only)
+
+
+# One that stops where it is unsure.
 UNSURE = OPTIONS[1] | {"confidence_threshold": 0.5}
 
 
@@ -321,7 +367,17 @@ def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def penalty_on_the_wrong_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every verified position sees the committed tokens alone."""
 
-    monkeypatch.setattr(acceptance, "History", lambda tokens, drafted: History(tokens))
+    monkeypatch.setattr(acceptance, "history_of", lambda rows, drafted: history_of(rows))
+
+
+def history_one_token_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verified position misses the drafted token before it."""
+
+    def too_short(rows: Sequence[Row], drafted: mx.array) -> History:
+        hidden = 0 * drafted[:, -1:]  # the start token, which every history has
+        return history_of(rows, mx.concatenate([drafted[:, :-1], hidden], axis=1))
+
+    monkeypatch.setattr(acceptance, "history_of", too_short)
 
 
 def temperature_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,6 +424,8 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
     (temperature_on_one_side, OPTIONS[1]),
     (draft_reports_another_temperature, OPTIONS[1]),
     (penalty_on_the_wrong_prefix, OPTIONS[5]),
+    (penalty_on_the_wrong_prefix, REPEATS),
+    (history_one_token_too_short, REPEATS),
 ]
 
 

@@ -11,17 +11,14 @@ import pytest
 
 from speculative_decoding import InputError, encode, generate, load, score
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.loading.tokenizer import Vocabulary
 from tests.test_t5 import GOLDENS, load_golden
-from tests.tiny import EOS, SOURCES, run, tiny_model, tokens_of
+from tests.tiny import EOS, SOURCES, OneLanguage, run, tiny_model, tokens_of
 
 
-class Numbers:
+class Numbers(OneLanguage):
     """Text is ids as numbers: "5 9 3"."""
 
-    vocabulary = Vocabulary({})
-
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, language: str | None = None) -> list[int]:
         return [int(word) for word in text.split()]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -24,6 +24,7 @@ from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli import train as train_command
 from speculative_decoding.loading.load import WEIGHTS, Opened, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
+from speculative_decoding.models.attention import capped
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, usual_layers
@@ -102,16 +103,17 @@ def random_labels() -> tuple[mx.array, mx.array, Labels]:
     return mx.array(dice.normal(size=(10, 7))), mx.array(dice.normal(size=(7, 20))), Labels(*arrays)
 
 
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("total_variation", [False, True])
-def test_numpy_computes_the_loss_and_its_gradients(total_variation: bool) -> None:
+def test_numpy_computes_the_loss_and_its_gradients(total_variation: bool, soft_cap: float | None) -> None:
     states, matrix, labels = random_labels()
     states, matrix = states.astype(mx.float32), matrix.astype(mx.float32)
 
     def whole(states: mx.array, matrix: mx.array) -> mx.array:
-        return distance(states @ matrix, labels, total_variation=total_variation)
+        return distance(capped(states @ matrix, soft_cap), labels, total_variation=total_variation)
 
     value, gradients = mx.value_and_grad(whole, argnums=(0, 1))(states, matrix)
-    found, slopes = numpy_distance(np.array(states), np.array(matrix), labels, total_variation)
+    found, slopes = numpy_distance(np.array(states), np.array(matrix), labels, total_variation, soft_cap)
     assert found == pytest.approx(value.item(), rel=1e-5)
     np.testing.assert_allclose(slopes @ np.array(matrix).T, np.array(gradients[0]), atol=1e-5)
     np.testing.assert_allclose(np.array(states).T @ slopes, np.array(gradients[1]), atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -28,6 +29,7 @@ from speculative_decoding.drafters import (
     TextStore,
 )
 from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead, usual_layers
@@ -211,3 +213,15 @@ def save_hugging_face(model: EncoderDecoder, folder: Path, config: Mapping[str, 
     (folder / "config.json").write_text(json.dumps(dict(config)))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     return folder
+
+
+class OneLanguage:
+    """What tokenizers for tests have in common."""
+
+    vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        raise NotImplementedError
+
+    def encode_output(self, text: str) -> list[int]:
+        return self.encode(text)

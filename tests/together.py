@@ -17,23 +17,19 @@ from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
-from tests.tiny import DRAFTERS, EOS, OPTIONS_OF, VOCAB
+from tests.tiny import DRAFTERS, EOS, OPTIONS_OF, VOCAB, OneLanguage
 
 
-class Letters:
+class Letters(OneLanguage):
     """A tokenizer for tests: id 2 is 'a', 3 is 'b' and so on."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [*(ord(letter) - ord("a") + 2 for letter in text), EOS]
 
-    encode_output = encode
-
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(ord("a") + token - 2) for token in tokens if token >= 2)
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary({chr(ord("a") + i - 2): i for i in range(2, VOCAB)})
+    vocabulary = Vocabulary({chr(ord("a") + i - 2): i for i in range(2, VOCAB)})
 
 
 @dataclass

@@ -6,7 +6,7 @@ One reader per format, all returning Hugging Face tensor names. Knows nothing of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ FORMATS: dict[str, Callable[[Path], Checkpoint]] = {
 }
 
 
+FORCED_BOS = "force_bos_token_to_be_generated"  # in the first files of BART
 ID_FIELDS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
@@ -78,11 +79,15 @@ def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
     raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?")
 
 
-def generation_ids(folder: Path) -> dict[str, Any]:
-    """Ids that generation_config.json has in place of config.json's, as transformers takes them."""
+def read_generation_config(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The parsed generation_config.json, or without one config.json, where older models have its fields; as
+    transformers takes them. And which of the files it is.
+    """
     path = folder / "generation_config.json"
-    given = read_object(path) if path.exists() else {}
-    return {name: given[name] for name in ID_FIELDS if given.get(name) is not None}
+    if path.exists():
+        return read_object(path), path.name
+    forced = {"forced_bos_token_id": config.get("bos_token_id")} if config.get(FORCED_BOS) is True else {}
+    return {**config, **forced}, "config.json"
 
 
 def gguf_file(folder: Path) -> Path | None:
@@ -93,4 +98,4 @@ def gguf_file(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-__all__ = ["Checkpoint", "CheckpointError", "TensorInfo", "generation_ids", "read", "read_config"]
+__all__ = ["Checkpoint", "CheckpointError", "TensorInfo", "read", "read_config", "read_generation_config"]

@@ -11,6 +11,7 @@ from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
+from ..loading.pair import load_pair
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
@@ -94,9 +95,7 @@ class Pair:
         return {"model": str(self.opened_target.folder), "draft_model": draft}
 
     def load_weights(self) -> None:
-        self.opened_target.load_weights()
-        if self.opened_draft is not None:
-            self.opened_draft.load_weights()
+        load_pair(self.opened_target, self.opened_draft)
 
 
 def find(name: str, option: str) -> Path:

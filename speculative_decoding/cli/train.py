@@ -70,7 +70,7 @@ class TrainFlags:
 
     def settings(self, prompts: Sequence[Path]) -> dict[str, Any]:
         """What a training that goes on must have been begun with."""
-        free = ("minutes", "resume", "force", "max_disk_gb")
+        free = ("minutes", "resume", "force", "max_disk_gb", "frequent")
         own = {name: str(value) for name, value in asdict(self).items() if name not in free}
         return own | {"prompts": [f"{path}: {path.stat().st_size} bytes" for path in prompts]}
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..drafters.base import Draft, Row, draft_probs
+from ..drafters.base import Draft, Row, draft_probs, history_of
 from ..sampling import GenerationOptions, History, Use, logprobs, perturbed, scores
 from ..sampling.random import categorical, keys, uniform
 
@@ -49,7 +49,7 @@ class AcceptanceRule(ABC):
     def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
         """logits (B, K + 1, V), raw, behind each row's committed tokens and its draft."""
         options = [row.options for row in rows]
-        probs = mx.exp(logprobs(logits, options, History([row.tokens for row in rows], draft.tokens)))
+        probs = mx.exp(logprobs(logits, options, history_of(rows, draft.tokens)))
         stop, weights = self(draft, probs)
         starts = [(row.options.seed, len(row.tokens)) for row in rows]
         accept_keys, next_keys = (keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
@@ -137,7 +137,7 @@ class Greedy(AcceptanceRule):
         The total variation is 1 for a token that is kept without being the arg-max, else 0: two certainties that differ
         are 1 apart.
         """
-        values = self.scores(logits, [row.options for row in rows], History([row.tokens for row in rows], draft.tokens))
+        values = self.scores(logits, [row.options for row in rows], history_of(rows, draft.tokens))
         best = mx.argmax(values, axis=-1)
         if not draft.num_tokens:
             return Verdict(*longest_prefix(draft, best, best))

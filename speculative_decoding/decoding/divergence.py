@@ -11,7 +11,7 @@ from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions, History
 from .acceptance import Greedy, rule_for
-from .request import encode_prompt, output_ids
+from .request import begin, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ def first_divergence(
         return Divergence(position, *(ids[position] if len(ids) > position else None for ids in (regular, speculative)))
     rule = rule_for([options])
     assert isinstance(rule, Greedy)
-    cache = model.make_cache(model.encode(mx.array([encode_prompt(model, tokenizer, prompt, allow_long=True)])))
-    given = output_ids(model, tokenizer, options.prefix, "prefix")
-    tokens = [model.config.decoder_start_token_id, *given, *regular[:position]]
+    source = encode_prompt(model, tokenizer, prompt, allow_long=True, language=options.source_language)
+    cache = model.make_cache(model.encode(mx.array([source])))
+    beginning = begin(model, tokenizer, options)
+    tokens = [*beginning.tokens, *regular[:position]]
     logits = model.decode(mx.array([tokens]), cache)[:, -1:]
-    scores = rule.scores(logits, [options], History([tokens]))[0, 0].astype(mx.float32)
+    history = History([tokens], constraints=[beginning.constraints])
+    scores = rule.scores(logits, [beginning.options], history)[0, 0].astype(mx.float32)
     ours, theirs = regular[position], speculative[position]
     return Divergence(position, ours, theirs, float(scores[ours] - scores[theirs]))

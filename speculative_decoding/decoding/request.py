@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
 
 from ..draft_length.base import DraftLength
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
-from ..sampling import GenerationOptions
+from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short
 from .batch import DecodedRow
 from .ending import Ending
@@ -24,38 +26,115 @@ def prepare(
 
     Raises `InputError` that names the option.
     """
+    beginning = begin(model, tokenizer, options)
+    (_, *given), ends = beginning.tokens, beginning.eos_token_ids
+    ending = Ending(tokenizer, ends, options.stop, given)
+    source = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.source_language)
+    row = DecodedRow(
+        beginning.options, source, beginning.tokens, constraints=beginning.constraints, length=length, ends=ending
+    )
+    return row, ending
+
+
+class Beginning(NamedTuple):
+    """What an output begins with, and what holds for it. options: with the model's values where nobody chose one.
+    tokens: the start token and the prefix.
+    """
+
+    options: GenerationOptions
+    tokens: list[int]
+    eos_token_ids: set[int]
+    constraints: Constraints
+
+
+def begin(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> Beginning:
+    """Raises `InputError` that names the option."""
     check_token_ids(options.eos_token_ids, model.config.vocab_size)
+    first = first_token(model, tokenizer, options.target_language)
     given = output_ids(model, tokenizer, options.prefix, "prefix")
-    ending = Ending(tokenizer, {*model.config.eos_token_ids, *options.eos_token_ids}, options.stop, given)
-    source = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt)
-    tokens = [model.config.decoder_start_token_id, *given]
-    return DecodedRow(options, source, tokens, length=length, ends=ending), ending
+    if given and first not in (None, given[0]):
+        given = [first, *given]
+    require_positions(model, "max_tokens", options.max_tokens, len(given))
+    tokens, ends = [model.config.decoder_start_token_id, *given], {*model.config.eos_token_ids, *options.eos_token_ids}
+    settled = model.generation_config.settled(options, len(tokens))
+    constraints = model.generation_config.constraints(settled, sorted(ends), len(tokens), None if given else first)
+    return Beginning(settled, tokens, ends, constraints)
 
 
-def encode_prompt(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, allow_long: bool = False) -> list[int]:
-    """Text -> the ids that the encoder reads. Raises `InputError` for an empty or too long prompt."""
+def first_token(model: EncoderDecoder, tokenizer: Tokenizer, target_language: str | None) -> int | None:
+    """What an output must begin with: the token of its language, or whatever the model's file says."""
+    config, languages = model.config, tokenizer.languages
+    if target_language is not None:
+        chosen = language_token(tokenizer, "target_language", target_language)
+        check_token_ids([chosen], config.vocab_size, f"the token of target_language {target_language}")
+        return chosen
+    first = model.generation_config.forced_bos_token_id
+    if languages and first is None and config.decoder_start_token_id not in languages.values():
+        known = ", ".join(sorted(languages))
+        raise InputError(f"target_language must be given, for this model writes {len(languages)} languages: {known}")
+    return first
+
+
+def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
+    """name: of the option. Raises `InputError` with the languages that there are."""
+    languages = tokenizer.languages
+    if language in languages:
+        return languages[language]
+    if not languages:
+        raise InputError(f"{name} {short(language)} has no effect: this model has no languages; leave it out")
+    nearest = get_close_matches(language.lower(), [each.lower() for each in languages], 3, 0.5)
+    meant = " or ".join(each for each in languages if each.lower() in nearest)
+    raise InputError(
+        f"{name} {short(language)} is none of this model's {len(languages)} languages; "
+        + (f"did you mean {meant}? " if meant else "")
+        + f"There are {', '.join(sorted(languages))}"
+    )
+
+
+def encode_prompt(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    allow_long: bool = False,
+    language: str | None = None,
+) -> list[int]:
+    """Text -> the ids that the encoder reads. language: of the text, by default as the tokenizer was saved. Raises
+    `InputError` for an empty or too long prompt, and for a language that the model does not have.
+    """
+    if language is not None:
+        language_token(tokenizer, "source_language", language)
     if not isinstance(prompt, str):
         raise InputError(f"prompt must be text, not {short(prompt)}")
     if not prompt.strip():
         raise InputError("prompt is empty; give it some text")
-    limit = None if allow_long else model.config.max_source_tokens
+    limit, why = model.config.max_source_tokens, "was trained on"
+    if allow_long or model.most_positions is not None:
+        limit, why = model.most_positions, "has positions for"
     # before it is tokenised, which takes minutes and gigabytes for what is much too long
     if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
-        raise too_long(f"{length} characters", limit)
+        raise too_long(f"{length} characters", why, limit)
     require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
-    source = tokenizer.encode(prompt)
+    source = tokenizer.encode(prompt, language)
     check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
     if limit is not None and len(source) > limit:
-        raise too_long(f"{len(source)} tokens", limit)
+        raise too_long(f"{len(source)} tokens", why, limit)
     require_encodable(model, len(source))
     return source
 
 
-def too_long(size: str, limit: int) -> InputError:
-    return InputError(
-        f"prompt has {size}, but the model was trained on at most {limit} tokens; "
-        "shorten or split it, or allow long prompts"
-    )
+def too_long(size: str, why: str, limit: int) -> InputError:
+    way_out = "shorten or split it" + (", or allow long prompts" if why == "was trained on" else "")
+    return InputError(f"prompt has {size}, but the model {why} at most {limit} tokens; {way_out}")
+
+
+def require_positions(model: EncoderDecoder, name: str, tokens: int, given: int = 0) -> None:
+    """Raise `InputError` for an output that would go beyond the model's positions. given: tokens of a prefix."""
+    if model.most_positions is not None and given + tokens > model.most_positions:
+        behind = f" behind a prefix of {given} tokens" if given else ""
+        raise InputError(
+            f"{name}: the model has positions for outputs of at most {model.most_positions} tokens, "
+            f"not for {tokens}{behind}; choose fewer"
+        )
 
 
 def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:

@@ -14,7 +14,7 @@ from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
 from ..sampling.options import accepted
 from ..sampling.values import Several, Whole
-from .request import check_token_ids, encode_output, encode_prompt, not_finite
+from .request import check_token_ids, encode_output, encode_prompt, first_token, not_finite, require_positions
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,27 @@ def score(
     target: str | Sequence[int],
     *,
     allow_long_prompt: bool = False,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> Score:
     """How likely the model is to write `target` for `source`, at temperature 1, in one pass.
 
-    target: a text, then the end of sequence counts as its last token; or ids, which are taken as they are.
+    target: a text, then the end of sequence counts as its last token, and as its first what every output begins with,
+        such as the token of its language; or ids, which are taken as they are.
+    source_language, target_language: as in `GenerationOptions`.
 
-    Raises `InputError` for an empty or too long source, and for ids that the model does not have.
+    Raises `InputError` for an empty or too long source, and for ids or languages that the model does not have.
     """
-    ids = encode_prompt(model, tokenizer, source, allow_long_prompt)
+    ids = encode_prompt(model, tokenizer, source, allow_long_prompt, source_language)
+    first = first_token(model, tokenizer, target_language)
     given = encode_output(model, tokenizer, target, "target") if isinstance(target, str) else target
     tokens = list(accepted("target", Several(Whole(0)), given))
+    if isinstance(target, str) and first is not None and tokens[:1] != [first]:
+        tokens = [first, *tokens]
     if not tokens:
         raise InputError("target must have a token at least; give it some text or ids")
     check_token_ids(tokens, model.config.vocab_size, "target")
+    require_positions(model, "target", len(tokens))
     read = mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]])
     logits = model.logits(model.teacher_forced(read, model.encode(mx.array([ids]))))  # (1, N, V)
     logprobs = [float(each) for each in token_logprobs(logits[0], mx.array(tokens)).tolist()]  # type: ignore[union-attr,arg-type]
@@ -54,9 +62,16 @@ def score(
     return Score(sum(logprobs), tokens, logprobs)
 
 
-def encode(model: EncoderDecoder, tokenizer: Tokenizer, text: str, *, allow_long_prompt: bool = False) -> mx.array:
+def encode(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    allow_long_prompt: bool = False,
+    source_language: str | None = None,
+) -> mx.array:
     """Text -> the encoder's last states, (1, S, d_model), one for each token; the last is that of the end of sequence.
 
     Raises `InputError` for an empty or too long text.
     """
-    return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt)]))
+    return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt, source_language)]))

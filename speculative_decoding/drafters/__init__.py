@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
+from ..models.shared_encoder import shares_encoder
 from ..sampling import DRAFTERS, GenerationOptions
 from .alignment import Pieces
 from .auto import AutoDrafter
@@ -76,7 +77,8 @@ def choose_drafter(
 def model_drafter(draft_model: DraftModel | DraftHead, target: EncoderDecoder) -> BatchDrafter:
     if isinstance(draft_model, DraftHead):
         return BatchHeadDrafter(draft_model, target)
-    return BatchModelDrafter(draft_model, target.config.vocab_size)
+    shared = shares_encoder(target, draft_model.model)
+    return BatchModelDrafter(draft_model, target.config.vocab_size, shares_encoder=shared)
 
 
 def new_ngram(target: EncoderDecoder, max_ngram_size: int, min_ngram_size: int) -> NgramDrafter:

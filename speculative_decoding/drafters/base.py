@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from ..sampling import GenerationOptions
+from ..sampling import Constraints, GenerationOptions, History
 
 MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
 
@@ -22,12 +22,21 @@ class Row:
 
     slot: its place in the batch, as long as it lasts; a single request has slot 0.
     source: the ids that the encoder reads. tokens: the committed decoder ids, start token first.
+    constraints: which tokens may come; drafts keep to them too.
+    memory: what the target's encoder made of the source, (1, S, d_model), when a drafter begins the row.
     """
 
     options: GenerationOptions
     source: list[int]
     tokens: list[int]
     slot: int = 0
+    constraints: Constraints = field(default_factory=Constraints)
+    memory: mx.array | None = None
+
+
+def history_of(rows: Sequence[Row], drafted: mx.array | None = None) -> History:
+    """What stands before each position behind the rows' tokens and their drafts, (B, N)."""
+    return History([row.tokens for row in rows], drafted, [row.constraints for row in rows])
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import mlx.core as mx
 
 from ..models.cache import DecoderCache
 from ..models.compiled import pass_width
-from ..sampling import GenerationOptions, History, Use, logprobs, scores
+from ..sampling import GenerationOptions, History, Use, are_raw, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
 from ..sampling.random import gumbel, keys, split
-from .base import MODEL, BatchDrafter, Draft, Row, Wanted, token_rows
+from .base import MODEL, BatchDrafter, Draft, Row, Wanted, history_of, token_rows
 from .draft_model import DraftModel, OutputHead
 
 
@@ -20,12 +20,16 @@ class BatchModelDrafter(BatchDrafter):
     device, unless a confidence threshold makes it.
     """
 
-    def __init__(self, draft_model: DraftModel, vocab_size: int) -> None:
-        """vocab_size: the target's, which may be padded further than the model's."""
+    def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
+        """vocab_size: the target's, which may be padded further than the model's. shares_encoder: the model's encoder
+        is the target's, so a source is not encoded again.
+        """
         self._draft_model, self._model = draft_model, draft_model.model
         self._vocab_size = vocab_size
         self._cache: DecoderCache | None = None
         self._sources: dict[int, list[int]] = {}  # by slot
+        self._shares_encoder = shares_encoder
+        self._memories: dict[int, mx.array] = {}  # by slot: the target's, until they are needed
         self._held: dict[int, list[int]] = {}  # by slot: the ids that the cache holds, once the source was encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # of the last draft: its slots, (B, K) ids
         self._head: OutputHead | None = None
@@ -33,6 +37,9 @@ class BatchModelDrafter(BatchDrafter):
     def begin(self, row: Row) -> None:
         self._read_drafted()
         self._sources[row.slot] = row.source
+        self._memories.pop(row.slot, None)
+        if self._shares_encoder and row.memory is not None:
+            self._memories[row.slot] = row.memory
         self._held.pop(row.slot, None)
         self._head = None
 
@@ -42,6 +49,7 @@ class BatchModelDrafter(BatchDrafter):
     def select(self, slots: Sequence[int]) -> None:
         self._read_drafted()
         self._sources = {i: self._sources[slot] for i, slot in enumerate(slots) if slot in self._sources}
+        self._memories = {i: self._memories[slot] for i, slot in enumerate(slots) if slot in self._memories}
         self._held = {i: self._held[slot] for i, slot in enumerate(slots) if slot in self._held}
         self._head = None
         if self._cache is not None:
@@ -85,8 +93,11 @@ class BatchModelDrafter(BatchDrafter):
     def _read_sources(self, wanted: Sequence[int], slots: int) -> None:
         """Encode, together, those of the rows that have not been: a row that never has a draft costs no encoder."""
         new = [slot for slot in wanted if slot not in self._held]
-        memories = self._model.encode_rows([self._sources[slot] for slot in new]) if new else []
-        for slot, memory in zip(new, memories, strict=True):
+        unread = [slot for slot in new if slot not in self._memories]
+        memories = self._model.encode_rows([self._sources[slot] for slot in unread]) if unread else []
+        self._memories |= dict(zip(unread, memories, strict=True))
+        for slot in new:
+            memory = self._memories.pop(slot)
             self._cache = self._model.assign_slot(self._cache, slot, slots, memory)
             self._held[slot] = []
 
@@ -124,16 +135,15 @@ class Chain:
         self._head = head
         by_slot = {each.row.slot: each for each in wanted}
         each_slot = [by_slot.get(slot, wanted[0]) for slot in range(slots)]  # others repeat the first, for nothing
-        self._options: list[GenerationOptions] = [each.row.options for each in each_slot]
-        self._tokens = [each.row.tokens for each in each_slot]
+        self._rows = [each.row for each in each_slot]
+        self._options: list[GenerationOptions] = [row.options for row in self._rows]
         self._lengths = [by_slot[slot].count if slot in by_slot else 0 for slot in range(slots)]
         self._has_threshold = any(row.confidence_threshold for row in self._options)
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
         self._is_certain = [row.is_comparable for row in self._options]
         if not all(row.is_greedy for row in self._options):
-            places = zip(self._options, self._tokens, strict=True)
-            starts = keys([(row.seed, len(tokens), Use.DRAFT) for row, tokens in places])
+            starts = keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
             self._keys = split(starts, MOST_DRAFTED)  # a round's own: its draft is judged as a whole
 
     @property
@@ -147,39 +157,39 @@ class Chain:
     def choose(self, states: mx.array) -> mx.array:
         """(B, 1, d) states -> the next token of each row, (B, 1)."""
         logits = self._head(states)
-        if all(row.is_greedy and not row.needs_history for row in self._options) and not self._has_threshold:
+        history = history_of(self._rows, mx.concatenate(self._ids, axis=1) if self._ids else None)
+        is_greedy = all(row.is_greedy for row in self._options)
+        if is_greedy and not self._has_threshold and are_raw(self._options, history, 1):
             new = self._head.likeliest(logits)
         else:
-            new = self._choose_by_options(self._head.spread(logits))
+            new = self._choose_by_options(self._head.spread(logits), history)
         self._ids.append(new.astype(mx.uint32))
         return self._ids[-1]
 
-    def _choose_by_options(self, logits: mx.array) -> mx.array:
+    def _choose_by_options(self, logits: mx.array, history: History) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
         options, count = self._options, len(self._ids)
-        history = History(self._tokens, mx.concatenate(self._ids, axis=1) if count else None)
-        probs = None
+        probs, decisive = None, scores(logits, options, history)
         if all(row.is_greedy for row in options):
-            new = mx.argmax(scores(logits, options, history), axis=-1)
+            new = mx.argmax(decisive, axis=-1)
         else:
             chances = logprobs(logits, options, history)
             noisy = chances + self._noise(count)[:, None]
             greedy = mx.array([row.is_greedy for row in options])[:, None, None]
-            new = mx.argmax(mx.where(greedy, scores(logits, options, history), noisy), axis=-1)
+            new = mx.argmax(mx.where(greedy, decisive, noisy), axis=-1)
             probs = mx.exp(chances)
             if not all(self._is_certain):
                 certain = mx.array(self._is_certain)[:, None, None]
                 point = mx.arange(logits.shape[-1]) == new[..., None]
                 self._probs.append(mx.where(certain, point.astype(mx.float32), probs))
         if self._has_threshold:
-            plain = mx.softmax(logits.astype(mx.float32), axis=-1)
+            plain = mx.softmax(decisive.astype(mx.float32), axis=-1)
             self._stop_unsure(new, plain if probs is None else mx.where(greedy, plain, probs))
         return new
 
     def _noise(self, count: int) -> mx.array:
         """(B, V) Gumbel noise for the token behind `count` drafted ones."""
-        places = zip(self._options, self._tokens, strict=True)
-        coupled = keys([(row.seed, len(tokens) + count, Use.COUPLED) for row, tokens in places])
+        coupled = keys([(row.options.seed, len(row.tokens) + count, Use.COUPLED) for row in self._rows])
         is_coupled = mx.array([row.acceptance == "coupled" for row in self._options])[:, None]
         return gumbel(mx.where(is_coupled, coupled, self._keys[:, count]), self._head.vocab_size)
 

@@ -20,7 +20,7 @@ from ..checkpoints.npz import write_npz
 from ..errors import InputError, writing
 from ..models.base import checked_sources
 from . import hub, manifest
-from .load import MODELS, WEIGHTS, Storage, checked_config, transformed
+from .load import MODELS, WEIGHTS, Storage, checked_config, checked_generation_config, transformed
 from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
@@ -61,6 +61,7 @@ def convert(
     load_tokenizer(folder)
     raw, checkpoint = transformed(config, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
+    checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
     check_space(output, sum(checkpoint.info(name).nbytes for name in names))

@@ -91,13 +91,13 @@ def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> D
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
     """What a head's target must have in common with the one it was trained for."""
-    cross, _ = target.cross_projections(mx.zeros((1, 1, target.config.d_model)))[-1]
+    cross, _ = target.cross_projections(mx.zeros((1, 1, target.memory_width)))[-1]
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
         "vocab_size": target.config.vocab_size,
         "d_model": target.config.d_model,
         "decoder_layers": target.config.decoder_layers,
-        "heads": cross.shape[1],
+        "heads": target.config.num_heads,
         "head_width": cross.shape[3],
     }
 

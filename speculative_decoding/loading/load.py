@@ -16,6 +16,7 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..errors import InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
+from ..models.generation_config import GenerationConfig
 from . import hub, manifest
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -82,6 +83,7 @@ def open_model(
     model = models.build(raw, checkpoint)
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
+    model.generation_config = checked_generation_config(folder, raw, model)
     return Opened(folder, model, tokenizer, checkpoint)
 
 
@@ -89,7 +91,14 @@ def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
     """config.json with the ids of generation_config.json; those that they replace are checked too."""
     raw = checkpoints.read_config(folder, gguf)
     models.build(raw)
-    return raw | checkpoints.generation_ids(folder)
+    given, _ = checkpoints.read_generation_config(folder, raw)
+    return raw | {name: given[name] for name in checkpoints.ID_FIELDS if given.get(name) is not None}
+
+
+def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
+    """raw: from `checked_config`. Raises `CheckpointError` for a field that is impossible."""
+    given, file = checkpoints.read_generation_config(folder, raw)
+    return GenerationConfig.from_dict(given, model.config.vocab_size, model.config.eos_token_ids, file)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from ..sampling.options import short
 from . import t5_float16
+from .bart import BART
+from .bart_config import FAMILIES, BartConfig
 from .base import EncoderDecoder
+from .gemma_config import t5gemma2_config, t5gemma_config
 from .t5 import T5
 from .t5_config import T5Config
+from .t5gemma import T5Gemma
+from .t5gemma2 import T5Gemma2
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
@@ -21,12 +26,39 @@ class Architecture(NamedTuple):
     for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
 
 
-def t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
+def build_t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
     return T5(T5Config.from_dict(raw, checkpoint))
 
 
-T5_LIKE = Architecture(t5, t5_float16.for_float16)
-ARCHITECTURES = {"t5": T5_LIKE, "mt5": T5_LIKE, "umt5": T5_LIKE}
+def build_bart(raw: RawConfig, checkpoint: Checkpoint | None) -> BART:
+    return BART(BartConfig.from_dict(raw, checkpoint))
+
+
+def build_t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
+    return T5Gemma(t5gemma_config(raw))
+
+
+def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
+    return T5Gemma2(t5gemma2_config(raw))
+
+
+def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """For models whose weights are kept in float16 as they are (docs/LOG.md, "BART's relatives")."""
+    return raw, checkpoint
+
+
+def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Gemma's hidden states outgrow float16 (docs/LOG.md)."""
+    raise InputError(f"{checkpoint}: a {raw['model_type']} model would overflow in float16; choose bfloat16")
+
+
+T5_LIKE, BART_LIKE = Architecture(build_t5, t5_float16.for_float16), Architecture(build_bart, unchanged)
+ARCHITECTURES = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), T5_LIKE),
+    **dict.fromkeys(FAMILIES, BART_LIKE),
+    "t5gemma": Architecture(build_t5gemma, no_float16),
+    "t5gemma2": Architecture(build_t5gemma2, no_float16),
+}
 REFUSED = {
     "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
 }

@@ -4,6 +4,10 @@ products want them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
 import mlx.core as mx
 
 
@@ -15,6 +19,14 @@ def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.arra
     else:
         together = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
     return [*mx.split(together, parts, axis=1)] if parts > 1 else [together]
+
+
+class Keys(NamedTuple):
+    """What queries attend over: keys and values (B, H or fewer, T, D), and an additive mask, (B, H or 1, L or 1, T)."""
+
+    keys: mx.array
+    values: mx.array
+    mask: mx.array
 
 
 def attend(
@@ -33,18 +45,40 @@ def attend(
     """
     if soft_cap is None and mx.default_device() != mx.Device(mx.cpu):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
+    return attend_together(queries, [Keys(keys, values, mask)], scale=scale, soft_cap=soft_cap)
+
+
+def attend_together(
+    queries: mx.array, parts: Sequence[Keys], *, scale: float = 1.0, soft_cap: float | None = None
+) -> mx.array:
+    """`attend` with one softmax over the keys of all parts. Their scores are joined, which are few; the keys and values
+    stay where they are.
+    """
     batch, heads, length, width = queries.shape
-    shared = heads // keys.shape[1]
+    shared = heads // parts[0].keys.shape[1]
     if shared > 1:  # queries of one key stand below each other; a mask is the same for all heads
         queries = queries.reshape(batch, -1, shared * length, width)
-        mask = mx.tile(mask, (1, 1, shared, 1)) if mask.shape[2] > 1 else mask
     if scale != 1.0:
         queries = queries * scale
-    scores = queries @ keys.swapaxes(-1, -2)
-    if soft_cap is not None:
-        scores = soft_cap * mx.tanh(scores / soft_cap)
-    out = mx.softmax(scores + mask, axis=-1, precise=True) @ values
+    scores = [masked_scores(queries, part, soft_cap, shared) for part in parts]
+    weights = mx.softmax(scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+    ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
+    shares = mx.split(weights, ends, axis=-1) if ends else [weights]
+    out = shares[0] @ parts[0].values
+    for share, part in zip(shares[1:], parts[1:], strict=True):
+        out = out + share @ part.values
     return joined_heads(out.reshape(batch, heads, length, width) if shared > 1 else out)
+
+
+def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, shared: int) -> mx.array:
+    scores = queries @ part.keys.swapaxes(-1, -2)
+    mask = part.mask
+    return capped(scores, soft_cap) + (mx.tile(mask, (1, 1, shared, 1)) if shared > 1 and mask.shape[2] > 1 else mask)
+
+
+def capped(x: mx.array, soft_cap: float | None) -> mx.array:
+    """Softly kept within soft_cap, and as it is where there is none."""
+    return x if soft_cap is None else soft_cap * mx.tanh(x / soft_cap)
 
 
 def joined_heads(x: mx.array) -> mx.array:

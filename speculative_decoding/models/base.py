@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,6 +17,8 @@ from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
+from .generation_config import GenerationConfig
+from .last_layer import LastLayer
 from .linear import Head
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
@@ -51,23 +53,6 @@ class EncoderDecoderConfig(Protocol):
         """The longest source that the model was trained on, where its configuration says so."""
 
 
-class LastLayer(NamedTuple):
-    """Of the last decoder layer what reads the memory, its feed-forward, and the norm behind it; weights (outputs,
-    inputs), not quantised. wi: a unit's rows; two matrices, gate and linear, where it is gated. logit_scale: what
-    normed states are multiplied by before the head.
-    """
-
-    cross_norm: mx.array
-    q: mx.array
-    o: mx.array
-    ff_norm: mx.array
-    wi: Sequence[mx.array]
-    wo: mx.array
-    norm: mx.array
-    activation: str
-    logit_scale: float
-
-
 class EncoderDecoder(nn.Module):
     """An encoder-decoder whose state is passed, not hidden: `decode(tokens, cache)`."""
 
@@ -75,16 +60,37 @@ class EncoderDecoder(nn.Module):
     # Which piece of text each id stands for, where the model was loaded with text: a draft that numbers its tokens
     # otherwise must be refused. Read-only (no dict, of which MLX would make parameters).
     pieces: Mapping[int, str] | None = None
+    generation_config: GenerationConfig = GenerationConfig()
     _compiled: Compiled | None = None
     _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
+    @property
+    def most_positions(self) -> int | None:
+        """How many positions there are, for a source and for an output each; None: no end of them."""
+        return None
+
+    @property
+    def has_logits_bias(self) -> bool:
+        """Whether the head adds something to its product."""
+        return False
+
+    @property
+    def memory_width(self) -> int:
+        """M: of the encoder's states; as wide as the decoder's, where an architecture does not say otherwise."""
+        return self.config.d_model
+
+    @property
+    def logit_cap(self) -> float | None:
+        """c: logits are c * tanh(x / c) of the head's products x; None: the products themselves."""
+        return None
+
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, d_model)."""
+        """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, M)."""
 
     @abstractmethod
     def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
-        """Memory (B, S, d_model) -> the cross keys and values of each decoder layer, (B, H, S, D) both."""
+        """Memory (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
 
     @abstractmethod
     def decoder_hidden(
@@ -116,7 +122,7 @@ class EncoderDecoder(nn.Module):
         """What a draft head begins with."""
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        """A cache with a row for each row of the memory (B, S, d_model); projects its cross keys and values, once."""
+        """A cache with a row for each row of the memory (B, S, M); projects its cross keys and values, once."""
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         room = -memory.shape[1] % SOURCE_STEP
         memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
@@ -205,7 +211,7 @@ class EncoderDecoder(nn.Module):
         return self.logits(self.states(tokens, cache))
 
     def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-        """Encode sources together, padded; a memory (1, S, d_model) of its own length for each."""
+        """Encode sources together, padded; a memory (1, S, M) of its own length for each."""
         lengths = [len(source) for source in sources]
         longest, padding, known = max(lengths), self.config.pad_token_id, self.config.vocab_size - 1
         if longest > LONGEST_TOGETHER and len(sources) > 1:
@@ -217,7 +223,7 @@ class EncoderDecoder(nn.Module):
         return [memory[i : i + 1, :length] for i, length in enumerate(lengths)]
 
     def assign_slot(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
-        """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, d_model)."""
+        """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, M)."""
         fresh = self.make_cache(memory)
         if cache is None:
             if slots == 1:

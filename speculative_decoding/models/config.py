@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Value, Whole
@@ -21,11 +22,11 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-def require(name: str, wanted: Value, found: object) -> None:
+def require(name: str, wanted: Value, found: object, file: str = "config.json") -> None:
     try:
         wanted.accept(found)
     except (ValueError, TypeError):
-        message = f"config.json: {name!r} must be {wanted.wanted}, not {short(found)}"
+        message = f"{file}: {name!r} must be {wanted.wanted}, not {short(found)}"
         raise CheckpointError(message) from None
 
 
@@ -41,3 +42,10 @@ def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tupl
             require(name, known_id, each)
         found[name] = value
     return found
+
+
+def is_same_table(checkpoint: Checkpoint, first: str, second: str) -> bool:
+    """Whether both tensors are there and equal. Torch files keep a tied head twice, and flags are not always right."""
+    there = first in checkpoint and second in checkpoint
+    same = there and checkpoint.info(first).shape == checkpoint.info(second).shape
+    return bool(same and mx.array_equal(checkpoint[first], checkpoint[second]).item())

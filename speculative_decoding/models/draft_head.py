@@ -17,9 +17,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .attention import joined_heads, split_heads
-from .base import EncoderDecoder, LastLayer
+from .base import EncoderDecoder
 from .compiled import Compiled
 from .config import ACTIVATIONS
+from .last_layer import LastLayer
 from .linear import Linear
 
 EPSILON = 1e-6
@@ -67,11 +68,11 @@ class DraftHead(nn.Module):
     def of(cls, target: EncoderDecoder, layers: Sequence[int], scale: float, seed: int = 0) -> DraftHead:
         """An untrained one for this target, which begins as its last layer with the strongest units."""
         last, width = target.last_layer(), target.config.d_model
-        cross, _ = target.cross_projections(mx.zeros((1, 1, width)))[-1]
+        cross, _ = target.cross_projections(mx.zeros((1, 1, target.memory_width)))[-1]
         units = min(2 * width, last.wo.shape[1])
         config = DraftHeadConfig(
             d_model=width,
-            heads=cross.shape[1],
+            heads=last.q.shape[0] // cross.shape[3],
             head_width=cross.shape[3],
             d_ff=units,
             layers=tuple(layers),
@@ -94,7 +95,7 @@ class DraftHead(nn.Module):
     ) -> mx.array:
         """The target's embedding of a token and the features or state before it, (B, L, d) -> the next state.
 
-        keys, values, memory_mask: of the target's last layer, (B, H, S, D) and (B, 1, 1, S).
+        keys, values, memory_mask: of the target's last layer, (B, H or fewer, S, D) and (B, 1, 1, S).
         """
         batch, length, width = state.shape
         embedded, state = embedded.reshape(-1, width), state.reshape(-1, width)  # as matrix products want them
@@ -103,8 +104,10 @@ class DraftHead(nn.Module):
         x = x if self.config.scale == 1 else self.config.scale * x
         (queries,) = split_heads(self.q(x), batch, 1, self.config.heads)
         factors = inverse_rms(x.reshape(batch, 1, length, width))
-        scores = factors * (queries @ keys.swapaxes(-1, -2)) + memory_mask
-        read = joined_heads(mx.softmax(scores, axis=-1, precise=True) @ values)
+        shared = batch, keys.shape[1], -1  # queries of one key stand below each other
+        products = (queries.reshape(*shared, queries.shape[3]) @ keys.swapaxes(-1, -2)).reshape(*queries.shape[:3], -1)
+        weights = mx.softmax(factors * products + memory_mask, axis=-1, precise=True)
+        read = joined_heads((weights.reshape(*shared, keys.shape[2]) @ values).reshape(queries.shape))
         x = mx.addmm(x, read, self.o.transposed)
         inside = inverse_rms(x) * self.wi(x)
         if self.config.is_gated:

@@ -17,12 +17,12 @@ class Linear(Prepared, nn.Linear):
     view, but a node in the graph of every pass, unless it has been evaluated before the pass is traced.
     """
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias)
         self._ready: tuple[mx.array, ...] = ()  # a weight, and its view
 
     def __call__(self, x: mx.array) -> mx.array:
-        return x @ self.transposed
+        return mx.addmm(self.bias, x, self.transposed) if "bias" in self else x @ self.transposed
 
     @property
     def transposed(self) -> mx.array:

@@ -14,12 +14,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .attention import attend, split_heads
-from .base import EncoderDecoder, LastLayer
+from .base import EncoderDecoder
 from .cache import LayerMemory, additive
 from .config import ACTIVATIONS
+from .last_layer import LastLayer
 from .linear import Head, Linear, matrix, rows_of
 from .positions import RelativePositionBias
-from .t5_config import T5Config, parameter_sources
+from .t5_config import T5Config
+from .t5_tensors import parameter_sources
 
 
 class SelfAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""What T5's config.json says, and the names under which a checkpoint keeps its parameters."""
+"""What T5's config.json says."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import mlx.core as mx
-
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, checked_ids, require
+from .config import ACTIVATIONS, checked_ids, is_same_table, require
 
 TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -87,10 +85,7 @@ class T5Config:
         """
         if not self.tie_word_embeddings or HEAD not in checkpoint:
             return self
-        table = embedding_table(checkpoint.keys())
-        same = table in checkpoint and checkpoint.info(table).shape == checkpoint.info(HEAD).shape
-        tied = same and mx.array_equal(checkpoint[table], checkpoint[HEAD]).item()
-        return replace(self, tie_word_embeddings=bool(tied))
+        return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
 
     @property
     def is_gated(self) -> bool:
@@ -131,42 +126,3 @@ class T5Config:
 def embedding_table(names: Set[str]) -> str:
     """The name under which this checkpoint keeps the embedding."""
     return next((name for name in TABLES if name in names), TABLES[0])
-
-
-def parameter_sources(config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:
-    """See `EncoderDecoder.parameter_sources`."""
-    sources: dict[str, tuple[str, ...]] = {"embedding.weight": (embedding_table(names),)}
-    if not config.tie_word_embeddings:
-        sources["head.weight"] = (HEAD,)
-    bias = "layer.0.SelfAttention.relative_attention_bias"
-    for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
-        tables = depth if config.bias_per_layer else 1
-        own = {"norm": ["final_layer_norm"], "position_biases": [f"block.{i}.{bias}" for i in range(tables)]}
-        for path, joined in layer_sources(config, has_cross_attention=stack == "decoder").items():
-            own |= {f"layers.{i}.{path}": [f"block.{i}.layer.{name}" for name in joined] for i in range(depth)}
-        for path, joined in own.items():
-            sources[f"{stack}.{path}.weight"] = tuple(f"{stack}.{name}.weight" for name in joined)
-    return sources
-
-
-def layer_sources(config: T5Config, *, has_cross_attention: bool) -> dict[str, list[str]]:
-    """Parameter path within a layer -> Hugging Face names within that layer, all without ".weight"."""
-    sources = {
-        "self_norm": ["0.layer_norm"],
-        "self_attention.qkv": [f"0.SelfAttention.{part}" for part in "qkv"],
-        "self_attention.o": ["0.SelfAttention.o"],
-    }
-    if has_cross_attention:
-        sources |= {
-            "cross_norm": ["1.layer_norm"],
-            "cross_attention.q": ["1.EncDecAttention.q"],
-            "cross_attention.kv": [f"1.EncDecAttention.{part}" for part in "kv"],
-            "cross_attention.o": ["1.EncDecAttention.o"],
-        }
-    last = 2 if has_cross_attention else 1
-    parts = ("wi_0", "wi_1") if config.is_gated else ("wi",)
-    return sources | {
-        "ff_norm": [f"{last}.layer_norm"],
-        "ff.wi": [f"{last}.DenseReluDense.{part}" for part in parts],
-        "ff.wo": [f"{last}.DenseReluDense.wo"],
-    }

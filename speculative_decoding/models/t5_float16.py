@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
-from .t5_config import HEAD, T5Config, embedding_table, layer_sources
+from .t5_config import HEAD, T5Config, embedding_table
+from .t5_tensors import layer_sources
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over
 HOMOGENEOUS = ("relu",)  # f(s * x) = s * f(x), so the scale may be put in front of it

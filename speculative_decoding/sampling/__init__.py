@@ -1,6 +1,7 @@
 """What may be asked of decoding, and the distribution that tokens are drawn from. Knows no model and no draft."""
 
-from .distribution import History, logprobs, perturbed, scores, token_logprobs
+from .constraints import Constraints, History
+from .distribution import are_raw, logprobs, perturbed, scores, token_logprobs
 from .options import ACCEPTANCE, DRAFTERS, SCHEDULES, GenerationOptions
 from .random import Use
 
@@ -8,9 +9,11 @@ __all__ = [
     "ACCEPTANCE",
     "DRAFTERS",
     "SCHEDULES",
+    "Constraints",
     "GenerationOptions",
     "History",
     "Use",
+    "are_raw",
     "logprobs",
     "perturbed",
     "scores",

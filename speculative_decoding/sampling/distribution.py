@@ -1,7 +1,7 @@
 """From logits to the distribution that is to be preserved, for all rows of a batch at once. Pure functions on float32.
 
 The steps, their order and their treatment of ties are those of Hugging Face's logits processors
-(transformers 4 and 5, `_get_logits_processor`): repetition penalty, temperature, top-k, top-p, min-p.
+(transformers 4 and 5, `_get_logits_processor`): repetition penalty, constraints, temperature, top-k, top-p, min-p.
 
 Shapes: B rows, L positions, V ids. `rows`: the options of each row. A step that no row asks for is not computed.
 """
@@ -9,34 +9,25 @@ Shapes: B rows, L positions, V ids. `rows`: the options of each row. A step that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mlx.core as mx
 
+from .constraints import History, constrain, is_constrained
 from .options import GenerationOptions
 from .random import Use, gumbel, keys
 
 
-class History(NamedTuple):
-    """What stands before each position, for options that look back.
-
-    tokens: the committed ids of each row. drafted: (B, N) ids behind them, lazy: the last position sees all of them,
-    the position before it one less, and so on; None: there are none.
-    """
-
-    tokens: Sequence[Sequence[int]]
-    drafted: mx.array | None = None
-
-    @property
-    def lengths(self) -> list[int]:
-        return [len(tokens) for tokens in self.tokens]
+def are_raw(rows: Sequence[GenerationOptions], history: History, length: int) -> bool:
+    """Whether `scores` leaves the logits of these positions as they are."""
+    return not any(row.has_penalty for row in rows) and not is_constrained(history, length)
 
 
 def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
-    """(B, L, V) raw logits -> (B, L, V) with the repetition penalty: all that counts at temperature 0."""
-    if not any(row.needs_history for row in rows):
-        return logits
-    return penalise_repetition(logits.astype(mx.float32), column(rows, "repetition_penalty"), history)
+    """(B, L, V) raw logits -> (B, L, V) penalised and constrained: all that counts at temperature 0."""
+    if any(row.has_penalty for row in rows):
+        penalty = mx.array([row.repetition_penalty or 1.0 for row in rows])[:, None, None]
+        logits = penalise_repetition(logits.astype(mx.float32), penalty, history)
+    return constrain(logits, history)
 
 
 def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:

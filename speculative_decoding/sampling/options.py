@@ -21,6 +21,7 @@ SCHEDULES = ("auto", "heuristic", "heuristic_transient")
 MAX_SEED = 2**32 - 1
 MOST_DRAFTED = 64
 MOST_TOKENS = 1 << 20
+MOST_REPEATED = 64
 
 SHARED = "shared"  # by all rows of a batch
 
@@ -46,10 +47,17 @@ class GenerationOptions:
     ] = 1.0
     min_p: Annotated[float, Number(0, 1), "only tokens this likely compared to the most likely one; 0 is off"] = 0.0
     repetition_penalty: Annotated[
-        float,
+        float | None,
         Number(1e-10, 1e10),
-        "above 1 makes tokens that the decoder has read less likely, at temperature 0 too; 1 is off",
-    ] = 1.0
+        "above 1 makes tokens that the decoder has read less likely, at temperature 0 too; 1 is off, and the default "
+        "what the model's generation_config.json says",
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, Whole(0, MOST_REPEATED), "no N tokens in a row come twice; 0 is off, the default likewise"
+    ] = None
+    min_tokens: Annotated[
+        int | None, Whole(0, MOST_TOKENS), "no end before N tokens were generated; the default likewise"
+    ] = None
     seed: Annotated[
         int,
         Whole(0, MAX_SEED),
@@ -57,6 +65,10 @@ class GenerationOptions:
         "coupled only",
     ] = 0
     max_tokens: Annotated[int, Whole(1, MOST_TOKENS), "the most tokens to generate"] = 100
+    source_language: Annotated[
+        str | None, Text(), "of the prompt, as the tokenizer names it (NLLB: eng_Latn), where a model has languages"
+    ] = None
+    target_language: Annotated[str | None, Text(), "to write in, likewise"] = None
     stop: Annotated[
         Sequence[str], Several(Text()), "end in front of this text, none of which is ever given out; may be repeated"
     ] = ()
@@ -108,13 +120,15 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         for name, about in abouts().items():
-            if name != "drafter" or self.drafter is not None:
+            if default(name) is not None or getattr(self, name) is not None:  # None: nobody chose
                 object.__setattr__(self, name, accepted(name, about.value, getattr(self, name)))
         if self.min_ngram_size > self.max_ngram_size:
             raise InputError(
                 f"max_ngram_size must be >= min_ngram_size ({self.min_ngram_size}), not {self.max_ngram_size}; "
                 "change one of them"
             )
+        if self.min_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InputError(f"min_tokens must be <= max_tokens ({self.max_tokens}), not {self.min_tokens}; change one")
         if self.acceptance != "rejection" and self.delta:
             raise InputError(f"delta relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
 
@@ -123,9 +137,8 @@ class GenerationOptions:
         return self.temperature == 0
 
     @property
-    def needs_history(self) -> bool:
-        """Whether the distribution depends on which tokens were written, beyond what the model makes of them."""
-        return self.repetition_penalty != 1
+    def has_penalty(self) -> bool:
+        return self.repetition_penalty not in (None, 1)
 
     @property
     def is_lossless(self) -> bool:
@@ -218,6 +231,11 @@ OTHER_NAMES = {  # other libraries' names, and our own flags'; "": there is noth
     "num_return_sequences": "",
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "min_length": "min_tokens",
+    "src_lang": "source_language",
+    "tgt_lang": "target_language",
+    "forced_bos_token_id": "target_language",
     "temp": "temperature",
     "do_sample": "temperature",
     "sampling": "temperature, top_k, top_p, min_p, repetition_penalty or seed by themselves",

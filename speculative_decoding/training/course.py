@@ -52,7 +52,7 @@ class CourseOptions:
     seed: int = 0
     max_tokens: int = 128
     slots: int = 32
-    frequent: int = 2048
+    frequent: int = 3072
     held_out: int = 150
     max_disk_gb: float = 10.0
     dtype: str = "bfloat16"

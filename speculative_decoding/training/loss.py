@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..models.attention import capped
 from .batches import Labels
 
 WRITTEN_SHARE = 0.1  # of the loss: the cross-entropy of the token that the target wrote
@@ -18,18 +19,25 @@ Floats = NDArray[np.float32]
 
 
 def loss_of(
-    states: mx.array, matrix: mx.array, labels: Labels, *, total_variation: bool, is_trained: bool = True
+    states: mx.array,
+    matrix: mx.array,
+    labels: Labels,
+    *,
+    total_variation: bool,
+    soft_cap: float | None = None,
+    is_trained: bool = True,
 ) -> mx.array:
-    """`distance` of logits `states` (N, d) @ `matrix` (d, C); differentiable. is_trained: with respect to matrix too.
+    """`distance` of logits `states` (N, d) @ `matrix` (d, C), softly capped; differentiable. is_trained: with respect
+    to matrix too.
 
     MLX has no fast exponential on x86-64, and most of a step would be spent in it, so on a CPU numpy computes value and
     gradient, and what is returned has that gradient.
     """
     if mx.default_device() != mx.Device(mx.cpu):
-        return distance(states @ matrix, labels, total_variation=total_variation)
+        return distance(capped(states @ matrix, soft_cap), labels, total_variation=total_variation)
     mx.eval(states, matrix)
     own, outer = np.array(states), np.array(matrix)
-    value, slopes = numpy_distance(own, outer, labels, total_variation)
+    value, slopes = numpy_distance(own, outer, labels, total_variation, soft_cap)
     surrogate = (states * mx.array(slopes @ outer.T)).sum()
     if is_trained:
         surrogate = surrogate + (matrix * mx.array(own.T @ slopes)).sum()
@@ -48,11 +56,16 @@ def distance(logits: mx.array, labels: Labels, *, total_variation: bool) -> mx.a
     return (labels.weights * ((1 - WRITTEN_SHARE) * apart - WRITTEN_SHARE * written)).sum()
 
 
-def numpy_distance(states: Floats, matrix: Floats, labels: Labels, total_variation: bool) -> tuple[float, Floats]:
-    """`distance`, and its gradient with respect to the logits."""
+def numpy_distance(
+    states: Floats, matrix: Floats, labels: Labels, total_variation: bool, soft_cap: float | None = None
+) -> tuple[float, Floats]:
+    """`distance`, and its gradient with respect to the products of states and matrix."""
     ids, probs, written, weights = (np.array(each) for each in labels[1:])
     places = np.concatenate([ids, written[:, None]], axis=-1)
-    logits = states @ matrix
+    logits, bend = states @ matrix, None
+    if soft_cap is not None:
+        bent = np.tanh(logits / soft_cap)
+        logits, bend = soft_cap * bent, 1 - bent * bent
     logits -= logits.max(axis=-1, keepdims=True)
     found = np.take_along_axis(logits, places, axis=-1)
     np.exp(logits, out=logits)
@@ -71,5 +84,7 @@ def numpy_distance(states: Floats, matrix: Floats, labels: Labels, total_variati
     slopes = np.concatenate([here, np.full((len(here), 1), -WRITTEN_SHARE, np.float32)], axis=-1) * weights[:, None]
     logits *= -slopes.sum(axis=-1, keepdims=True) / sums
     np.add.at(logits, (np.arange(len(logits))[:, None], places), slopes)
+    if bend is not None:
+        logits *= bend
     value = float((weights * (share * apart - WRITTEN_SHARE * found[:, -1])).sum())
     return value, logits

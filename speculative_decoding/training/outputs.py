@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..decoding.request import encode_prompt
 from ..errors import InputError
 from ..sampling.options import MAX_SEED
 from ..session import Session
@@ -72,7 +73,9 @@ def write_outputs(
         for done, result in enumerate(found, start=1):
             record: list[Any] = [missing[result.index]]
             if result.result is not None:
-                record += session.tokenizer.encode(requests[result.index]["prompt"]), list(result.result.tokens)
+                prompt, language = requests[result.index]["prompt"], session.options.source_language
+                source = encode_prompt(session.model, session.tokenizer, prompt, language=language)
+                record += source, list(result.result.tokens)
             file.write(json.dumps(record) + "\n")
             file.flush()
             progress(len(prompts) - (len(missing) - done) * processes.size)

@@ -37,7 +37,9 @@ class Student(ABC):
 
     @abstractmethod
     def states(self, batch: Any) -> mx.array:
-        """(N, d), what the output matrix is multiplied by, at the places of the batch's labels."""
+        """(N, d), what the output matrix is multiplied by, at the places of the batch's labels; with a bias (N, d + 1),
+        for its row of the matrix.
+        """
 
     @abstractmethod
     def matrix(self, batch: Batch) -> mx.array:
@@ -46,6 +48,11 @@ class Student(ABC):
     @abstractmethod
     def draft(self) -> DraftModel | DraftHead:
         """As it drafts."""
+
+    @property
+    @abstractmethod
+    def soft_cap(self) -> float | None:
+        """Of the logits that it drafts by."""
 
     def agreement(self, batch: Batch) -> mx.array:
         """How much of the labels' weight is on places where its likeliest token is the target's."""
@@ -76,10 +83,14 @@ class HeadStudent(Student):
         for tokens in batch.tokens:
             state = head.step(target.embed(tokens), state, keys, values, mask)
             states.append(state)
-        return head.outputs(mx.concatenate(states)).reshape(-1, state.shape[-1])
+        return rows_for(target, head.outputs(mx.concatenate(states)))
 
     def matrix(self, batch: Batch) -> mx.array:
         return mx.stop_gradient(matrix_of(self.target, batch.labels.candidates))
+
+    @property
+    def soft_cap(self) -> float | None:
+        return self.target.logit_cap
 
     def draft(self) -> DraftHead:
         return self.module.folded().with_frequent([int(each) for each in self.frequent])
@@ -95,16 +106,32 @@ class ModelStudent(Student):
 
     def states(self, batch: Wholes) -> mx.array:
         model = self.module
-        states = model.teacher_forced(batch.tokens, model.encode(batch.source, batch.mask), batch.mask)
-        return states.reshape(-1, states.shape[-1])
+        return rows_for(model, model.teacher_forced(batch.tokens, model.encode(batch.source, batch.mask), batch.mask))
 
     def matrix(self, batch: Batch) -> mx.array:
         return matrix_of(self.module, batch.labels.candidates)
+
+    @property
+    def soft_cap(self) -> float | None:
+        return self.module.logit_cap
 
     def draft(self) -> DraftModel:
         return DraftModel(self.module)
 
 
 def matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
-    """(d, N), what the head multiplies states by to get these ids' logits; also of a quantised one."""
-    return model.head_of(ids)(mx.eye(model.config.d_model))
+    """(d, N), what the head multiplies states by to get these ids' logits before a soft cap; also of a quantised one.
+    With a bias (d + 1, N).
+    """
+    head, width, cap = model.head_of(ids), model.config.d_model, model.logit_cap
+    if not model.has_logits_bias:
+        found = head(mx.eye(width))
+        return found if cap is None else cap * mx.arctanh(found / cap)
+    rows = head(mx.eye(width + 1, width))  # of the last, which is zero, the bias
+    return mx.concatenate([rows[:-1] - rows[-1:], rows[-1:]])
+
+
+def rows_for(model: EncoderDecoder, states: mx.array) -> mx.array:
+    """(B, L, d) -> (B * L, d), as `matrix_of` multiplies them: with a 1 behind each where it has a row for the bias."""
+    rows = states.reshape(-1, states.shape[-1])
+    return mx.pad(rows, [(0, 0), (0, 1)], constant_values=1) if model.has_logits_bias else rows

@@ -24,7 +24,7 @@ class Lesson(NamedTuple):
     """Of one example, with L tokens and S of its source, all float16 but `ids`.
 
     hidden: (L, layers * d) normed states; position i is what the decoder made of the i-th token it read, the start
-    token first. ids, probs: (L, 16), its likeliest next tokens. memory: (S, d).
+    token first. ids, probs: (L, 16), its likeliest next tokens. memory: (S, M).
     """
 
     hidden: NDFloat
@@ -42,9 +42,9 @@ class Teacher:
 
     def widths(self) -> dict[str, tuple[int, str]]:
         """Numbers a row of each part of a lesson has, and their type."""
-        d = self.target.config.d_model
+        d, m = self.target.config.d_model, self.target.memory_width
         k = self._likeliest
-        return {"hidden": (len(self.layers) * d, "<f2"), "ids": (k, "<i4"), "probs": (k, "<f2"), "memory": (d, "<f2")}
+        return {"hidden": (len(self.layers) * d, "<f2"), "ids": (k, "<i4"), "probs": (k, "<f2"), "memory": (m, "<f2")}
 
     def teach(self, examples: Sequence[Example]) -> list[Lesson]:
         """In one pass."""

@@ -135,6 +135,7 @@ class Trainer:
                 student.matrix(batch),
                 batch.labels,
                 total_variation=total_variation,
+                soft_cap=student.soft_cap,
                 is_trained=student.owns_matrix,
             )
 

@@ -1,0 +1,253 @@
+"""What T5Gemma's and T5Gemma 2's config.json says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..checkpoints import ID_FIELDS
+from ..errors import CheckpointError
+from ..sampling.options import short
+from ..sampling.values import Number, Switch, Text, Value, Whole
+from .config import ACTIVATIONS, checked_ids, require
+from .rope import Rope, Window
+
+RawConfig = Mapping[str, Any]
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+TANH_GELU = "gelu_pytorch_tanh"
+MOST_POSITIONS = (1 << 31) - 1
+# For both stacks. What sizes claim is compared with the tensors before any is read.
+CHECKS: Mapping[str, Value] = {
+    "vocab_size": Whole(2, 1 << 24),
+    "hidden_size": Whole(1, 1 << 18),
+    "intermediate_size": Whole(1, 1 << 22),
+    "num_hidden_layers": Whole(1, 512),
+    "num_attention_heads": Whole(1, 1 << 12),
+    "num_key_value_heads": Whole(1, 1 << 12),
+    "head_dim": Whole(2, 1 << 14),
+    "hidden_activation": Text([*ACTIVATIONS, TANH_GELU]),
+    "max_position_embeddings": Whole(1, MOST_POSITIONS),
+    "rms_norm_eps": Number(1e-35, 1),  # smaller ones are zero in float32
+    "query_pre_attn_scalar": Number(1e-6, 1e6),
+    "sliding_window": Whole(1, MOST_POSITIONS),
+    "attention_bias": Switch("true or false"),
+}
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # numbers, or null: none
+SOFT_CAP, THETA, FACTOR = Number(1e-3, 1e9), Number(1, 1e12), Number(1e-6, 1e6)
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": TANH_GELU,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attention_bias": False,
+}
+T5GEMMA: RawConfig = DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+T5GEMMA_2: RawConfig = DEFAULTS | {"max_position_embeddings": 1 << 17} | dict.fromkeys(SOFT_CAPS)
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    rope: Rope
+    window: Window
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """An encoder, or a decoder. scale: of the products of queries and keys. layers: which kind each is."""
+
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: str
+    norm_eps: float
+    scale: float
+    attention_cap: float | None
+    logit_cap: float | None
+    max_positions: int
+    layers: Sequence[LayerKind]
+
+    @property
+    def activation_name(self) -> str:
+        return "gelu_new" if self.activation == TANH_GELU else self.activation
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        """Each once."""
+        return [*dict.fromkeys(kind.window for kind in self.layers)]
+
+
+@dataclass(frozen=True)
+class GemmaConfig:
+    encoder: StackConfig
+    decoder: StackConfig
+    tie_word_embeddings: bool
+    pad_token_id: int
+    eos_token_id: int | tuple[int, ...]
+    decoder_start_token_id: int
+    eoi_token_index: int = MOST_POSITIONS  # of T5Gemma 2: the end of an image
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.vocab_size
+
+    @property
+    def d_model(self) -> int:
+        return self.decoder.d_model
+
+    @property
+    def decoder_layers(self) -> int:
+        return len(self.decoder.layers)
+
+    @property
+    def num_heads(self) -> int:
+        return self.decoder.num_heads
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
+
+    @property
+    def max_source_tokens(self) -> int:
+        return self.encoder.max_positions
+
+
+def t5gemma_config(raw: RawConfig) -> GemmaConfig:
+    """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
+    encoder, decoder = (Section(f"{name}.", section(raw, name), T5GEMMA) for name in ("encoder", "decoder"))
+    own, theirs = encoder.window(), decoder.window()
+    return joined(
+        raw,
+        decoder,
+        encoder.stack({SLIDING: Window(own, own), FULL: Window()}, every=2),
+        decoder.stack({SLIDING: Window(theirs - 1, 0), FULL: Window(None, 0)}, every=2),
+    )
+
+
+def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
+    """Likewise. The encoder's window is of so many positions, the query's own among them; soft caps on scores are not
+    heeded, as they are not in transformers 5.23.
+    """
+    outer = section(raw, "encoder")
+    encoder = Section("encoder.text_config.", section(outer, "text_config"), T5GEMMA_2)
+    decoder = Section("decoder.", section(raw, "decoder"), T5GEMMA_2)
+    own, theirs = encoder.window(), decoder.window()
+    stacks = (
+        encoder.stack({SLIDING: Window((own + 1) // 2 - 1, own // 2), FULL: Window()}, every=6, caps_scores=False),
+        decoder.stack({SLIDING: Window(theirs - 1, 0), FULL: Window(None, 0)}, every=6, caps_scores=False),
+    )
+    if stacks[0].d_model != stacks[1].d_model:
+        raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same hidden_size")
+    end = outer.get("eoi_token_index", 256_000)
+    require("encoder.eoi_token_index", Whole(0, MOST_POSITIONS), end)
+    return joined(raw, decoder, *stacks, end)
+
+
+def joined(
+    raw: RawConfig, decoder: Section, encoder: StackConfig, decoder_stack: StackConfig, eoi: int = MOST_POSITIONS
+) -> GemmaConfig:
+    if encoder.vocab_size != decoder_stack.vocab_size:
+        raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
+    tied = raw.get("tie_word_embeddings", True)
+    require("tie_word_embeddings", Switch("true or false"), tied)
+    known = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    for layer in (decoder.raw, raw):
+        known |= {name: layer[name] for name in (*known, *ID_FIELDS) if layer.get(name) is not None}
+    known.setdefault("decoder_start_token_id", known["bos_token_id"])
+    ids: Any = checked_ids({name: known[name] for name in ID_FIELDS}, encoder.vocab_size)
+    return GemmaConfig(encoder, decoder_stack, tied, **ids, eoi_token_index=eoi)
+
+
+def section(raw: RawConfig, name: str) -> RawConfig:
+    found = raw.get(name)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"config.json: {name!r} must be an object, not {short(found)}")
+    return found
+
+
+class Section:
+    """The part of config.json for one stack; path: where it stands there."""
+
+    def __init__(self, path: str, raw: RawConfig, defaults: RawConfig) -> None:
+        self.path, self.raw = path, raw
+        self.known = {**defaults, **{name: raw[name] for name in CHECKS if raw.get(name) is not None}}
+        self.known |= {name: raw[name] for name in SOFT_CAPS if name in raw}
+        for name, check in CHECKS.items():
+            require(path + name, check, self.known.get(name))
+        for name in SOFT_CAPS:
+            if self.known[name] is not None:
+                require(path + name, SOFT_CAP, self.known[name])
+        self.require_that(not self.known["attention_bias"], "attention_bias", "false")
+        self.require_that(self.known["head_dim"] % 2 == 0, "head_dim", "even")
+        heads, shared = self.known["num_attention_heads"], self.known["num_key_value_heads"]
+        self.require_that(heads % shared == 0, "num_key_value_heads", f"a divisor of {heads}")
+
+    def require_that(self, holds: bool, name: str, wanted: str, found: object = None) -> None:
+        if not holds:
+            found = self.known.get(name) if found is None else found
+            raise CheckpointError(f"config.json: {self.path + name!r} must be {wanted}, not {short(found)}")
+
+    def window(self) -> int:
+        window: int = self.known["sliding_window"]
+        return window
+
+    def stack(self, windows: Mapping[str, Window], *, every: int, caps_scores: bool = True) -> StackConfig:
+        """windows: of each type of layer. every: which layers see all, where config.json does not say it."""
+        known = self.known
+        kinds = {kind: LayerKind(self.rope(kind, per_kind=every == 6), windows[kind]) for kind in windows}
+        return StackConfig(
+            vocab_size=known["vocab_size"],
+            d_model=known["hidden_size"],
+            d_ff=known["intermediate_size"],
+            num_heads=known["num_attention_heads"],
+            num_kv_heads=known["num_key_value_heads"],
+            head_dim=known["head_dim"],
+            activation=known["hidden_activation"],
+            norm_eps=known["rms_norm_eps"],
+            scale=known["query_pre_attn_scalar"] ** -0.5,
+            attention_cap=known["attn_logit_softcapping"] if caps_scores else None,
+            logit_cap=known["final_logit_softcapping"],
+            max_positions=known["max_position_embeddings"],
+            layers=tuple(kinds[kind] for kind in self.layer_types(every)),
+        )
+
+    def layer_types(self, every: int) -> Sequence[str]:
+        found, count = self.raw.get("layer_types"), self.known["num_hidden_layers"]
+        if found is None:
+            every = self.raw.get("sliding_window_pattern", every)
+            require(self.path + "sliding_window_pattern", Whole(1, MOST_POSITIONS), every)
+            return [FULL if (i + 1) % every == 0 else SLIDING for i in range(count)]
+        right = isinstance(found, list) and len(found) == count and all(kind in (SLIDING, FULL) for kind in found)
+        self.require_that(right, "layer_types", f"{count} of {SLIDING}, {FULL}", found)
+        return list(found)
+
+    def rope(self, kind: str, *, per_kind: bool) -> Rope:
+        """transformers 5 has `rope_parameters`, for each type of layer or for all; 4 has `rope_theta` and others."""
+        parameters = self.raw.get("rope_parameters")
+        name = "rope_parameters"
+        if parameters is None:
+            local = kind == SLIDING and per_kind
+            theta = self.raw.get("rope_local_base_freq" if local else "rope_theta")
+            scaling = None if local else self.raw.get("rope_scaling")
+            name, parameters = "rope_scaling", {} if scaling is None else scaling
+            self.require_that(isinstance(parameters, dict), name, "an object", parameters)
+            parameters = {**parameters, "rope_theta": theta}
+        self.require_that(isinstance(parameters, dict), name, "an object", parameters)
+        if per_kind and name == "rope_parameters":
+            parameters = parameters.get(kind) or {}
+            self.require_that(isinstance(parameters, dict), name, "objects for types of layers", parameters)
+        theta = parameters.get("rope_theta")
+        theta = (1e6 if per_kind and kind == FULL else 1e4) if theta is None else theta
+        require(f"{self.path}rope_theta", THETA, theta)
+        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+        require(f"{self.path}rope_type", Text(["default", "linear"]), rope_type)
+        factor = parameters.get("factor", 1.0) if rope_type == "linear" else 1.0
+        require(f"{self.path}rope factor", FACTOR, factor)
+        return Rope(float(theta), float(factor))

@@ -1,0 +1,102 @@
+"""T5Gemma (Zhang et al. 2025, 2504.06225): an encoder and a decoder made of Gemma 2, of equal or unequal widths, with
+an attention over the memory, without positions, between self-attention and feed-forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .attention import attend, split_heads
+from .cache import LayerMemory
+from .gemma import FeedForward, Gemma, Masks, Norm, SelfAttention, Stack, through
+from .gemma_config import GemmaConfig, LayerKind, StackConfig
+from .gemma_tensors import layer_sources, stack_sources
+from .last_layer import LastLayer
+from .linear import Linear, matrix
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, config: StackConfig, memory_width: int) -> None:
+        super().__init__()
+        self.config = config
+        inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q, self.kv = Linear(config.d_model, inner), Linear(memory_width, 2 * shared)
+        self.o = Linear(inner, config.d_model)
+
+    def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.config.num_kv_heads)
+        return keys, values
+
+    def __call__(self, x: mx.array, batch: int, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
+        config = self.config
+        (queries,) = split_heads(self.q(x), batch, 1, config.num_heads)
+        found = attend(
+            queries,
+            memory.cross_keys,
+            memory.cross_values,
+            memory_mask,
+            scale=config.scale,
+            soft_cap=config.attention_cap,
+        )
+        return self.o(found)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: StackConfig, kind: LayerKind, memory_width: int) -> None:
+        super().__init__()
+        norm = partial(Norm, config.d_model, config.norm_eps)
+        self.self_attention = SelfAttention(config, kind, norm_heads=False)
+        self.cross_attention = CrossAttention(config, memory_width)
+        self.self_norm, self.self_post_norm, self.cross_norm, self.cross_post_norm = (norm() for _ in range(4))
+        self.ff_norm, self.ff, self.ff_post_norm = norm(), FeedForward(config), norm()
+
+    def __call__(
+        self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, memory_mask: mx.array, memory: LayerMemory
+    ) -> mx.array:
+        x = x + self.self_post_norm(self.self_attention(self.self_norm(x), batch, offsets, masks, memory))
+        x = x + self.cross_post_norm(self.cross_attention(self.cross_norm(x), batch, memory_mask, memory))
+        return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
+
+
+class T5Gemma(Gemma):
+    def __init__(self, config: GemmaConfig) -> None:
+        super().__init__(config, norm_heads=False)
+        decoder, width = config.decoder, config.encoder.d_model
+        self.source_table = nn.Embedding(config.vocab_size, width)
+        self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, width) for kind in decoder.layers])
+
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        return self.encoded(self.source_table(tokens) * self.memory_width**0.5, mask)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self.embedding(tokens) * self.config.d_model**0.5
+
+    def cross_projections(self, memory: mx.array) -> list[tuple[mx.array, mx.array]]:
+        return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
+
+    def last_layer(self) -> LastLayer:
+        """A head has no norms behind blocks and no soft cap."""
+        layer, config = self.decoder.layers[-1], self.config.decoder
+        return LastLayer(
+            layer.cross_norm.factor,
+            matrix(layer.cross_attention.q) * config.scale,
+            through(layer.cross_post_norm, matrix(layer.cross_attention.o)),
+            *self.last_feed_forward(),
+        )
+
+    @classmethod
+    def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> dict[str, tuple[str, ...]]:
+        sources: dict[str, tuple[str, ...]] = {
+            "embedding.weight": ("model.decoder.embed_tokens.weight",),
+            "source_table.weight": ("model.encoder.embed_tokens.weight",),
+        }
+        if not config.tie_word_embeddings:
+            sources["head.weight"] = ("lm_head.out_proj.weight",)
+        own = layer_sources()
+        sources |= stack_sources("encoder", "model.encoder", len(config.encoder.layers), own)
+        own |= layer_sources("cross", "cross_attn")
+        return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, own)

@@ -1,0 +1,316 @@
+"""Write a tiny random checkpoint for each of BART's relatives, and what Hugging Face computes with it.
+
+    pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
+    python make_bart_goldens.py [FAMILY ...]
+
+Folders and arrays are those of make_goldens.py, with a generation_config.json as the Hub has them; in golden.npz also
+
+    configured_ids, configured_lengths  as greedy_ids, but with the processors that generation_config.json asks for
+                                        (forced tokens, forbidden tokens, repeated n-grams, least length; one beam)
+
+greedy_ids are without any of them. Both have `NEW_TOKENS` at most; where there are so many, a forced end is the last.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from make_goldens import HERE, TARGET_LENGTH, Family, top_two_gap
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
+
+NEW_TOKENS = 40
+TABLE, BIAS = "model.shared.weight", "final_logits_bias"
+COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+
+# What every config.json below says.
+COMMON = {
+    "activation_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "d_model": 16,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 32,
+    "decoder_layerdrop": 0.0,
+    "decoder_layers": 2,
+    "dropout": 0.1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "encoder_layerdrop": 0.0,
+    "encoder_layers": 2,
+    "init_std": 0.02,
+    "is_encoder_decoder": True,
+    "max_position_embeddings": 100,
+    "num_hidden_layers": 2,
+    "use_cache": True,
+    "vocab_size": 96,
+}
+BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+
+FAMILIES: Mapping[str, Family] = {
+    # As facebook/bart-large-cnn, with fewer layers in the encoder than in the decoder; a bias of the logits.
+    "bart": Family(
+        COMMON
+        | BART_IDS
+        | {
+            "activation_function": "gelu",
+            "add_bias_logits": False,
+            "add_final_layer_norm": False,
+            "architectures": ["BartForConditionalGeneration"],
+            "decoder_attention_heads": 4,
+            "decoder_layers": 3,
+            "model_type": "bart",
+            "normalize_before": False,
+            "prefix": " ",
+            "scale_embedding": False,
+        },
+        seed=0,
+        strays=COPIES,
+    ),
+    "mbart": Family(
+        COMMON
+        | BART_IDS
+        | {
+            "activation_function": "gelu",
+            "add_final_layer_norm": True,
+            "architectures": ["MBartForConditionalGeneration"],
+            "encoder_ffn_dim": 40,
+            "model_type": "mbart",
+            "normalize_before": True,
+            "scale_embedding": True,
+            "tokenizer_class": "MBart50Tokenizer",
+            "vocab_size": 104,
+        },
+        seed=3,
+    ),
+    "pegasus": Family(
+        COMMON
+        | {
+            "activation_function": "relu",
+            "architectures": ["PegasusForConditionalGeneration"],
+            "bos_token_id": 0,
+            "decoder_start_token_id": 0,
+            "eos_token_id": 1,
+            "model_type": "pegasus",
+            "pad_token_id": 0,
+            "scale_embedding": True,
+            "static_position_embeddings": True,
+        },
+        seed=34,
+    ),
+    # As facebook/nllb-200-distilled-600M.
+    "m2m_100": Family(
+        COMMON
+        | BART_IDS
+        | {
+            "activation_function": "relu",
+            "architectures": ["M2M100ForConditionalGeneration"],
+            "encoder_layers": 3,
+            "model_type": "m2m_100",
+            "num_hidden_layers": 3,
+            "scale_embedding": True,
+            "tokenizer_class": "NllbTokenizer",
+            "vocab_size": 104,
+        },
+        seed=54,
+        strays=COPIES,
+    ),
+    # As Helsinki-NLP/opus-mt-en-de: the padding is the last id, and the output begins with it.
+    "marian": Family(
+        COMMON
+        | {
+            "activation_function": "swish",
+            "architectures": ["MarianMTModel"],
+            "bad_words_ids": [[95]],
+            "bos_token_id": 0,
+            "decoder_start_token_id": 95,
+            "eos_token_id": 0,
+            "model_type": "marian",
+            "pad_token_id": 95,
+            "scale_embedding": True,
+            "static_position_embeddings": True,
+        },
+        seed=123,
+    ),
+}
+GENERATION: Mapping[str, dict[str, Any]] = {
+    "bart": {
+        "early_stopping": True,
+        "forced_bos_token_id": 0,
+        "forced_eos_token_id": 2,
+        "length_penalty": 2.0,
+        "max_length": 142,
+        "min_length": 12,
+        "no_repeat_ngram_size": 3,
+        "num_beams": 4,
+    },
+    "mbart": {"forced_bos_token_id": 98, "forced_eos_token_id": 2, "max_length": 90, "num_beams": 5},
+    "pegasus": {"forced_eos_token_id": 1, "length_penalty": 0.8, "max_length": 90, "num_beams": 8},
+    "m2m_100": {"forced_bos_token_id": 101, "max_length": 90},
+    "marian": {"bad_words_ids": [[95]], "forced_eos_token_id": 0, "max_length": 90, "num_beams": 4},
+}
+IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+
+
+def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
+    """Random weights far from any initialiser's; see make_goldens.py."""
+    noise = rng.standard_normal(shape)
+    if name == TABLE:
+        weight = 0.15 * noise
+        weight[config["eos_token_id"]] *= 1.5
+    elif name == BIAS:
+        weight = 0.3 * noise
+    elif name.endswith("embed_positions.weight"):
+        weight = 0.7 * noise
+    elif "layer_norm" in name or "layernorm" in name:
+        weight = 1 + 0.3 * noise if name.endswith("weight") else 0.1 * noise
+        if name in (f"model.decoder.{last}.{kind}" for last in last_norms(config) for kind in ("weight", "bias")):
+            weight *= 4.0
+    elif name.endswith("bias"):
+        weight = 0.1 * noise
+    else:
+        gain = 2.5 if "out_proj" in name or "fc2" in name else 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+        weight = gain * noise / shape[1] ** 0.5
+    return torch.from_numpy(weight.astype(np.float32))
+
+
+def last_norms(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The decoder's last norm, in families that have one at the end, and in those that do not."""
+    is_behind = config["model_type"] in ("bart", "marian")
+    return (f"layers.{config['decoder_layers'] - 1}.final_layer_norm",) if is_behind else ("layer_norm",)
+
+
+def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
+    """The tensors as the Hub's file names them; what is tied appears once, or everywhere."""
+    config, rng = family.config, np.random.default_rng(family.seed)
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in COPIES}
+    if config["model_type"] in ("pegasus", "marian"):  # sines and cosines are not in the file
+        shapes = {name: shape for name, shape in shapes.items() if "embed_positions" not in name}
+    tensors = {name: draw(name, shapes[name], config, rng) for name in sorted(shapes)}
+    return tensors | {name: tensors[TABLE].clone() for name in family.strays}
+
+
+def load_oracle(name: str, family: Family) -> PreTrainedModel:
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(
+        HERE / name, output_loading_info=True, attn_implementation="eager"
+    )
+    computed = {name for name in info.pop("missing_keys") if not name.endswith("embed_positions.weight")}
+    assert not any(info.values()) and not computed, (info, computed)
+    loaded = model.eval().state_dict()
+    for tensor, value in load_file(HERE / name / "model.safetensors").items():
+        assert torch.equal(value, loaded[tensor]), tensor
+    return model
+
+
+def generated(
+    model: PreTrainedModel, rows: list[torch.Tensor], settings: GenerationConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """(B, N) new tokens, padded, and how many each row has; each row alone."""
+    model.generation_config = settings
+    outputs = []
+    for row in rows:
+        tokens = model.generate(row[None], attention_mask=torch.ones_like(row[None]), max_new_tokens=NEW_TOKENS)
+        outputs.append(tokens[0, 1:].tolist())
+    ids = np.full((len(rows), max(map(len, outputs))), settings.pad_token_id)
+    for line, tokens in zip(ids, outputs, strict=True):
+        line[: len(tokens)] = tokens
+    return ids, np.array([len(tokens) for tokens in outputs])
+
+
+def make_golden(model: PreTrainedModel, name: str, family: Family) -> dict[str, np.ndarray]:
+    config, rng = family.config, np.random.default_rng(family.seed)
+    longest, special = max(family.lengths), {config["pad_token_id"], config["eos_token_id"]}
+    plain = np.array([token for token in range(2, config["vocab_size"]) if token not in special])
+    input_ids = np.full((len(family.lengths), longest), config["pad_token_id"])
+    for row, length in zip(input_ids, family.lengths, strict=True):
+        row[: length - 1], row[length - 1] = rng.choice(plain, length - 1), config["eos_token_id"]
+    attention_mask = np.arange(longest) < np.array(family.lengths)[:, None]
+    decoder_input_ids = rng.choice(plain, (len(family.lengths), TARGET_LENGTH))
+    decoder_input_ids[:, 0] = config["decoder_start_token_id"]
+    source, mask, target = map(torch.tensor, (input_ids, attention_mask.astype(np.int64), decoder_input_ids))
+    out = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
+    rows = [row[:length] for row, length in zip(source, family.lengths, strict=True)]
+    ids = {each: config[each] for each in IDS if each in config}
+    greedy_ids, greedy_lengths = generated(model, rows, GenerationConfig(**ids))
+    configured = GenerationConfig.from_pretrained(HERE / name)
+    configured.update(num_beams=1, early_stopping=None, length_penalty=None)
+    configured_ids, configured_lengths = generated(model, rows, configured)
+    arrays = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "decoder_input_ids": decoder_input_ids,
+        "greedy_ids": greedy_ids,
+        "greedy_lengths": greedy_lengths,
+        "configured_ids": configured_ids,
+        "configured_lengths": configured_lengths,
+    }
+    return {key: array.astype(np.int32) for key, array in arrays.items()} | {
+        "encoder_last_hidden_state": out.encoder_last_hidden_state.numpy(),
+        "logits": out.logits.numpy(),
+    }
+
+
+def check_every_weight_matters(model: PreTrainedModel, golden: Mapping[str, np.ndarray]) -> None:
+    """But for the biases of keys, which add the same to all scores of a query."""
+    arguments = ("input_ids", "attention_mask", "decoder_input_ids")
+    inputs = {name: torch.tensor(golden[name], dtype=torch.long) for name in arguments}
+    expected = torch.tensor(golden["logits"])
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.bias"):
+            continue
+        kept = parameter.clone()
+        parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+        change = (model(**inputs).logits - expected).abs().max().item()
+        assert change > 0.01, f"{name} changes the logits by {change}"
+        parameter.copy_(kept)
+
+
+def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
+    """As in make_goldens.py; outputs are longer here, and so the demands smaller: they need not end."""
+    eos, pad = family.config["eos_token_id"], family.config["pad_token_id"]
+    outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
+    assert gap > 0.005, f"top-2 gap {gap:.4f}"
+    assert not all(eos in row for row in outputs), "EOS in all rows"
+    assert all(len(row) > 3 and pad not in row for row in outputs), "a row that ends at once or holds padding"
+    assert all(len(set(row)) > 2 for row in outputs), "a row that repeats itself"
+    assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows that start alike"
+
+
+def write(name: str, family: Family) -> None:
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    ids = {each: family.config[each] for each in IDS if each in family.config}
+    for file, content in (("config", family.config), ("generation_config", ids | GENERATION[name])):
+        text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+        (folder / f"{file}.json").write_text(text, encoding="utf-8")
+    save_file(make_checkpoint(family), folder / "model.safetensors", metadata={"format": "pt"})
+    model = load_oracle(name, family)
+    golden = make_golden(model, name, family)
+    gap = top_two_gap(model, family, golden)
+    check_health(family, golden, gap)
+    check_every_weight_matters(model, golden)
+    differing = [
+        not np.array_equal(a[:8], b[:8]) for a, b in zip(golden["greedy_ids"], golden["configured_ids"], strict=True)
+    ]
+    np.savez(folder / "golden.npz", **golden)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    lengths, configured = golden["greedy_lengths"].tolist(), golden["configured_lengths"].tolist()
+    print(f"{name:10} gap {gap:.4f}  logits' std {golden['logits'].std():.2f}  greedy {lengths}  {configured}", end="")
+    print(f"  differ {differing}  {size / 1000:.0f} kB")
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        for name in sys.argv[1:] or FAMILIES:
+            write(name, FAMILIES[name])
+
+
+if __name__ == "__main__":
+    main()
