@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from speculative_decoding.decoding.stats import GenerationStats
 
@@ -20,29 +19,25 @@ SETTLE = 0.1  # seconds between contenders: threads of the last one's library sp
 @dataclass(frozen=True)
 class Output:
     """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, the time
-    for all since the prompt before. stats: ours has them. length: how the draft length describes itself afterwards.
+    for all since the prompt before. stats: ours has them.
     """
 
     tokens: list[int]
     seconds: float
     stats: GenerationStats | None = None
-    length: str = ""
 
 
 @dataclass(frozen=True)
 class Contender(ABC):
-    """Who decodes. label: in tables. setting: our flags, or a peer's mode in words. draft_bytes: of weights, that are
-    read to draft a token; None if that is not known.
-    """
+    """Who decodes. label: in tables. setting: our flags, or a peer's mode in words."""
 
     label: str
     setting: str
     temperature: float
-    draft_bytes: int | None
 
     @abstractmethod
-    def decode(self, task: Task) -> Iterator[Output]:
-        """The outputs in the order of the task's sources."""
+    def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
+        """(number of the source, its output), as they are finished."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +50,11 @@ class Run:
     prompt: int
     output: Output
 
-    def as_dict(self) -> dict[str, Any]:
-        """For a line of JSON; the ids are not in it."""
-        who, output = self.contender, self.output
-        values = {"kind": "run", "task": self.task.title, "way": who.label, "temperature": who.temperature}
-        values |= {"repeat": self.repeat, "prompt": self.prompt, "tokens": len(output.tokens)}
-        return values | {"seconds": output.seconds, "stats": output.stats and output.stats.as_dict()}
-
 
 def take_turns(
-    contenders: Sequence[tuple[Task, Sequence[Contender]]],
-    repeats: int,
-    warm_ups: int,
-    settle: float,
-    say: Callable[[str], None] = lambda progress: None,
+    contenders: Sequence[tuple[Task, Sequence[Contender]]], repeats: int, warm_ups: int, say: Callable[[str], None]
 ) -> Iterator[Run]:
-    """Yield the runs of all repeats. contenders: of each task. settle: `SETTLE`, but in tests.
+    """Yield the runs of all repeats. contenders: of each task.
 
     Contenders take turns within a task, for `SLICE` seconds each, and each repeat starts with the next one, so that
     none always follows the same other. The first `warm_ups` repeats are decoded and dropped.
@@ -79,17 +63,17 @@ def take_turns(
         say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
         for task, row in contenders:
             order = [row[(turn + repeat) % len(row)] for turn in range(len(row))]
-            for contender, prompt, output in in_slices(order, task, settle):
+            for contender, prompt, output in in_slices(order, task):
                 if repeat >= 0:
                     yield Run(task, contender, repeat, prompt, output)
 
 
-def in_slices(contenders: Iterable[Contender], task: Task, settle: float) -> Iterator[tuple[Contender, int, Output]]:
+def in_slices(contenders: Iterable[Contender], task: Task) -> Iterator[tuple[Contender, int, Output]]:
     """(who, number of the prompt, output). A machine that is slower for a minute is so for all of them."""
-    waiting = deque((contender, enumerate(contender.decode(task))) for contender in contenders)
+    waiting = deque((contender, contender.decode(task)) for contender in contenders)
     while waiting:
         contender, outputs = waiting.popleft()
-        time.sleep(settle)
+        time.sleep(SETTLE)
         started = time.perf_counter()
         for prompt, output in outputs:
             yield contender, prompt, output

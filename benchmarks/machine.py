@@ -67,9 +67,8 @@ def measure_bandwidth() -> float:
     if mx.default_device() == mx.Device(mx.cpu):
         ours, row = np.array(matrix), np.array(vector)[0]
         jobs.append(lambda: ours @ row)
-    return matrix.nbytes / min(
-        statistics.median(timeit.repeat(job, number=1, repeat=BANDWIDTH_REPEATS)) for job in jobs
-    )
+    times = (timeit.repeat(job, number=1, repeat=BANDWIDTH_REPEATS) for job in jobs)
+    return matrix.nbytes / min(map(statistics.median, times))
 
 
 def used_by_others() -> tuple[float, float]:

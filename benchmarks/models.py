@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
-from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.draft_head import DraftHead
+from speculative_decoding.models.base import EncoderDecoder, quantizable
+from speculative_decoding.models.draft_head import DraftHead, usual_layers
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # nothing ends an output
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -23,8 +24,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5-base": COMMON | {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": COMMON | {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
 }  # Raffel et al. 2020, section 3.1.1 and appendix; v1.0
+HEAD, FREQUENT, GROUP_SIZE = "head", 2048, 64  # a draft head, the ids that it may propose, columns of a group
 MEMORY = re.compile(r"\.EncDecAttention\.[kv]\.")
-PREFIXES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}  # of Hugging Face's classes
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,13 @@ def parameters_of(model: EncoderDecoder) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))
 
 
-def dtype_of(model: EncoderDecoder) -> str:
-    """What the model's matrices are stored in."""
-    largest = max(parameters_of(model).values(), key=lambda value: value.nbytes)
-    return str(largest.dtype).removeprefix("mlx.core.")
+def dtype_of(model: EncoderDecoder) -> mx.Dtype:
+    return model.embed(mx.array([[0]])).dtype
+
+
+def head_of(sources: Mapping[str, Any]) -> str:
+    """Path of the layer."""
+    return "head" if "head.weight" in sources else "embedding"
 
 
 def bytes_per_pass(model: EncoderDecoder) -> int:
@@ -53,32 +57,50 @@ def bytes_per_pass(model: EncoderDecoder) -> int:
     """
     sizes = {path: value.nbytes for path, value in parameters_of(model).items()}
     sources = model.parameter_sources(model.config, set())
-    head = "head.weight" if "head.weight" in sources else "embedding.weight"
+    head = head_of(sources)
     total = 0.0
     for path, names in sources.items():
         layer = path.removesuffix(".weight")  # a quantised one has scales and biases too
         size = sum(value for other, value in sizes.items() if other.rpartition(".")[0] == layer)
         read = [name for name in names if name.startswith("decoder.block.") and not MEMORY.search(name)]
-        total += size * (1.0 if path == head or path == "decoder.norm.weight" else len(read) / len(names))
+        total += size * (1.0 if layer == head or path == "decoder.norm.weight" else len(read) / len(names))
     return round(total)
 
 
-def random_model(shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, seed: int = 0) -> EncoderDecoder:
-    """Every matrix is normal with variance 1 / columns, every scale 1, so that activations stay in range."""
+def random_model(
+    shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, bits: int | None = None, seed: int = 0
+) -> EncoderDecoder:
+    """Every matrix is normal with variance 1 / columns, every scale 1, so that activations stay in range. bits: of all
+    matrices but the head, as `load` quantises them; None: not quantised.
+    """
     model = build(shape)
     parameters = parameters_of(model)
     for (path, old), key in zip(parameters.items(), mx.random.split(mx.random.key(seed), len(parameters)), strict=True):
         new = mx.ones(old.shape) if old.ndim == 1 else mx.random.normal(old.shape, key=key) * old.shape[-1] ** -0.5
         mx.eval(new := new.astype(dtype))  # one at a time: no second copy of a large model
         model.load_weights([(path, new)], strict=False)
+    if bits is not None:
+        sources = model.parameter_sources(model.config, set())
+        layers = quantizable(model, sources, GROUP_SIZE).keys() - {head_of(sources)}
+        nn.quantize(model, GROUP_SIZE, bits, class_predicate=lambda path, module: path in layers)
+        mx.eval(model.parameters())
     return model
+
+
+def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHead:
+    """An untrained head, or a model of this shape, in the target's type."""
+    if name != HEAD:
+        return random_model(SHAPES[name], dtype_of(target), seed=1)
+    head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 1.0).folded()
+    head.set_dtype(dtype_of(target))
+    return head.with_frequent(range(min(FREQUENT, target.config.vocab_size)))
 
 
 def exported(model: EncoderDecoder, folder: Path) -> Path:
     """The folder with config.json, model.safetensors (float32) and a tokenizer; made if it does not exist. Token i is
     written "t<i>", for peers get ids, not text.
 
-    Raises `InputError` for a quantised model: there is no float32 model that peers could be given.
+    Raises `InputError` for a quantised model.
     """
     if folder.exists():
         return folder
@@ -92,21 +114,17 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     settings: Any = model.config  # its fields carry Hugging Face's names
     eos = list(settings.eos_token_ids)
     config = asdict(settings) | {
-        "architectures": [PREFIXES[settings.model_type] + "ForConditionalGeneration"],
         "num_decoder_layers": settings.decoder_layers,
         "scale_decoder_outputs": settings.head_is_scaled,
         "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else eos,
-        "is_encoder_decoder": True,
-        "torch_dtype": "float32",
     }
     size, pad, end = settings.vocab_size, settings.pad_token_id, eos[0] if eos else 1
     special = {"pad": pad, "eos": end, "unk": next(i for i in range(size) if i not in (pad, end))}
     words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(size)}, "unk_token": f"t{special['unk']}"}
     tokenizer = {"version": "1.0", "added_tokens": [], "model": words, "pre_tokenizer": {"type": "Whitespace"}}
-    tokenizer_config = {f"{role}_token": f"t{i}" for role, i in special.items()}
-    tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    roles = {f"{role}_token": f"t{i}" for role, i in special.items()} | {"tokenizer_class": "PreTrainedTokenizerFast"}
     folder.mkdir(parents=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
-    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", tokenizer_config)):
+    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", roles)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder

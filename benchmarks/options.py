@@ -11,9 +11,9 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.options import DRAFTERS, abouts
 from speculative_decoding.sampling.values import Number, Whole
 
-from .models import SHAPES
+from .acceptance import read
+from .models import HEAD, SHAPES
 from .peers import ASSISTED, PEERS
-from .report import require_matplotlib
 
 COUNT = word(Whole(1))
 
@@ -29,43 +29,43 @@ def benchmark_parser() -> Parser:
     add("--drafter", choices=DRAFTERS, nargs="+", help="each is tried, and plain decoding too (default: all that fit)")
     lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
     add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
-    add(
-        "--temperature", type=word(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried; 0 with peers"
-    )
+    add("--temperature", type=word(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried")
     add("--slots", type=COUNT, nargs="+", metavar="N", help="decode so many prompts together; each is tried")
     add("--repeats", type=COUNT, default=5, metavar="N", help="of everything, in turns")
     add("--warm-ups", type=word(Whole(0)), default=1, metavar="N", help="repeats before those that count")
     names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
     add("--peers", type=several_of(PEERS), default=[], metavar="NAMES", help=names)
     add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
-    shapes = "plain decoding of 40-token sources to --max-tokens tokens by models of these shapes with random weights, "
-    shapes += f"separated by commas: {', '.join(SHAPES)}"
+    shapes = f"random weights and sources, plain decoding, of shapes separated by commas: {', '.join(SHAPES)}"
     add("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
-    growth = "how the cost grows with source, output and shape (all shapes, or --random)"
-    add("--growth", action="store_true", default=False, help=growth)
-    add("--output", type=Path, metavar="DIR", help="write runs.jsonl (each run as it ends), table.md and summary.json")
-    add("--plot", action="store_true", default=False, help="and plot.png; needs matplotlib")
+    add("--bits", type=int, choices=(4, 8), nargs="+", default=[None], help="with --random: quantised; each is tried")
+    drafts = f"with --random: also with random drafts, {HEAD} or shapes, right as often as --acceptance says"
+    add("--draft", type=several_of((HEAD, *SHAPES)), default=[], metavar="NAMES", help=drafts)
+    add("--acceptance", type=Path, metavar="FILE", help="for --draft; written by python -m benchmarks.record")
     add_flags(parser, "models", ModelNames)
     return parser
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Refuse what does not go together, before anything takes time. Raises `InputError`."""
+    """Refuse what does not go together, and read --acceptance, before anything takes time. Raises `InputError`."""
     given, files = vars(chosen), ", ".join(map(str, chosen.prompts))
-    assisted, has_assisted = f"--peers {ASSISTED}: does not go with", ASSISTED in chosen.peers
+    is_random, is_replay, has_assisted = "random" in given, "acceptance" in given, ASSISTED in chosen.peers
+    is_other, orphan = "slots" in given or set(chosen.temperature) != {0}, is_replay and not is_random
     wrong = {
-        "--plot: needs --output DIR, where it is to be written": chosen.plot and "output" not in given,
         "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
         "--peer-python: is of no use without --peers": "peer_python" in given and not chosen.peers,
-        f"{assisted} --slots: it decodes no batches": "slots" in given and has_assisted,
+        f"--peers {ASSISTED}: does not go with --slots: it decodes no batches": "slots" in given and has_assisted,
+        f"--peers {ASSISTED}: does not go with --random: no draft is like random weights": is_random and has_assisted,
+        f"prompts {files}: do not go with --random, which makes its own sources": is_random and files,
+        "--draft and --acceptance: go with each other, and with --random": is_replay != bool(chosen.draft) or orphan,
+        "--acceptance: goes with temperature 0, and without --slots": is_replay and is_other,
+        "--bits: goes with --random, and without --peers": any(chosen.bits) and (not is_random or chosen.peers),
     }
-    if own := "--growth" if chosen.growth else "--random" if "random" in given else "":
-        wrong[f"{assisted} {own}: no draft is like random weights"] = has_assisted
-        wrong[f"prompts {files}: do not go with {own}, which makes its own sources"] = bool(files)
-        for option in ("model", "draft_model", "drafter", "num_draft", *("slots", "limit") * chosen.growth):
-            wrong[f"--{option.replace('_', '-')}: does not go with {own}, which chooses its own"] = option in given
+    for option in ("model", "draft_model", "drafter", "num_draft"):
+        wrong[f"--{option.replace('_', '-')}: does not go with --random"] = is_random and option in given
     for message, is_so in wrong.items():
         if is_so:
             raise InputError(message)
-    if chosen.plot:
-        require_matplotlib()
+    if is_replay:
+        kinds = ["head" if name == HEAD else "model" for name in chosen.draft]
+        chosen.acceptance = read(chosen.acceptance, [*kinds, "copy", "found"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from speculative_decoding.decoding.results import GenerationResult
 from speculative_decoding.decoding.ways import Way
+from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter, new_ngram
 from speculative_decoding.kernels import clock
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
@@ -16,14 +16,12 @@ from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 
 from .interleave import Contender, Output
-from .models import Models, bytes_per_pass
+from .models import Models
 from .tasks import Task
 
 
 class Ids:
-    """A tokenizer that costs nothing, since peers get ids and give ids: the text "3" has the ids of source 3 (any other
-    text only tries the options), and a token's text is one letter.
-    """
+    """A tokenizer that costs nothing, for peers get ids and give ids: text "3" is source 3, a token's text a letter."""
 
     vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
 
@@ -45,25 +43,19 @@ class Ours(Contender):
 
     session: Session
 
-    def decode(self, task: Task) -> Iterator[Output]:
+    def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
         """What others do while this one waits is not counted as its time."""
-        finished, results = self._results(task), dict[int, GenerationResult]()
-        for number in range(len(task.sources)):
-            seconds = 0.0
-            while number not in results:
-                started = clock()
-                results |= [next(finished)]
-                seconds += clock() - started
-            result, session = results.pop(number), self.session
-            length = session.length_of(session.options, session.slots).describe()
-            yield Output(result.tokens, seconds, result.stats, length)
+        finished = self._results(task)
+        for _ in task.sources:
+            started = clock()
+            number, result = next(finished)
+            yield number, Output(result.tokens, clock() - started, result.stats)
 
     def _results(self, task: Task) -> Iterator[tuple[int, GenerationResult]]:
         """(a prompt's number, its result), as they are finished."""
         numbers = range(len(task.sources))
         if task.slots is None:
-            for number in numbers:
-                yield number, self.session.generate(str(number), seed=number)
+            yield from ((number, self.session.generate(str(number), seed=number)) for number in numbers)
             return
         for each in self.session.batch({"prompt": str(number), "seed": number} for number in numbers):
             assert each.result is not None, each.error
@@ -71,17 +63,21 @@ class Ours(Contender):
 
 
 def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models: Models) -> list[Ours]:
-    """A contender for each way and temperature, with a new session: no store, which would know every output from the
-    repeat before.
-    """
-    shared: dict[str, Any] = {"max_tokens": task.max_tokens, "allow_long_prompt": True}
+    """A contender for each way and temperature, each with a session; without a store, which would know every output."""
     made = []
     for temperature in temperatures:
         for way in ways:
             draft = models.draft if way.drafter in ("model", "auto") else None
-            options = GenerationOptions(temperature=temperature, **shared, **way.keywords)
+            own = {"temperature": temperature, "max_tokens": task.max_tokens, **way.keywords}
+            options = GenerationOptions(allow_long_prompt=True, **own)
             session = Session(models.target, Ids(task.sources), draft, options, slots=task.slots or 1)
-            of_draft = bytes_per_pass(draft) if isinstance(draft, EncoderDecoder) else None
-            reads = {"model": of_draft, "auto": None}.get(way.drafter, 0)
-            made.append(Ours(way.name, way.flags, temperature, reads, session))
+            made.append(Ours(way.name, way.flags, temperature, session))
     return made
+
+
+def auto_parts(target: EncoderDecoder, draft: object) -> tuple[NgramDrafter, BatchDrafter, int]:
+    """What a session makes an `AutoDrafter` of."""
+    assert isinstance(draft, EncoderDecoder | DraftModel | DraftHead)
+    model = model_drafter(DraftModel(draft) if isinstance(draft, EncoderDecoder) else draft, target)
+    usual = GenerationOptions()
+    return new_ngram(target, usual.max_ngram_size, usual.min_ngram_size), model, target.config.vocab_size

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,9 +39,8 @@ class Worker:
 
     def __init__(self, command: Sequence[str], job: Mapping[str, Any]) -> None:
         self._peer, pipe = job["peer"], subprocess.PIPE
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         try:
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, encoding="utf-8")
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, encoding="utf-8")
         except OSError as error:
             raise InputError(f"--peer-python {command[0]}: cannot be run ({error.strerror})") from error
         try:
@@ -66,9 +64,7 @@ class Worker:
         try:
             answer = json.loads(line)
         except ValueError:
-            self._said.seek(0)
-            last = next((text for text in reversed(self._said.read().splitlines()) if text.strip()), "no message")
-            answer = {"error": f"its process ended: {last}" if not line else f"no answer but {line!r}"}
+            answer = {"error": f"no answer but {line!r}" if line else "its process ended"}
         if "error" in answer:
             way_out = "install it in the Python that --peer-python names, or leave this peer out"
             raise InputError(f"--peers {self._peer}: {answer['error']}; {way_out}")
@@ -78,7 +74,6 @@ class Worker:
         self._process.kill()  # it holds nothing that must be saved
         with suppress(BrokenPipeError):
             self._process.communicate()
-        self._said.close()
 
 
 @dataclass(frozen=True)
@@ -87,21 +82,15 @@ class Peer(Contender):
 
     worker: Worker
 
-    def decode(self, task: Task) -> Iterator[Output]:
-        yield from self.worker.decode(task)
+    def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
+        yield from enumerate(self.worker.decode(task))
 
 
 def fastest_peers(
-    name: str,
-    python: str | None,
-    models: Models,
-    tasks: Sequence[Task],
-    record: Callable[[dict[str, Any]], None],
-    scratch: Path,
-    stack: ExitStack,
+    name: str, python: str | None, models: Models, tasks: Sequence[Task], scratch: Path, stack: ExitStack
 ) -> list[list[Peer]]:
     """For each task, and each row of the peer in tables, the mode that is fastest on the task's first prompts: the
-    better of two runs. `record` gets all trials. scratch: a folder for weights; the processes end with `stack`.
+    better of two runs. scratch: a folder for weights; the processes end with `stack`.
     """
     job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
@@ -117,15 +106,13 @@ def fastest_peers(
         for mode in modes:
             with closing(start(mode)) as worker:
                 times.append([trial_ms(worker, task) for task in tasks])
-            for task, ms in zip(tasks, times[-1], strict=True):
-                record({"kind": "trial", "task": task.title, "label": label, **mode, "ms_per_token": ms})
         workers: dict[int, Worker] = {}
         for peers, of_task in zip(found, zip(*times, strict=True), strict=True):
             best = of_task.index(min(of_task))
             if best not in workers:
                 workers[best] = stack.enter_context(closing(start(modes[best])))
             setting = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in modes[best].items())
-            peers.append(Peer(label, setting, 0.0, None, workers[best]))
+            peers.append(Peer(label, setting, 0.0, workers[best]))
     return found
 
 

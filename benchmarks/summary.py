@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from speculative_decoding.decoding.stats import GenerationStats
 
@@ -14,20 +14,16 @@ from .interleave import Run
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The median of repeats and the quartiles around it."""
+class Spread(NamedTuple):
+    """The quartiles of repeats."""
 
-    median: float
     low: float
+    median: float
     high: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        low, median, high = statistics.quantiles(
-            [*values, *values] if len(values) == 1 else values, n=4, method="inclusive"
-        )
-        return cls(median, low, high)
+        return cls(*statistics.quantiles([*values] * 2 if len(values) == 1 else values, n=4, method="inclusive"))
 
 
 @dataclass(frozen=True)
@@ -36,14 +32,13 @@ class Row:
     encoder included but for decode_ms_per_token.
 
     tokens: of a repeat. gain: against plain decoding of the same run, task and temperature. same_ids: of the ids that
-    greedy plain decoding gives, the share that is the same at its place; same_outputs: of prompts. share_of_limit: of
-    the time of a token (decoding alone), the part in which its weights could be read. None: not known, or of no sense.
+    greedy plain decoding gives, the share that is the same at its place. share_of_limit: of the time of a token without
+    drafts (decoding alone), the part in which the weights of a pass could be read. None: not known, or of no sense.
     """
 
     model: str
     task: str
-    axis: str
-    at: int
+    slots: int | None
     label: str
     setting: str
     temperature: float
@@ -52,12 +47,10 @@ class Row:
     ms_per_token: Spread
     gain: float
     same_ids: float | None = None
-    same_outputs: float | None = None
     decode_ms_per_token: float | None = None
     tokens_per_target_call: float | None = None
     acceptance: float | None = None
     share_of_limit: float | None = None
-    length: str = ""
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
@@ -73,7 +66,7 @@ def summarise(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: flo
     target_bytes: of weights that a pass of the target reads; bandwidth: how many the machine reads in a second.
     """
     model += f", {target_bytes / 1e6:.1f} MB a pass"
-    groups = grouped(runs, lambda run: (run.task.title, run.contender.temperature, run.contender.label))
+    groups = grouped(runs, lambda run: (run.task, run.contender.temperature, run.contender.label))
     return [row(model, groups[key], groups[*key[:2], "plain"], target_bytes, bandwidth) for key in groups]
 
 
@@ -82,21 +75,20 @@ def row(model: str, runs: Sequence[Run], plain: Sequence[Run], target_bytes: int
     ms, plain_ms = (Spread.of(per_repeat(each, lambda run: run.output.seconds)) for each in (runs, plain))
     values: dict[str, Any] = {}
     if who.temperature == 0:
-        values["same_ids"], values["same_outputs"] = shares_of_identity(runs, plain)
+        values["same_ids"] = share_of_same_ids(runs, plain)
     if is_ours := runs[0].output.stats is not None:
         total = GenerationStats()
         for run in runs:
             total.add(run.output.stats or GenerationStats())
-        values["tokens_per_target_call"], values["length"] = total.tokens_per_target_call, runs[-1].output.length
+        values["tokens_per_target_call"] = total.tokens_per_target_call
         values["acceptance"] = total.acceptance_rate if total.drafted_tokens else None
         if task.slots is None:  # in batches the time of a round counts for each of its rows
             ms_of = per_repeat(runs, lambda run: run.output.stats.decode_seconds if run.output.stats else 0.0)
             values["decode_ms_per_token"] = decode_ms = statistics.median(ms_of)
-            if who.draft_bytes is not None:
-                read = target_bytes * total.target_calls + who.draft_bytes * total.drafted_tokens
-                values["share_of_limit"] = read / total.generated_tokens / bandwidth / (decode_ms / 1e3)
+            if not total.drafted_tokens:
+                values["share_of_limit"] = target_bytes / bandwidth / (decode_ms / 1e3)
     tokens = sum(len(run.output.tokens) for run in runs if run.repeat == runs[0].repeat)
-    about = (model, task.name, task.axis, task.at, who.label, who.setting, who.temperature, is_ours, tokens)
+    about = (model, task.name, task.slots, who.label, who.setting, who.temperature, is_ours, tokens)
     return Row(*about, ms, plain_ms.median / ms.median, **values)
 
 
@@ -106,10 +98,10 @@ def per_repeat(runs: Sequence[Run], seconds: Callable[[Run], float]) -> list[flo
     return [1e3 * sum(map(seconds, each)) / sum(len(run.output.tokens) for run in each) for each in repeats]
 
 
-def shares_of_identity(runs: Sequence[Run], plain: Sequence[Run]) -> tuple[float, float]:
-    """Of the ids, and of the outputs, the share that plain decoding has too, in the first repeat."""
+def share_of_same_ids(runs: Sequence[Run], plain: Sequence[Run]) -> float:
+    """In the first repeat."""
     expected = {run.prompt: run.output.tokens for run in plain if run.repeat == plain[0].repeat}
     found = {run.prompt: run.output.tokens for run in runs if run.repeat == runs[0].repeat}
     same = sum(a == b for prompt, ids in found.items() for a, b in zip(ids, expected[prompt], strict=False))
     longest = sum(max(len(ids), len(expected[prompt])) for prompt, ids in found.items())
-    return same / longest, sum(ids == expected[prompt] for prompt, ids in found.items()) / len(found)
+    return same / longest

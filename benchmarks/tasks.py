@@ -15,33 +15,20 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 
-SLOTS = "slots"
-RANDOM_SOURCE, GROWTH_OUTPUT = 40, 32  # tokens, where the other one is chosen or grows
-SOURCE_LENGTHS, OUTPUT_LENGTHS = (16, 64, 256, 1024, 2048), (16, 64, 256, 1024)  # of growth
+RANDOM_SOURCE = 40  # tokens
 
 
 @dataclass(frozen=True)
 class Task:
-    """sources: ids that the encoder reads. ends: whether an end-of-sequence token ends an output.
-
-    axis, at: where the task stands in a series of tasks of the same name, for example "slots" and 4.
+    """sources: ids that the encoder reads. ends: whether an end-of-sequence token ends an output. slots: how many are
+    decoded together; None: each by itself.
     """
 
     name: str
     sources: tuple[tuple[int, ...], ...]
     max_tokens: int
     ends: bool = True
-    axis: str = ""
-    at: int = 0
-
-    @property
-    def slots(self) -> int | None:
-        """How many are decoded together; None: each by itself."""
-        return self.at if self.axis == SLOTS else None
-
-    @property
-    def title(self) -> str:
-        return f"{self.name}, {self.at} {self.axis}" if self.axis else self.name
+    slots: int | None = None
 
 
 def tasks_from_files(
@@ -60,19 +47,11 @@ def tasks_from_files(
 
 def at_slots(tasks: list[Task], slots: Sequence[int]) -> list[Task]:
     """Each task at each number of slots; without numbers as they are."""
-    return [replace(task, axis=SLOTS, at=count) for task in tasks for count in slots] or tasks
+    return [replace(task, slots=count) for task in tasks for count in slots] or tasks
 
 
-def random_task(vocab_size: int, count: int, max_tokens: int, length: int = RANDOM_SOURCE) -> Task:
+def random_task(vocab_size: int, count: int, max_tokens: int) -> Task:
     """`count` sources of random ids, the same for the same arguments; outputs have exactly `max_tokens` tokens."""
-    ids = mx.random.randint(2, vocab_size, (count, length), key=mx.random.key(length))
+    ids = mx.random.randint(2, vocab_size, (count, RANDOM_SOURCE), key=mx.random.key(RANDOM_SOURCE))
     sources = cast(list[list[int]], ids.tolist())
-    return Task(f"{length} tokens to {max_tokens}", tuple(map(tuple, sources)), max_tokens, ends=False)
-
-
-def growth_tasks(vocab_size: int) -> list[Task]:
-    """One source each: it grows while the output is kept at 32 tokens; then the output grows behind a source of 40."""
-    source = {n: random_task(vocab_size, 1, GROWTH_OUTPUT, n) for n in SOURCE_LENGTHS}
-    output = {n: random_task(vocab_size, 1, n) for n in OUTPUT_LENGTHS}
-    both = (("growing source", "source tokens", source), ("growing output", "output tokens", output))
-    return [replace(task, name=name, axis=axis, at=n) for name, axis, made in both for n, task in made.items()]
+    return Task(f"{RANDOM_SOURCE} tokens to {max_tokens}", tuple(map(tuple, sources)), max_tokens, ends=False)

@@ -43,14 +43,11 @@ class HuggingFace:
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
         settings = self.model.generation_config
         self.ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
-        if not job["ends"]:  # only random weights, which have no draft
-            settings.eos_token_id, self.ends = None, []
         if job["draft"] is not None:
             assistant = self.options["assistant_model"] = load(job["draft"]).eval()
             if (constant := job["mode"].get("num_assistant_tokens")) is not None:
-                assistant.generation_config.num_assistant_tokens = constant
-                assistant.generation_config.num_assistant_tokens_schedule = "constant"
-                assistant.generation_config.assistant_confidence_threshold = 0.0  # above it, drafting stops early
+                fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+                assistant.generation_config.update(num_assistant_tokens=constant, **fixed)  # or drafting stops early
 
     def decode(self, sources: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
         width, pad = max(map(len, sources)), self.model.config.pad_token_id
@@ -73,24 +70,11 @@ class CTranslate2:
         self.versions = {"ctranslate2": ctranslate2.__version__}
         folder = os.path.join(job["scratch"], "ctranslate2")
         if not os.path.isdir(folder):
-            self.convert(job["target"], folder)
+            ctranslate2.converters.TransformersConverter(job["target"]).convert(folder)
         options = {"compute_type": job["mode"]["compute_type"], "intra_threads": job["mode"]["threads"]}
         self.translator: Any = ctranslate2.Translator(folder, device="cpu", inter_threads=1, **options)
         self.options = {"beam_size": 1, "max_input_length": 0, "return_end_token": True}  # no limit to sources
         self.ends = job["ends"]
-
-    @staticmethod
-    def convert(target: str, folder: str) -> None:
-        import ctranslate2
-        import transformers
-
-        class Converter(ctranslate2.converters.TransformersConverter):
-            def load_model(self, model_class: Any, name: str, **options: Any) -> Any:
-                if int(transformers.__version__.split(".")[0]) < 5:  # where the option has its older name
-                    options["torch_dtype"] = options.pop("dtype", None)
-                return super().load_model(model_class, name, **options)
-
-        Converter(target).convert(folder)
 
     def decode(self, sources: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
         words = [[f"t{i}" for i in source] for source in sources]

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import acceptance
 from speculative_decoding.draft_length import Choice, Drafted, DraftLength
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.models.compiled import pass_width
@@ -131,9 +132,12 @@ def copies(dice: random.Random, model: float) -> Request:
 
 @cache
 def recorded() -> dict[str, list[Request]]:
-    """What the bundled draft gets right, task by task."""
-    lines = Path(__file__).with_name("recorded_acceptance.txt").read_text().splitlines()[1:]
-    return {name: [Request(bits) for bits in rest] for name, *rest in map(str.split, lines)}
+    """What the bundled draft model gets right, task by task."""
+    tasks = acceptance.read(Path(acceptance.__file__).with_suffix(".txt"), ["model"])
+    return {
+        name: [Request("".join("01"[run > 0] for run in output)) for output in kinds["model"]]
+        for name, kinds in tasks.items()
+    }
 
 
 MADE: dict[str, Callable[[random.Random, float], Request]] = {  # the share of the session that is over -> a request

@@ -1,0 +1,79 @@
+"""Record how often the bundled drafts are right: `python -m benchmarks.record FILE`, which --acceptance replays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from speculative_decoding import Session, load
+from speculative_decoding.cli.common import run, say
+from speculative_decoding.cli.parser import Parser, require_writable
+from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, Row, Wanted
+from speculative_decoding.drafters.base import COPY, MODEL, token_rows
+from speculative_decoding.drafters.model import shared
+
+from .acceptance import Recorded, write
+from .ours import Ids, auto_parts
+from .tasks import Task, tasks_from_files
+
+PROMPTS, MOST, LONGEST = 40, 100, 16  # prompts of a task; tokens of an output, and of a draft
+TARGET, DRAFTS = "t5-web-docs", ("t5-web-docs-draft", "t5-web-docs-head")
+
+
+class Recorder(AutoDrafter):
+    """Drafts in front of each token, with the model and where auto would copy so too; hands on nothing. One row.
+
+    drafts: of the last request, by kind: the ids in front of each token.
+    """
+
+    def begin(self, row: Row) -> None:
+        super().begin(row)
+        self.drafts: dict[str, list[list[int]]] = {MODEL: [], COPY: []}
+
+    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+        (one,) = wanted
+        for kind, drafts in self.drafts.items():
+            is_tried = kind in (MODEL, one.kind)
+            draft = super().propose([replace(one, kind=kind)], slots) if is_tried else Draft.empty()
+            drafts[len(one.row.tokens) - 1 :] = [token_rows(draft.tokens)[0][: draft.length(0)]]  # may be asked again
+        return Draft.empty()
+
+
+def record(pair: Session, task: Task) -> Recorded:
+    """What the pair's draft, and copies, get right in front of each token of the task's outputs."""
+    recorder = Recorder(*auto_parts(pair.model, pair.draft_model))
+    session = Session(pair.model, Ids(task.sources))
+    model = "head" if isinstance(pair.draft_model, DraftHead) else "model"
+    found: dict[str, list[list[int]]] = {model: [], "copy": [], "found": []}
+    for number in range(len(task.sources)):
+        output = session.generate(str(number), drafter=recorder, num_draft=LONGEST, max_tokens=task.max_tokens).tokens
+        for kind, name in ((MODEL, model), (COPY, "copy")):
+            found[name].append([shared(ids, output[i:-1]) for i, ids in enumerate(recorder.drafts[kind])])
+        found["found"].append([*map(len, recorder.drafts[COPY])])
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.record", description=__doc__)
+    parser.add_argument("file", type=Path, help="is written")
+    file: Path = parser.parse_args(argv).file
+    return run("benchmarks.record", lambda: record_all(file))
+
+
+def record_all(file: Path) -> int:
+    """Of the bundled models and prompts; copies are those beside the last draft."""
+    require_writable("file", file)
+    tasks: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
+    for draft in DRAFTS:
+        pair = load(TARGET, draft=draft)
+        for task in tasks_from_files((), PROMPTS, MOST, pair.model, pair.tokenizer):
+            say(f"{draft}: {task.name}")
+            tasks.setdefault(task.name, {}).update(record(pair, task))
+    write(file, tasks, f"{TARGET} with {', '.join(DRAFTS)}: how many tokens of a draft are right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
