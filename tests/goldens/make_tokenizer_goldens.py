@@ -23,6 +23,7 @@ from typing import Any
 
 import sentencepiece
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers.implementations import ByteLevelBPETokenizer
 from transformers import (
     BartTokenizer,
@@ -78,7 +79,9 @@ def train(path: Path, lines: list[str], model_type: str = "unigram", **options: 
         minloglevel=2,
         **options,
     )
-    path.write_bytes(model.getvalue())
+    trained = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    trained.normalizer_spec.ClearField("normalization_rule_tsv")  # a path; compiled rules stay
+    path.write_bytes(trained.SerializeToString())
     rules.unlink()
 
 
