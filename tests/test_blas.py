@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -80,8 +79,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    with tarfile.open(build("sdist", copy, folder)) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(build("sdist", copy, folder), folder)
     (unpacked,) = folder.glob("speculative_decoding-*/")
     return unpacked
 
