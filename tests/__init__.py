@@ -6,12 +6,16 @@ What the tests start inherits this; results do not depend on it.
 """
 
 import os
+import signal
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when the BLAS is loaded; a value that is set already stays
 if hasattr(os, "sched_setaffinity"):  # Linux
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+# A program that was started in the background ignores Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from speculative_decoding import kernels
 

@@ -16,17 +16,18 @@ import pytest
 from mlx.utils import tree_flatten
 from safetensors.numpy import load_file, save_file
 
-from speculative_decoding import CheckpointError, InputError, checkpoints, load, models
+from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load, models
 from speculative_decoding.decoding.request import prepare
 from speculative_decoding.decoding.scoring import score
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.loading.conversion import convert
-from speculative_decoding.loading.load import Storage
+from speculative_decoding.loading.load import Storage, checked_generation_config
 from speculative_decoding.models.bart import BART
 from speculative_decoding.models.bart_config import FAMILIES, BartConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.training.students import matrix_of, rows_for
 from tests.operations import operations
+from tests.test_scoring import Numbers, text_of
 from tests.test_t5 import load_golden
 from tests.tiny import head_drafter, model_drafter, noisy_copy, run, tokens_of
 from tests.tiny import save_hugging_face as save
@@ -314,3 +315,20 @@ def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(family: str) -
         cache.trim_to([row % 2 for row in range(rows)] if rows > 1 else 0)
         counts.append(operations(model.states(mx.array([[5, 6]] * rows), cache), cache.arrays).total())
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "m2m_100", "marian"])
+def test_the_text_that_generation_config_asks_for_is_hugging_faces_with_and_without_a_draft(name: str) -> None:
+    """Forced first and last tokens, banned ones, repeated n-grams, a least length: as `generate` wrote it."""
+    model, golden = opened(name)
+    raw = json.loads((HERE / name / "config.json").read_text())
+    model.generation_config = checked_generation_config(HERE / name, raw, model)
+    for draft in (None, noisy_copy(model)):
+        rows = zip(golden["input_ids"], golden["attention_mask"], strict=True)
+        for (ids, mask), wanted, length in zip(
+            rows, golden["configured_ids"], golden["configured_lengths"], strict=True
+        ):
+            found = generate(
+                model, Numbers(), text_of(ids[mask.astype(bool)].tolist()), draft_model=draft, max_tokens=40
+            )
+            assert found.tokens == wanted[: int(length)].tolist()
