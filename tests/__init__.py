@@ -14,10 +14,10 @@ if hasattr(os, "sched_setaffinity"):  # Linux
     os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
-# A program that was started in the background ignores Ctrl-C, and so would all that the tests start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 from speculative_decoding import kernels
 
 # On a fresh machine a round for which kernels are compiled is done twice, which is not for tests that count to see.
 kernels.newest_kernel = lambda: 0
+
+# A program that was started in the background ignores Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
