@@ -19,12 +19,14 @@ from typing import Any
 import mlx.core as mx
 
 from speculative_decoding.cli.common import run, say
-from speculative_decoding.cli.models import ModelNames
+from speculative_decoding.cli.models import ModelNames, Pair, find
 from speculative_decoding.cli.parser import chosen_as
 from speculative_decoding.decoding.ways import PLAIN, ways
+from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.errors import InputError
 from speculative_decoding.kernels import check as check_kernels
-from speculative_decoding.loading.load import DTYPES
+from speculative_decoding.loading.load import DTYPES, open_model
+from speculative_decoding.models.base import EncoderDecoder
 
 from .interleave import Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others
@@ -68,15 +70,15 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     given = vars(chosen)
     if "random" not in given:
         folders = chosen_as(ModelNames, chosen).find()
-        for flag, name, names in (("drafter", "model", given.get("drafter", ())), ("peers", ASSISTED, chosen.peers)):
-            if folders.draft is None and name in names:
-                raise InputError(f"--{flag} {name}: needs a --draft-model; name one, or leave {name} out")
+        if folders.draft is None and "model" in given.get("drafter", ()):
+            raise InputError("--drafter model: needs a --draft-model; name one, or leave model out")
         pair = folders.open()
+        assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None
         say(f"target {folders.target}, " + ("no draft" if pair.draft is None else f"draft {folders.draft}"))
         limit = given.get("limit", FILE_LIMIT)
         tasks = tasks_from_files(chosen.prompts, limit, chosen.max_tokens, pair.target, pair.tokenizer)
         pair.load_weights()
-        yield folders.target.name, Models(pair.target, pair.draft), at_slots(tasks, given.get("slots", ()))
+        yield folders.target.name, Models(pair.target, pair.draft, assistant), at_slots(tasks, given.get("slots", ()))
         return
     check_kernels()
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
@@ -87,6 +89,18 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         task = replace(task, name=task.name + ", replayed acceptance" * ("acceptance" in given))
         title = f"random {name}" + f", {bits} bits" * (bits is not None)
         yield title, Models(target, None), at_slots([task], given.get("slots", ()))
+
+
+def open_assistant(name: str | None, pair: Pair) -> EncoderDecoder:
+    """The draft model of --peers hf-assisted. Raises `InputError`."""
+    if name is not None:
+        opened = open_model(find(name, "--assistant"))
+        require_same_tokens(pair.target, opened.model)
+        opened.load_weights()
+        return opened.model
+    if not isinstance(pair.draft, EncoderDecoder):
+        raise InputError(f"--peers {ASSISTED}: needs a draft model; name one as --assistant, or leave {ASSISTED} out")
+    return pair.draft
 
 
 def measure(

@@ -30,10 +30,11 @@ MEMORY = re.compile(r"\.EncDecAttention\.[kv]\.")
 
 @dataclass(frozen=True)
 class Models:
-    """A target, and a draft if there is one."""
+    """A target, a draft if there is one, and the draft model of peers, which know no draft heads."""
 
     target: EncoderDecoder
     draft: EncoderDecoder | DraftHead | None
+    assistant: EncoderDecoder | None = None
 
 
 def parameters_of(model: EncoderDecoder) -> dict[str, mx.array]:

@@ -36,6 +36,8 @@ def benchmark_parser() -> Parser:
     names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
     add("--peers", type=several_of(PEERS), default=[], metavar="NAMES", help=names)
     add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
+    assistant = f"the draft model of --peers {ASSISTED} (default: --draft-model), which knows no draft heads"
+    add("--assistant", metavar="NAME", help=assistant)
     shapes = f"random weights and sources, plain decoding, of shapes separated by commas: {', '.join(SHAPES)}"
     add("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
     add("--bits", type=int, choices=(4, 8), nargs="+", default=[None], help="with --random: quantised; each is tried")
@@ -54,6 +56,7 @@ def check(chosen: argparse.Namespace) -> None:
     wrong = {
         "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
         "--peer-python: is of no use without --peers": "peer_python" in given and not chosen.peers,
+        f"--assistant: is of no use without --peers {ASSISTED}": "assistant" in given and not has_assisted,
         f"--peers {ASSISTED}: does not go with --slots: it decodes no batches": "slots" in given and has_assisted,
         f"--peers {ASSISTED}: does not go with --random: no draft is like random weights": is_random and has_assisted,
         f"prompts {files}: do not go with --random, which makes its own sources": is_random and files,

@@ -94,8 +94,8 @@ def fastest_peers(
     """
     job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
-    if name == ASSISTED and isinstance(models.draft, EncoderDecoder):  # transformers knows no draft heads
-        job["draft"] = str(exported(models.draft, scratch / "draft"))
+    if name == ASSISTED and models.assistant is not None:
+        job["draft"] = str(exported(models.assistant, scratch / "draft"))
 
     def start(mode: Mode) -> Worker:
         return Worker([python or sys.executable, str(WORKER)], {**job, "mode": mode})

@@ -35,7 +35,7 @@ class HuggingFace:
         import transformers
 
         transformers.logging.set_verbosity(40)  # errors
-        self.torch = torch
+        self.torch, self.transformers = torch, transformers
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         torch.set_num_threads(job["mode"]["threads"])
         load: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained
@@ -53,9 +53,12 @@ class HuggingFace:
         width, pad = max(map(len, sources)), self.model.config.pad_token_id
         ids = self.torch.tensor([source + [pad] * (width - len(source)) for source in sources])
         mask = self.torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in sources])
+        caches = self.transformers.DynamicCache(), self.transformers.DynamicCache()
+        # Made here: from 4.57 on, generate's own has as many layers as the encoder, whatever the decoder has.
+        options = {"past_key_values": self.transformers.EncoderDecoderCache(*caches), **self.options}
         started = time.perf_counter()
         with self.torch.inference_mode():
-            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_tokens, **self.options)
+            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_tokens, **options)
         rows = [row[1:] for row in out.tolist()]  # behind the start token
         seconds = time.perf_counter() - started
         return [until_end(row, self.ends) for row in rows], seconds

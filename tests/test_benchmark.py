@@ -456,7 +456,8 @@ def test_random_weights(quick: None, monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--random", "t5-small", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --random"),
         (["--slots", "2", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --slots"),
         (["--model", "t5-web-docs", "--drafter", "model"], "--drafter model: needs a --draft-model"),
-        (["--model", "t5-web-docs", "--peers", "hf-assisted"], "--peers hf-assisted: needs a --draft-model"),
+        (["--model", "t5-web-docs", "--peers", "hf-assisted"], "--peers hf-assisted: needs a draft model"),
+        (["--assistant", "t5-web-docs-draft"], "--assistant: is of no use without --peers hf-assisted"),
         (["no-such-file.txt"], "no-such-file.txt: not readable"),
     ],
 )
