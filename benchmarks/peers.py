@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from speculative_decoding.errors import InputError
-from speculative_decoding.models.base import EncoderDecoder
 
 from .interleave import Contender, Output
 from .models import Models, exported
