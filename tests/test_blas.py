@@ -163,8 +163,8 @@ def test_products_are_right(each_kind: Path, threads: str) -> None:
     sums, batches; and through the library itself, with strides that leave gaps, which must not be written."""
     code = """
 import mlx.core as mx
-for rows in [*range(1, 10), 12, 17, 23, 63, 64, 65]:
-    for k, n in [(8, 8), (1, 300), (300, 1), (130, 260), (260, 521)]:
+for rows in [*range(1, 10), 12, 17, 23, 64, 65]:
+    for k, n in [(8, 8), (1, 300), (300, 1), (131, 261)] + [(260, 521)] * (rows in (1, 4, 7, 23, 65)):
         x, w = mx.array(rng.normal(size=(rows, k)), mx.float32), mx.array(rng.normal(size=(k, n)), mx.float32)
         wt, xt = mx.contiguous(w.T), mx.contiguous(x.T)
         for name, (a, b) in {"nn": (x, w), "nt": (x, wt.T), "tn": (xt.T, w), "tt": (xt.T, wt.T)}.items():
@@ -241,7 +241,7 @@ def work(seed, rounds, failed):
         if not np.allclose(y, x @ w.T, atol=1e-3): failed.append((m, n, k))
 def crowd():
     failed = []
-    threads = [threading.Thread(target=work, args=(seed, 40, failed)) for seed in range(4)]
+    threads = [threading.Thread(target=work, args=(seed, 12, failed)) for seed in range(4)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     return failed

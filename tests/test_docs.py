@@ -28,6 +28,7 @@ SHORTER = (
     (INSTALLING, ""),
     (r"python -m pytest(.*)", r"python -m pytest --collect-only -q -p no:cacheprovider\1 >/dev/null"),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
+    (r"head -60 ", "head -28 "),
     (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )
 

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,17 @@ from tests.sparse_t5_11b import make
 
 SOURCE = BUNDLED / "t5-web-docs-draft"
 
-# Kills itself at the n-th of the moments that matter: a tensor written, a file synchronised, a name given.
-VICTIM = """
+# For each number that it reads, a process (forked, for imports take longer than all the rest) that kills itself at that one
+# of the moments that matter: a tensor written, a file synchronised, a name given. It answers how that ended.
+VICTIMS = """
 import os, signal, sys
 import speculative_decoding.loading.safe_folder as safe_folder
 from pathlib import Path
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
 
-source, output, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
-moments = 0
+source, output = sys.argv[1], Path(sys.argv[2])
+moments = last = 0
 
 def moment(*_):
     global moments
@@ -50,14 +53,33 @@ for name in ("sync", "replace_folder", "exchange", "clean_up"):
 Path.rename = before_and_after(Path.rename)
 if "--no-exchange" in sys.argv:
     safe_folder.exchange = lambda *_: False
-convert(source, Path(output), Storage("float32"), force=True, progress=moment)
-print(moments)
+for line in sys.stdin:
+    last = int(line)
+    child = os.fork()
+    if not child:
+        convert(source, output, Storage("float32"), force=True, progress=moment)
+        print(moments, flush=True)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        print(status, flush=True)
 """
 
 
-def run_victim(output: Path, last: int, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", VICTIM, str(SOURCE), str(output), str(last), *more]
-    return subprocess.run(command, capture_output=True, text=True, cwd=BUNDLED.parent)
+@contextmanager
+def victims(output: Path, *more: str) -> Iterator[Callable[[int], int]]:
+    """What converts into `output` until a moment of that number: how many there were, or minus the signal."""
+    command = [sys.executable, "-c", VICTIMS, str(SOURCE), str(output), *more]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=BUNDLED.parent)
+    assert process.stdin is not None and process.stdout is not None
+
+    def run(last: int) -> int:
+        print(last, file=process.stdin, flush=True)
+        return int(process.stdout.readline())
+
+    with process:
+        yield run
+        process.stdin.close()
 
 
 def is_whole(folder: Path) -> bool:
@@ -66,32 +88,34 @@ def is_whole(folder: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def moments(tmp_path_factory: pytest.TempPathFactory) -> int:
-    done = run_victim(convert(str(SOURCE), tmp_path_factory.mktemp("count") / "model"), 0)
-    return int(done.stdout)
+    with victims(convert(str(SOURCE), tmp_path_factory.mktemp("count") / "model")) as run:
+        return run(0)
 
 
 def test_killed_at_any_moment_the_target_is_the_old_folder_or_the_new_one(moments: int, tmp_path: Path) -> None:
     output = convert(str(SOURCE), tmp_path / "model")  # bfloat16
     seen = set()
-    # every moment around the exchange, and a few while tensors are written
-    for last in (1, 5, 20, *range(moments - 8, moments + 1)):
-        assert run_victim(output, last).returncode == -signal.SIGKILL
-        assert is_whole(output)
-        seen.add(checkpoints.read(output).info("shared.weight").dtype)
-        convert(str(SOURCE), output, force=True)
-        assert os.listdir(tmp_path) == ["model"]
+    with victims(output) as run:
+        # every moment around the exchange, and a few while tensors are written
+        for last in (1, 5, 20, *range(moments - 8, moments + 1)):
+            assert run(last) == -signal.SIGKILL
+            assert is_whole(output)
+            seen.add(checkpoints.read(output).info("shared.weight").dtype)
+            convert(str(SOURCE), output, force=True)
+            assert os.listdir(tmp_path) == ["model"]
     assert len(seen) == 2  # some were killed before the exchange, some after
 
 
 def test_without_an_atomic_exchange_the_next_run_brings_a_whole_folder_back(moments: int, tmp_path: Path) -> None:
     output = convert(str(SOURCE), tmp_path / "model")
     was_absent = False
-    for last in range(moments - 8, moments + 3):
-        if run_victim(output, last, "--no-exchange").returncode == 0:
-            continue
-        was_absent |= not output.exists()
-        safe_folder.clean_up(output)
-        assert is_whole(output) and os.listdir(tmp_path) == ["model"]
+    with victims(output, "--no-exchange") as run:
+        for last in range(moments - 8, moments + 3):
+            if run(last) > 0:
+                continue
+            was_absent |= not output.exists()
+            safe_folder.clean_up(output)
+            assert is_whole(output) and os.listdir(tmp_path) == ["model"]
     assert was_absent  # the moment that the exchange does away with
 
 
