@@ -21,8 +21,8 @@ from tests.sparse_t5_11b import make
 
 SOURCE = BUNDLED / "t5-web-docs-draft"
 
-# For each number that it reads, a process (forked, for imports take longer than all the rest) that kills itself at that one
-# of the moments that matter: a tensor written, a file synchronised, a name given. It answers how that ended.
+# For each number that it reads a process, forked, for imports take longer than all the rest; it kills itself at that one
+# of the moments that matter: a tensor written, a file synchronised, a name given. What comes back is how that ended.
 VICTIMS = """
 import os, signal, sys
 import speculative_decoding.loading.safe_folder as safe_folder
