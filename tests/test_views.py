@@ -83,7 +83,7 @@ def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
 
 @pytest.mark.parametrize("drafter", OBJECTS)
 def test_the_text_is_what_was_not_struck_out(drafter: str) -> None:
-    for source in SOURCES:
+    for source in SOURCES[:2]:
         letters = Letters().decode(source)
         regular = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
         for colour in (True, False):
