@@ -18,7 +18,7 @@ import pytest
 from speculative_decoding import CheckpointError, InputError, checkpoints, load, models
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
-from speculative_decoding.models import attention, gemma, gemma_config, t5gemma, t5gemma2
+from speculative_decoding.models import attention, base, gemma, gemma_config, t5gemma, t5gemma2
 from speculative_decoding.models.attention import Keys, attend, attend_together
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead
@@ -324,7 +324,7 @@ def no_soft_cap(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_soft_cap_on_logits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gemma, "capped", lambda x, soft_cap: x)
+    patch.setattr(base, "capped", lambda x, soft_cap: x)
 
 
 def exact_gelu(patch: pytest.MonkeyPatch) -> None:

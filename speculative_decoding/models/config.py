@@ -1,8 +1,8 @@
-"""What the configurations of all families have in common: activations by name, and checks of single fields."""
+"""What the configurations of all families have in common: names, and checks of single fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import mlx.core as mx
@@ -14,12 +14,24 @@ from ..sampling.options import short
 from ..sampling.values import Value, Whole
 
 MOST_ENDS = 64
+TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")  # under any, the embedding
+HEAD = "lm_head.weight"
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,  # the tanh form
     "silu": nn.silu,
 }
+
+
+class EndIds:
+    """The ends of a sequence, one or several."""
+
+    eos_token_id: int | tuple[int, ...]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
 
 
 def require(name: str, wanted: Value, found: object, file: str = "config.json") -> None:
@@ -42,6 +54,11 @@ def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tupl
             require(name, known_id, each)
         found[name] = value
     return found
+
+
+def embedding_table(names: Set[str], prefix: str = "") -> str:
+    """The name under which this checkpoint keeps the embedding. prefix: of all names in it."""
+    return prefix + next((name for name in TABLES if prefix + name in names), TABLES[0])
 
 
 def is_same_table(checkpoint: Checkpoint, first: str, second: str) -> bool:

@@ -10,7 +10,7 @@ from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, checked_ids, require
+from .config import ACTIVATIONS, EndIds, checked_ids, require
 from .rope import Rope, Window
 
 RawConfig = Mapping[str, Any]
@@ -85,7 +85,7 @@ class StackConfig:
 
 
 @dataclass(frozen=True)
-class GemmaConfig:
+class GemmaConfig(EndIds):
     encoder: StackConfig
     decoder: StackConfig
     tie_word_embeddings: bool
@@ -109,10 +109,6 @@ class GemmaConfig:
     @property
     def num_heads(self) -> int:
         return self.decoder.num_heads
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
 
     @property
     def max_source_tokens(self) -> int:
