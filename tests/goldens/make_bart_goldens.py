@@ -8,6 +8,12 @@ Folders and arrays are those of make_goldens.py, with a generation_config.json a
     configured_ids, configured_lengths  as greedy_ids, but with the processors that generation_config.json asks for
                                         (forced tokens, forbidden tokens, repeated n-grams, least length; one beam)
 
+and for mbart (as mBART-50) and m2m_100 (as NLLB-200)
+
+    languages                            (3,) tokens of languages
+    translated_ids, translated_lengths   as configured_ids, of source i with language i for its first token, into each
+                                         of the languages (`forced_bos_token_id`): (3, 3, N) and (3, 3)
+
 greedy_ids are without any of them. Both have `NEW_TOKENS` at most; where there are so many, a forced end is the last.
 """
 
@@ -150,6 +156,7 @@ GENERATION: Mapping[str, dict[str, Any]] = {
     "m2m_100": {"forced_bos_token_id": 101, "max_length": 90},
     "marian": {"bad_words_ids": [[95]], "forced_eos_token_id": 0, "max_length": 90, "num_beams": 4},
 }
+LANGUAGES = {"mbart": (97, 98, 99), "m2m_100": (100, 101, 102)}
 IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -244,10 +251,28 @@ def make_golden(model: PreTrainedModel, name: str, family: Family) -> dict[str, 
         "configured_ids": configured_ids,
         "configured_lengths": configured_lengths,
     }
+    if name in LANGUAGES:
+        arrays |= translated(model, name, rows, configured)
     return {key: array.astype(np.int32) for key, array in arrays.items()} | {
         "encoder_last_hidden_state": out.encoder_last_hidden_state.numpy(),
         "logits": out.logits.numpy(),
     }
+
+
+def translated(
+    model: PreTrainedModel, name: str, rows: list[torch.Tensor], settings: GenerationConfig
+) -> dict[str, np.ndarray]:
+    languages = LANGUAGES[name]
+    sources = [torch.cat([torch.tensor([first]), row[1:]]) for first, row in zip(languages, rows, strict=True)]
+    found = []
+    for language in languages:
+        settings.update(forced_bos_token_id=language)
+        found.append(generated(model, sources, settings))
+    ids = np.full((len(languages), len(languages), max(ids.shape[1] for ids, _ in found)), settings.pad_token_id)
+    for i, (each, _) in enumerate(found):
+        ids[:, i, : each.shape[1]] = each
+    lengths = np.stack([lengths for _, lengths in found], axis=1)
+    return {"languages": np.array(languages), "translated_ids": ids, "translated_lengths": lengths}
 
 
 def adds_to_all_scores(name: str) -> bool:
