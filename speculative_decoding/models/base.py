@@ -75,6 +75,11 @@ class EncoderDecoder(nn.Module):
         return None
 
     @property
+    def image_token(self) -> int | None:
+        """What stands in a source in front of an image, which no model here reads."""
+        return None
+
+    @property
     def has_logits_bias(self) -> bool:
         """Whether the head adds something to its product."""
         return "logits_bias" in self
