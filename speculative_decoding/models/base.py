@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,40 +18,12 @@ from ..errors import CheckpointError
 from .attention import capped
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
+from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
 from .linear import Head, rows_of
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
-
-
-class EncoderDecoderConfig(Protocol):
-    """What every part of the package may ask of a model, whatever its architecture."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def d_model(self) -> int: ...
-
-    @property
-    def decoder_layers(self) -> int: ...
-
-    @property
-    def decoder_start_token_id(self) -> int: ...
-
-    @property
-    def pad_token_id(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def max_source_tokens(self) -> int | None:
-        """The longest source that the model was trained on, where its configuration says so."""
 
 
 class EncoderDecoder(nn.Module):

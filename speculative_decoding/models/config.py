@@ -1,9 +1,9 @@
-"""What the configurations of all families have in common: names, and checks of single fields."""
+"""What the configurations of all families have in common: what they say, names, and checks of single fields."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +22,35 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu_new": nn.gelu_approx,  # the tanh form
     "silu": nn.silu,
 }
+
+
+class EncoderDecoderConfig(Protocol):
+    """What every part of the package may ask of a model, whatever its architecture."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def d_model(self) -> int: ...
+
+    @property
+    def decoder_layers(self) -> int: ...
+
+    @property
+    def decoder_start_token_id(self) -> int: ...
+
+    @property
+    def pad_token_id(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        """The longest source that the model was trained on, where its configuration says so."""
 
 
 class EndIds:
