@@ -1,5 +1,5 @@
-"""Folders of a tiny T5 with damage in config.json, generation_config.json, the tokenizer's files and the manifest: for
-tests/fuzz_checkpoints.py, which also loads and converts them here.
+"""Folders of a tiny T5, or of another family's golden, with damage in config.json, generation_config.json, the
+tokenizer's files and the manifest: for tests/fuzz_checkpoints.py, which also loads and converts them here.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ FILES: dict[str, Any] = {
     "manifest.json": {"format_version": 1, "dtype": "float32", "files": {}},
     "model.safetensors.index.json": {"metadata": {}, "weight_map": {"shared.weight": "model.safetensors"}},
 }  # fmt: skip
+GOLDENS = sorted(path.parent for path in (Path(__file__).parent / "goldens").glob("*/config.json"))
 USUAL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, 1, 2, 3, -1, 24, 9000, 1 << 31, 1 << 63, 10**9, 10**400, -(10**400), 0.5, 1e308, 1e-320, -0.0,
     float("nan"), float("inf"), -float("inf"), "", "a", "relu\0", "\x1b[2J\x1b[31mowned\r\n", "\ud800",
     "../../etc/passwd", "x" * 100_000, [], {}, [[]], [1] * 100_000, [0, 1, 2], {"a": 1},
     {str(i): i for i in range(10_000)},
-    "(a+)+$", "gated-", "t5", "mt5", "bart",
+    "(a+)+$", "gated-", "t5", "mt5", "bart", "marian", "m2m_100", "t5gemma", "t5gemma2",
 )  # fmt: skip
 
 
@@ -110,7 +111,9 @@ def replaced(content: Any, rng: Random) -> Any:
     elif kind == 1 and isinstance(holder, dict):
         holder[rng.choice(list(holder))] = old
     elif kind == 2:
-        holder[at[-1]] = rng.choice(([old], {"a": old}, str(old), [old] * 1000))
+        holder[at[-1]] = rng.choice(
+            ([old], {"a": old}, str(old), [old] * (3 if isinstance(old, dict | list) else 1000))
+        )
     else:
         holder[at[-1]] = rng.choice(HOSTILE)
     return content
@@ -150,11 +153,17 @@ def strange_file(path: Path, rng: Random) -> None:
 
 
 def write_damaged_folder(folder: Path, rng: Random) -> None:
-    """One or two of its files damaged; a tenth have a sentencepiece model in the place of tokenizer.json."""
+    """One or two of its files damaged; most are a golden's, a tenth have a sentencepiece model in the place of
+    tokenizer.json.
+    """
     folder.mkdir()
     files, is_bare = dict(FILES), rng.random() < 0.1
+    golden = None if is_bare or rng.random() < 0.2 else rng.choice(GOLDENS)
     damaged = [rng.choice(("config.json",) * 5 + (*USUAL, *files)) for _ in range(rng.choice((1, 1, 2)))]
     source = weights(8192 if is_bare else CONFIG["vocab_size"])
+    if golden is not None:
+        source = golden
+        files |= {name: json.loads((golden / name).read_text()) for name in USUAL if (golden / name).is_file()}
     (folder / "model.safetensors").symlink_to(source / "model.safetensors")
     if is_bare:
         del files["tokenizer.json"]

@@ -111,7 +111,7 @@ def unscaled_attention(model: BART) -> None:
 
 
 def no_logits_bias(model: BART) -> None:
-    model.config = replace(model.config, has_logits_bias=False)
+    model.pop("logits_bias")
 
 
 FAULTS: dict[str, list[Callable[[BART], None]]] = {
@@ -156,7 +156,6 @@ def test_files_without_a_head_have_no_prefix(tmp_path: Path) -> None:
         },
     )
     assert not bare.has_logits_bias and model.has_logits_bias
-    model.config = replace(model.config, has_logits_bias=False)
     assert error_of(bare, golden | {"logits": golden["logits"] - np.array(model.logits_bias)}) < 1e-4
 
 
@@ -272,10 +271,13 @@ def test_drafts_change_nothing(family: str) -> None:
     assert {0, 1, 4} <= accepted
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "storage", [Storage("bfloat16", 4, 32), Storage("float16", 8, 32), Storage("float16")], ids=str
-)
+STORED = [
+    (family, storage) for family in FAMILIES for storage in (Storage("bfloat16", 4, 32), Storage("float32", 8, 32))
+]
+STORED += [(family, Storage("float16", bits, 32)) for family in ("bart", "marian") for bits in (8, None)]
+
+
+@pytest.mark.parametrize(("family", "storage"), STORED, ids=str)
 def test_weights_in_few_bits_are_near_the_model(family: str, storage: Storage, tmp_path: Path) -> None:
     config = CONFIG | {"model_type": family}
     folder = save(random_model(**config), tmp_path / "hf", config)
@@ -294,6 +296,29 @@ def test_weights_in_few_bits_are_near_the_model(family: str, storage: Storage, t
         assert "scales" in layer.ff.wo and "scales" in layer.self_attention.qkv and "bias" in layer.ff.wo
         regular = tokens_of(run(found, SOURCES[0], max_tokens=12))
         assert tokens_of(run(found, SOURCES[0], head_drafter(found), max_tokens=12)) == regular
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float16_is_refused_where_layers_add_up(family: str, tmp_path: Path) -> None:
+    """Each layer adds more than half of what float16 holds."""
+    config = CONFIG | {"model_type": family}
+    model, adds_up = random_model(**config), FAMILIES[family].norm_first
+    for layer in model.decoder.layers:
+        layer.ff.wo.bias = mx.where(mx.arange(64) % 3 == 0, 4e4, 0.0)
+    folder = save(model, tmp_path / "hf", config)
+    for dtype in (mx.float32, mx.float16):
+        model.set_dtype(dtype)
+        found = model.decode(mx.array([[2, 5, 9]]), model.make_cache(model.encode(mx.array([[5, 9, 2]]))))
+        assert mx.isfinite(found).all().item() == (dtype == mx.float32 or not adds_up)
+    for attempt in (
+        lambda: load(folder, dtype="float16"),
+        lambda: convert(str(folder), tmp_path / "out", Storage("float16", 8, 32)),
+    ):
+        if adds_up:
+            with pytest.raises(InputError, match=f"a {family} model may overflow in float16; choose bfloat16"):
+                attempt()
+        else:
+            attempt()
 
 
 def test_a_head_with_a_bias_is_one_product() -> None:

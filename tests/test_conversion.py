@@ -52,8 +52,12 @@ def shard(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> None:
+    """From safetensors and from torch's files."""
     folder = make_source(tmp_path, family)
     output = convert(str(folder), tmp_path / "out", Storage("float32"))
+    as_torch("zip")(shutil.copytree(folder, tmp_path / "torch" / family))
+    from_torch = convert(str(tmp_path / "torch" / family), tmp_path / "from_torch", Storage("float32"))
+    assert (from_torch / "weights.npz").read_bytes() == (output / "weights.npz").read_bytes()
     original, converted = load(folder).model, load(output).model
     tokens = mx.array([[3, 4, 1]])
     logits = [m.decode(tokens, m.make_cache(m.encode(tokens))) for m in (original, converted)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -148,6 +149,37 @@ def test_planted_imports_both_ways_are_caught_and_right_ones_are_not() -> None:
     assert both_ways(knot) == {("cli", "jobs")}
     right = {"cli.b": "from ..jobs import a\nfrom .c import d\nimport os", "__init__": "from .cli import main"}
     assert upward(right) == [] and both_ways(right) == set()
+
+
+MAY_KNOW_FAMILIES = {"loading.tokenizer", "checkpoints.gguf"}  # its files; a format of T5's alone, which says so
+
+
+def asks_for_family(modules: Mapping[str, str]) -> set[str]:
+    """Modules above the models that import an architecture, or look at `model_type`."""
+    others = {name: text for name, text in modules.items() if not name.startswith("models.")}
+    found = {arrow.importer for arrow in arrows(others) if re.match(r"models\.(t5|bart|gemma)", arrow.imported)}
+    for name, text in others.items():
+        words = (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Constant | ast.Attribute))
+        if any("model_type" in (getattr(each, "value", None), getattr(each, "attr", None)) for each in words):
+            found.add(name)
+    return found
+
+
+def test_nothing_above_the_models_asks_which_family_it_is() -> None:
+    assert asks_for_family(MODULES) == MAY_KNOW_FAMILIES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from ..models.bart import BART",
+        "def f():\n    from ..models import t5gemma2",
+        "raw['model_type']",
+        "c.model_type",
+    ],
+)
+def test_a_planted_question_for_the_family_is_caught(text: str) -> None:
+    assert asks_for_family({"decoding.planted": text}) == {"decoding.planted"}
 
 
 def lines_of(modules: Mapping[str, str]) -> dict[str, int]:

@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, load, models
+from speculative_decoding.decoding.request import encode_prompt
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
-from speculative_decoding.models import attention, gemma, gemma_config, t5gemma, t5gemma2
+from speculative_decoding.models import attention, base, gemma, gemma_config, t5gemma, t5gemma2
 from speculative_decoding.models.attention import Keys, attend, attend_together
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.rope import Rope, Window
 from speculative_decoding.training.students import matrix_of
 from tests.damaged_folders import HOSTILE, places
+from tests.test_scoring import Numbers
 from tests.test_t5 import GOLDENS, load_golden
 from tests.tiny import DRAFTERS, OPTIONS_OF, TOKENIZER, noisy_copy, run, tokens_of
 
@@ -118,6 +120,14 @@ def test_the_tower_that_reads_images_is_neither_loaded_nor_converted(tmp_path: P
     assert ours < theirs and {
         name for name in theirs - ours if "embed_tokens" not in name and "lm_head" not in name
     } == {name for name in theirs if "vision_tower" in name or "multi_modal_projector" in name}
+
+
+def test_a_prompt_that_needs_an_image_is_refused_in_one_line() -> None:
+    raw = config_of("t5gemma2")
+    model = models.build(raw | {"encoder": raw["encoder"] | {"boi_token_index": 7}})
+    assert encode_prompt(model, Numbers(), "5 6 8") == [5, 6, 8]
+    with pytest.raises(InputError, match=r"prompt has a place for an image \(token 7\); only text is read"):
+        encode_prompt(model, Numbers(), "5 7 8")
 
 
 # config.json.
@@ -324,7 +334,7 @@ def no_soft_cap(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_soft_cap_on_logits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gemma, "capped", lambda x, soft_cap: x)
+    patch.setattr(base, "capped", lambda x, soft_cap: x)
 
 
 def exact_gelu(patch: pytest.MonkeyPatch) -> None:

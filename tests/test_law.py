@@ -6,6 +6,7 @@ options in numpy; nothing of the code under test takes part but the model.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -280,6 +281,21 @@ def test_a_planted_fault_breaks_the_law_of_batches(
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
         check_counts(in_batches(names, "model", 900), exact_law(OPTIONS[1]), 900)
+
+
+MARIAN = {"model_type": "marian", "d_model": 16, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": EOS}
+MARIAN |= {"activation_function": "swish", "scale_embedding": True, "vocab_size": VOCAB}
+MARIAN |= {f"{stack}_{of}": 2 for stack in ("encoder", "decoder") for of in ("layers", "attention_heads", "ffn_dim")}
+
+
+def test_samples_of_another_family_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model(seed=13, scale=0.25, **MARIAN)
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", with_memory(target))
+    options, draft = OPTIONS[0] | {"acceptance": "block"}, DraftModel(with_memory(noisy_copy(target, noise=0.3)))
+    check_law(options, draft=draft, rows=450)
+    neighbours_logits(monkeypatch)
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_law(options, draft=draft, rows=450)
 
 
 def plant_in_drafts(

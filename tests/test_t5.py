@@ -34,6 +34,9 @@ def test_every_family_has_a_golden() -> None:
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_logits_and_memory_are_those_of_hugging_face(folder: Path) -> None:
+    """The largest differences, 6.6e-5 and 6.1e-5, are float32's own noise: from Hugging Face's model in float64 the
+    logits of t5gemma-unequal are 4.3e-5 away, its own float32 2.6e-5; those of t5gemma2 2.6e-5, its own float32 7.3e-5.
+    """
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     memory = model.encode(mx.array(golden["input_ids"]), mask)

@@ -207,6 +207,13 @@ def test_a_draft_with_other_tokens_is_refused_with_the_first_that_differs() -> N
         require_same_tokens(target, tiny_model(decoder_start_token_id=3))
 
 
+def test_pieces_that_transformers_would_make_are_few(bundled: Path, tmp_path: Path) -> None:
+    shutil.copyfile(bundled / "spiece.model", tmp_path / "spiece.model")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 1 << 31}))
+    with pytest.raises(InputError, match="'extra_ids' must be at most 65536, not 2147483648"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_folder_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no tokenizer found"):
         load_tokenizer(tmp_path)

@@ -61,7 +61,7 @@ def tiny_model(seed: int = 7, scale: float = 0.3, position_scale: float = 4.0, *
     def fill(path: str, parameter: mx.array) -> mx.array:
         noise = mx.random.normal(parameter.shape, key=next(keys))
         if parameter.ndim == 1:
-            return 1 + 0.2 * noise
+            return 0.2 * noise + ("bias" not in path)
         return noise * (position_scale if "position_biases" in path else scale)
 
     model.update(tree_map_with_path(fill, model.parameters()))

@@ -20,7 +20,7 @@ def convert_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
         argument_default=argparse.SUPPRESS,
-        description="Convert a T5 checkpoint to MLX .npz weights, with bounded memory.",
+        description="Convert an encoder-decoder to MLX .npz weights, with bounded memory.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="NAME", help="a local folder, or a model on the Hub")

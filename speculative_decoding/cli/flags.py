@@ -84,7 +84,7 @@ class DraftFlags:
 def main_parser(program: str = "main.py") -> Parser:
     parser = Parser(
         prog=program,
-        description="Speculative decoding for T5-like models: a draft proposes, the target verifies, the text is the "
+        description="Speculative decoding for encoder-decoders: a draft proposes, the target verifies, the text is the "
         "target's own. Text goes to standard output, everything else to standard error.",
     )
     add_flags(parser, "prompts and views", Views)

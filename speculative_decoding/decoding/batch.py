@@ -46,9 +46,8 @@ class DecodedRow(Row):
         self.finish_reason = "length" if len(new) == self.room else None
         for i, token in enumerate(new):
             if self.ends(token):
-                is_cut = i + 1 == self.room and self.constraints.forces(
-                    len(self.tokens) + i
-                )  # says nothing of the text
+                place = len(self.tokens) + i
+                is_cut = i + 1 == self.room and self.constraints.forces(place)  # then the end says nothing of the text
                 new, self.finish_reason = new[: i + 1], "length" if is_cut else "stop"
                 break
         self.tokens += new

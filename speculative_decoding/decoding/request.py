@@ -116,6 +116,10 @@ def encode_prompt(
     require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
     source = tokenizer.encode(prompt, language)
     check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
+    if model.image_token in source:
+        raise InputError(
+            f"prompt has a place for an image (token {model.image_token}); only text is read, leave it out"
+        )
     if limit is not None and len(source) > limit:
         raise too_long(f"{len(source)} tokens", why, limit)
     require_encodable(model, len(source))

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..checkpoints.files import open_regular, read_object
 from ..errors import InputError
+from ..sampling.options import short
 from .languages import Languages
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")  # of T5 and Pegasus; of mBART, M2M-100 and NLLB-200
@@ -32,6 +33,7 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 MAX_BYTES = 64 << 20  # of each; Gemma's tokenizer.json takes 34 MB
+MOST_EXTRA_IDS = 1 << 16
 REPLACEMENT = "\ufffd"  # what decoding yields where a character's bytes are not all there yet
 UNKNOWN = "<unk>"
 
@@ -145,6 +147,10 @@ class TransformersTokenizer(FolderTokenizer):
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+        path = folder / "tokenizer_config.json"
+        extra = read_object(path).get("extra_ids") if path.is_file() else 0
+        if isinstance(extra, int) and extra > MOST_EXTRA_IDS:  # transformers makes a piece of each
+            raise InputError(f"{path}: 'extra_ids' must be at most {MOST_EXTRA_IDS}, not {short(extra)}")
         given: dict[str, Any] = {"tokenizer_type": "t5"} if is_t5s(folder) else {}
         given |= {"local_files_only": True, "trust_remote_code": False}
         with failing_in_one_line(f"{folder}: no tokenizer could be loaded from it"), warnings.catch_warnings():

@@ -43,19 +43,18 @@ def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models whose weights are kept in float16 as they are (docs/LOG.md, "BART's relatives")."""
+    """For models with norms behind blocks, in which nothing adds up from layer to layer."""
     return raw, checkpoint
 
 
 def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Gemma's hidden states outgrow float16 (docs/LOG.md)."""
-    raise InputError(f"{checkpoint}: a {raw['model_type']} model would overflow in float16; choose bfloat16")
+    """For models whose stream grows from layer to layer; Gemma's too, by the large norms behind its blocks (LOG.md)."""
+    raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
 
 
-T5_LIKE, BART_LIKE = Architecture(build_t5, t5_float16.for_float16), Architecture(build_bart, unchanged)
 ARCHITECTURES = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), T5_LIKE),
-    **dict.fromkeys(FAMILIES, BART_LIKE),
+    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(build_t5, t5_float16.for_float16)),
+    **{name: Architecture(build_bart, no_float16 if each.norm_first else unchanged) for name, each in FAMILIES.items()},
     "t5gemma": Architecture(build_t5gemma, no_float16),
     "t5gemma2": Architecture(build_t5gemma2, no_float16),
 }

@@ -21,7 +21,7 @@ from .base import EncoderDecoder
 from .cache import LayerMemory, additive
 from .config import ACTIVATIONS
 from .last_layer import LastLayer
-from .linear import Head, Linear, matrix, rows_of
+from .linear import Linear, matrix
 
 LinearWithBias = partial(Linear, bias=True)
 
@@ -146,10 +146,6 @@ class BART(EncoderDecoder):
     def most_positions(self) -> int | None:
         return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
-    @property
-    def has_logits_bias(self) -> bool:
-        return self.config.has_logits_bias
-
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
         x = self.encoder.enter(self.embed(tokens), mx.arange(length)[None], length)
@@ -157,9 +153,6 @@ class BART(EncoderDecoder):
         for layer in self.encoder.layers:
             x = layer(x, batch, hidden)
         return self.encoder.leave(x).reshape(batch, length, -1)
-
-    def cross_projections(self, memory: mx.array) -> list[tuple[mx.array, mx.array]]:
-        return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
 
     def decoder_hidden(
         self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
@@ -197,17 +190,6 @@ class BART(EncoderDecoder):
             self.config.activation_name,
             1.0,
         )
-
-    def logits(self, states: mx.array) -> mx.array:
-        logits = self.embedding.as_linear(states) if self.config.tie_word_embeddings else self.head(states)
-        return logits + self.logits_bias[0] if self.config.has_logits_bias else logits
-
-    def head_of(self, ids: mx.array) -> Head:
-        head = rows_of(self.embedding if self.config.tie_word_embeddings else self.head, ids)
-        if not self.config.has_logits_bias:
-            return head
-        bias = self.logits_bias[0, ids]
-        return lambda states: head(states) + bias
 
     @classmethod
     def parameter_sources(cls, config: BartConfig, names: Set[str]) -> dict[str, tuple[str, ...]]:

@@ -11,10 +11,9 @@ import mlx.core as mx
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Switch, Text, Value, Whole
-from .config import ACTIVATIONS, checked_ids, is_same_table, require
+from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require
 
-TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
-HEAD, LOGITS_BIAS = "lm_head.weight", "final_logits_bias"
+LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # rows in front of a learned table of positions that belong to no position
 SHORT_NAMES = {"swish": "silu"}
 
@@ -70,7 +69,7 @@ CHECKS: Mapping[str, Value] = {
 
 
 @dataclass(frozen=True)
-class BartConfig:
+class BartConfig(EndIds):
     """The fields of config.json that matter here, under their Hugging Face names. has_logits_bias: the checkpoint holds
     a `final_logits_bias`, and it is not zero everywhere.
     """
@@ -130,7 +129,7 @@ class BartConfig:
         """
         names = checkpoint.keys()
         tied = self.tie_word_embeddings and (
-            HEAD not in checkpoint or is_same_table(checkpoint, embedding_table(names), HEAD)
+            HEAD not in checkpoint or is_same_table(checkpoint, embedding_table(names, prefix_of(names)), HEAD)
         )
         biased = LOGITS_BIAS in checkpoint and (
             checkpoint.info(LOGITS_BIAS).shape != (1, self.vocab_size) or mx.any(checkpoint[LOGITS_BIAS]).item()
@@ -155,17 +154,8 @@ class BartConfig:
         return self.encoder_attention_heads
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
-
-    @property
     def max_source_tokens(self) -> int | None:
         return self.max_position_embeddings
-
-
-def embedding_table(names: Set[str]) -> str:
-    """The name under which this checkpoint keeps the embedding."""
-    return next((prefix_of(names) + name for name in TABLES if prefix_of(names) + name in names), "model." + TABLES[0])
 
 
 def prefix_of(names: Set[str]) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from .bart_config import HEAD, LOGITS_BIAS, BartConfig, Family, embedding_table, prefix_of
+from .bart_config import LOGITS_BIAS, BartConfig, Family, prefix_of
+from .config import HEAD, embedding_table
 
 
 def parameter_sources(config: BartConfig, names: Set[str]) -> dict[str, tuple[str, ...]]:
     """See `EncoderDecoder.parameter_sources`."""
-    sources: dict[str, tuple[str, ...]] = {"embedding.weight": (embedding_table(names),)}
+    prefix = prefix_of(names)
+    sources: dict[str, tuple[str, ...]] = {"embedding.weight": (embedding_table(names, prefix),)}
     if not config.tie_word_embeddings:
         sources["head.weight"] = (HEAD,)
     if config.has_logits_bias:
         sources["logits_bias"] = (LOGITS_BIAS,)
-    prefix = prefix_of(names)
     for stack, depth in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         own = dict(stack_sources(config.family))
         for path, joined in layer_sources(has_cross_attention=stack == "decoder"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,46 +15,23 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
+from .attention import capped
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
+from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
-from .linear import Head
+from .linear import Head, rows_of
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
 
-class EncoderDecoderConfig(Protocol):
-    """What every part of the package may ask of a model, whatever its architecture."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def d_model(self) -> int: ...
-
-    @property
-    def decoder_layers(self) -> int: ...
-
-    @property
-    def decoder_start_token_id(self) -> int: ...
-
-    @property
-    def pad_token_id(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def max_source_tokens(self) -> int | None:
-        """The longest source that the model was trained on, where its configuration says so."""
-
-
 class EncoderDecoder(nn.Module):
-    """An encoder-decoder whose state is passed, not hidden: `decode(tokens, cache)`."""
+    """An encoder-decoder whose state is passed, not hidden: `decode(tokens, cache)`.
+
+    Its parts have the same names in all architectures: `embedding`, of the decoder's tokens; `decoder.layers`; `head`,
+    where the embedding is not the head too; `logits_bias` (1, V), where the head adds one.
+    """
 
     config: EncoderDecoderConfig
     # Which piece of text each id stands for, where the model was loaded with text: a draft that numbers its tokens
@@ -70,9 +47,14 @@ class EncoderDecoder(nn.Module):
         return None
 
     @property
+    def image_token(self) -> int | None:
+        """What stands in a source in front of an image, which no model here reads."""
+        return None
+
+    @property
     def has_logits_bias(self) -> bool:
         """Whether the head adds something to its product."""
-        return False
+        return "logits_bias" in self
 
     @property
     def memory_width(self) -> int:
@@ -88,9 +70,9 @@ class EncoderDecoder(nn.Module):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, M)."""
 
-    @abstractmethod
     def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
         """Memory (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
+        return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
 
     @abstractmethod
     def decoder_hidden(
@@ -202,9 +184,18 @@ class EncoderDecoder(nn.Module):
         self._forget()
         return super().update_modules(*args, **options)
 
-    @abstractmethod
     def logits(self, states: mx.array) -> mx.array:
         """(B, L, d_model) -> raw logits (B, L, V)."""
+        products = self.head(states) if "head" in self else self.embedding.as_linear(states)
+        return capped(products + self.logits_bias[0] if self.has_logits_bias else products, self.logit_cap)
+
+    def head_of(self, ids: mx.array) -> Head:
+        """The head for these ids alone, (N,): states (B, L, d_model) -> raw logits (B, L, N)."""
+        head = rows_of(self.head if "head" in self else self.embedding, ids)
+        if not self.has_logits_bias:
+            return lambda states: capped(head(states), self.logit_cap)
+        bias = self.logits_bias[0, ids]
+        return lambda states: capped(head(states) + bias, self.logit_cap)
 
     def decode(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """`states`, then `logits`."""
@@ -231,10 +222,6 @@ class EncoderDecoder(nn.Module):
             cache = self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype))
         cache.assign([slot], fresh)
         return cache
-
-    @abstractmethod
-    def head_of(self, ids: mx.array) -> Head:
-        """The head for these ids alone, (N,): states (B, L, d_model) -> raw logits (B, L, N)."""
 
     @classmethod
     @abstractmethod

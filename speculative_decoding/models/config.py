@@ -1,9 +1,9 @@
-"""What the configurations of all families have in common: activations by name, and checks of single fields."""
+"""What the configurations of all families have in common: what they say, names, and checks of single fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Set
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,12 +14,53 @@ from ..sampling.options import short
 from ..sampling.values import Value, Whole
 
 MOST_ENDS = 64
+TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")  # under any, the embedding
+HEAD = "lm_head.weight"
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,  # the tanh form
     "silu": nn.silu,
 }
+
+
+class EncoderDecoderConfig(Protocol):
+    """What every part of the package may ask of a model, whatever its architecture."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def d_model(self) -> int: ...
+
+    @property
+    def decoder_layers(self) -> int: ...
+
+    @property
+    def decoder_start_token_id(self) -> int: ...
+
+    @property
+    def pad_token_id(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        """The longest source that the model was trained on, where its configuration says so."""
+
+
+class EndIds:
+    """The ends of a sequence, one or several."""
+
+    eos_token_id: int | tuple[int, ...]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
 
 
 def require(name: str, wanted: Value, found: object, file: str = "config.json") -> None:
@@ -35,13 +76,18 @@ def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tupl
     known_id, found = Whole(0, vocab_size - 1), dict[str, int | tuple[int, ...]]()
     for name, value in ids.items():
         if name == "eos_token_id" and isinstance(value, list):
-            if len(value) > MOST_ENDS:
-                raise CheckpointError(f"config.json: {name!r} has {len(value)} ids; at most {MOST_ENDS} are taken")
+            if not 0 < len(value) <= MOST_ENDS:
+                raise CheckpointError(f"config.json: {name!r} must have 1 to {MOST_ENDS} ids, not {len(value)}")
             value = tuple(value)
         for each in value if isinstance(value, tuple) else (value,):
             require(name, known_id, each)
         found[name] = value
     return found
+
+
+def embedding_table(names: Set[str], prefix: str = "") -> str:
+    """The name under which this checkpoint keeps the embedding. prefix: of all names in it."""
+    return prefix + next((name for name in TABLES if prefix + name in names), TABLES[0])
 
 
 def is_same_table(checkpoint: Checkpoint, first: str, second: str) -> bool:

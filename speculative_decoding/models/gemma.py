@@ -10,13 +10,13 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import attend, capped, split_heads
+from .attention import attend, split_heads
 from .base import EncoderDecoder
 from .cache import LayerMemory
 from .compiled import Prepared
 from .config import ACTIVATIONS
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
-from .linear import Head, Linear, matrix, rows_of
+from .linear import Linear, matrix
 from .rope import Window, additive_mask
 
 Masks = Mapping[Window, mx.array]
@@ -162,14 +162,6 @@ class Gemma(EncoderDecoder):
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.norm(hidden)
-
-    def logits(self, states: mx.array) -> mx.array:
-        is_tied = self.config.tie_word_embeddings
-        return capped(self.embedding.as_linear(states) if is_tied else self.head(states), self.logit_cap)
-
-    def head_of(self, ids: mx.array) -> Head:
-        head = rows_of(self.embedding if self.config.tie_word_embeddings else self.head, ids)
-        return lambda x: capped(head(x), self.logit_cap)
 
 
 def encoder_masks(config: StackConfig, length: int, mask: mx.array | None, dtype: mx.Dtype) -> Masks:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, checked_ids, require
+from .config import ACTIVATIONS, EndIds, checked_ids, require
 from .rope import Rope, Window
 
 RawConfig = Mapping[str, Any]
@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "attention_bias": False,
 }
+IMAGE_TOKENS = {"boi": 255_999, "eoi": 256_000}
 T5GEMMA: RawConfig = DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 T5GEMMA_2: RawConfig = DEFAULTS | {"max_position_embeddings": 1 << 17} | dict.fromkeys(SOFT_CAPS)
 
@@ -85,14 +86,15 @@ class StackConfig:
 
 
 @dataclass(frozen=True)
-class GemmaConfig:
+class GemmaConfig(EndIds):
     encoder: StackConfig
     decoder: StackConfig
     tie_word_embeddings: bool
     pad_token_id: int
     eos_token_id: int | tuple[int, ...]
     decoder_start_token_id: int
-    eoi_token_index: int = MOST_POSITIONS  # of T5Gemma 2: the end of an image
+    boi_token_index: int = MOST_POSITIONS  # of T5Gemma 2: the beginning of an image, and its end
+    eoi_token_index: int = MOST_POSITIONS
 
     @property
     def vocab_size(self) -> int:
@@ -109,10 +111,6 @@ class GemmaConfig:
     @property
     def num_heads(self) -> int:
         return self.decoder.num_heads
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
 
     @property
     def max_source_tokens(self) -> int:
@@ -145,14 +143,13 @@ def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
     )
     if stacks[0].d_model != stacks[1].d_model:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same hidden_size")
-    end = outer.get("eoi_token_index", 256_000)
-    require("encoder.eoi_token_index", Whole(0, MOST_POSITIONS), end)
-    return joined(raw, decoder, *stacks, end)
+    image = {f"{end}_token_index": outer.get(f"{end}_token_index", usual) for end, usual in IMAGE_TOKENS.items()}
+    for name, token in image.items():
+        require(f"encoder.{name}", Whole(0, MOST_POSITIONS), token)
+    return replace(joined(raw, decoder, *stacks), **image)
 
 
-def joined(
-    raw: RawConfig, decoder: Section, encoder: StackConfig, decoder_stack: StackConfig, eoi: int = MOST_POSITIONS
-) -> GemmaConfig:
+def joined(raw: RawConfig, decoder: Section, encoder: StackConfig, decoder_stack: StackConfig) -> GemmaConfig:
     if encoder.vocab_size != decoder_stack.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
     tied = raw.get("tie_word_embeddings", True)
@@ -162,7 +159,7 @@ def joined(
         known |= {name: layer[name] for name in (*known, *ID_FIELDS) if layer.get(name) is not None}
     known.setdefault("decoder_start_token_id", known["bos_token_id"])
     ids: Any = checked_ids({name: known[name] for name in ID_FIELDS}, encoder.vocab_size)
-    return GemmaConfig(encoder, decoder_stack, tied, **ids, eoi_token_index=eoi)
+    return GemmaConfig(encoder, decoder_stack, tied, **ids)
 
 
 def section(raw: RawConfig, name: str) -> RawConfig:

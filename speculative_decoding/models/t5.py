@@ -18,7 +18,7 @@ from .base import EncoderDecoder
 from .cache import LayerMemory, additive
 from .config import ACTIVATIONS
 from .last_layer import LastLayer
-from .linear import Head, Linear, matrix, rows_of
+from .linear import Linear, matrix
 from .positions import RelativePositionBias
 from .t5_config import T5Config
 from .t5_tensors import parameter_sources
@@ -139,9 +139,6 @@ class T5(EncoderDecoder):
             x = layer(x, batch, bias if hidden is None else bias + hidden)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
-    def cross_projections(self, memory: mx.array) -> list[tuple[mx.array, mx.array]]:
-        return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
-
     def decoder_hidden(
         self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
     ) -> list[mx.array]:
@@ -179,12 +176,6 @@ class T5(EncoderDecoder):
             self.config.activation_name,
             self.logit_scale,
         )
-
-    def logits(self, states: mx.array) -> mx.array:
-        return self.embedding.as_linear(states) if self.config.tie_word_embeddings else self.head(states)
-
-    def head_of(self, ids: mx.array) -> Head:
-        return rows_of(self.embedding if self.config.tie_word_embeddings else self.head, ids)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:

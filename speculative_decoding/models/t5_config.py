@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, checked_ids, is_same_table, require
+from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require
 
-TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
-HEAD = "lm_head.weight"
 # What Hugging Face assumes for a family where its config.json is silent; for T5 itself the defaults below.
 FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "umt5": {"feed_forward_proj": "gated-gelu"},
 }
-
-
 MOST_DISTANCE = 1 << 24
 # No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the size
 # that a field says is checked before any is read (`checked_sources`).
@@ -41,7 +37,7 @@ CHECKS: Mapping[str, Value] = {
 
 
 @dataclass(frozen=True)
-class T5Config:
+class T5Config(EndIds):
     """The fields of config.json that matter here, under their Hugging Face names."""
 
     vocab_size: int
@@ -115,14 +111,5 @@ class T5Config:
         return self.model_type == "umt5"
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
-
-    @property
     def max_source_tokens(self) -> int | None:
         return self.n_positions
-
-
-def embedding_table(names: Set[str]) -> str:
-    """The name under which this checkpoint keeps the embedding."""
-    return next((name for name in TABLES if name in names), TABLES[0])

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
-from .t5_config import HEAD, T5Config, embedding_table
+from .config import HEAD, embedding_table
+from .t5_config import T5Config
 from .t5_tensors import layer_sources
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from .t5_config import HEAD, T5Config, embedding_table
+from .config import HEAD, embedding_table
+from .t5_config import T5Config
 
 
 def parameter_sources(config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:

@@ -75,9 +75,6 @@ class T5Gemma(Gemma):
     def embed(self, tokens: mx.array) -> mx.array:
         return self.embedding(tokens) * self.config.d_model**0.5
 
-    def cross_projections(self, memory: mx.array) -> list[tuple[mx.array, mx.array]]:
-        return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
-
     def last_layer(self) -> LastLayer:
         """A head has no norms behind blocks and no soft cap."""
         layer, config = self.decoder.layers[-1], self.config.decoder

@@ -61,6 +61,10 @@ class T5Gemma2(Gemma):
         self.end_of_image = mx.zeros((config.d_model,))
         self.decoder = Stack(config.decoder, [DecoderLayer(config.decoder, kind) for kind in config.decoder.layers])
 
+    @property
+    def image_token(self) -> int:
+        return self.config.boi_token_index
+
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return self.encoded(self.embed(tokens), mask)
 

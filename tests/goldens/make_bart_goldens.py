@@ -8,18 +8,22 @@ Folders and arrays are those of make_goldens.py, with a generation_config.json a
     configured_ids, configured_lengths  as greedy_ids, but with the processors that generation_config.json asks for
                                         (forced tokens, forbidden tokens, repeated n-grams, least length; one beam)
 
+and for mbart (as mBART-50) and m2m_100 (as NLLB-200)
+
+    languages                            (3,) tokens of languages
+    translated_ids, translated_lengths   as configured_ids, of source i with language i for its first token, into each
+                                         of the languages (`forced_bos_token_id`): (3, 3, N) and (3, 3)
+
 greedy_ids are without any of them. Both have `NEW_TOKENS` at most; where there are so many, a forced end is the last.
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from make_goldens import HERE, TARGET_LENGTH, Family, top_two_gap
+from make_goldens import HERE, TARGET_LENGTH, Family, check_every_weight_matters, padded, top_two_gap, write_all
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
@@ -152,6 +156,7 @@ GENERATION: Mapping[str, dict[str, Any]] = {
     "m2m_100": {"forced_bos_token_id": 101, "max_length": 90},
     "marian": {"bad_words_ids": [[95]], "forced_eos_token_id": 0, "max_length": 90, "num_beams": 4},
 }
+LANGUAGES = {"mbart": (97, 98, 99), "m2m_100": (100, 101, 102)}
 IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -216,10 +221,7 @@ def generated(
     for row in rows:
         tokens = model.generate(row[None], attention_mask=torch.ones_like(row[None]), max_new_tokens=NEW_TOKENS)
         outputs.append(tokens[0, 1:].tolist())
-    ids = np.full((len(rows), max(map(len, outputs))), settings.pad_token_id)
-    for line, tokens in zip(ids, outputs, strict=True):
-        line[: len(tokens)] = tokens
-    return ids, np.array([len(tokens) for tokens in outputs])
+    return padded(outputs, settings.pad_token_id)
 
 
 def make_golden(model: PreTrainedModel, name: str, family: Family) -> dict[str, np.ndarray]:
@@ -249,25 +251,33 @@ def make_golden(model: PreTrainedModel, name: str, family: Family) -> dict[str, 
         "configured_ids": configured_ids,
         "configured_lengths": configured_lengths,
     }
+    if name in LANGUAGES:
+        arrays |= translated(model, name, rows, configured)
     return {key: array.astype(np.int32) for key, array in arrays.items()} | {
         "encoder_last_hidden_state": out.encoder_last_hidden_state.numpy(),
         "logits": out.logits.numpy(),
     }
 
 
-def check_every_weight_matters(model: PreTrainedModel, golden: Mapping[str, np.ndarray]) -> None:
-    """But for the biases of keys, which add the same to all scores of a query."""
-    arguments = ("input_ids", "attention_mask", "decoder_input_ids")
-    inputs = {name: torch.tensor(golden[name], dtype=torch.long) for name in arguments}
-    expected = torch.tensor(golden["logits"])
-    for name, parameter in model.named_parameters():
-        if name.endswith("k_proj.bias"):
-            continue
-        kept = parameter.clone()
-        parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-        change = (model(**inputs).logits - expected).abs().max().item()
-        assert change > 0.01, f"{name} changes the logits by {change}"
-        parameter.copy_(kept)
+def translated(
+    model: PreTrainedModel, name: str, rows: list[torch.Tensor], settings: GenerationConfig
+) -> dict[str, np.ndarray]:
+    languages = LANGUAGES[name]
+    sources = [torch.cat([torch.tensor([first]), row[1:]]) for first, row in zip(languages, rows, strict=True)]
+    found = []
+    for language in languages:
+        settings.update(forced_bos_token_id=language)
+        found.append(generated(model, sources, settings))
+    ids = np.full((len(languages), len(languages), max(ids.shape[1] for ids, _ in found)), settings.pad_token_id)
+    for i, (each, _) in enumerate(found):
+        ids[:, i, : each.shape[1]] = each
+    lengths = np.stack([lengths for _, lengths in found], axis=1)
+    return {"languages": np.array(languages), "translated_ids": ids, "translated_lengths": lengths}
+
+
+def adds_to_all_scores(name: str) -> bool:
+    """The same to each of a query, which changes nothing."""
+    return name.endswith("k_proj.bias")
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
@@ -281,8 +291,8 @@ def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -
     assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows that start alike"
 
 
-def write(name: str, family: Family) -> None:
-    folder = HERE / name
+def write(name: str) -> None:
+    folder, family = HERE / name, FAMILIES[name]
     folder.mkdir(exist_ok=True)
     ids = {each: family.config[each] for each in IDS if each in family.config}
     for file, content in (("config", family.config), ("generation_config", ids | GENERATION[name])):
@@ -293,7 +303,7 @@ def write(name: str, family: Family) -> None:
     golden = make_golden(model, name, family)
     gap = top_two_gap(model, family, golden)
     check_health(family, golden, gap)
-    check_every_weight_matters(model, golden)
+    check_every_weight_matters(model, golden, is_idle=adds_to_all_scores)
     differing = [
         not np.array_equal(a[:8], b[:8]) for a, b in zip(golden["greedy_ids"], golden["configured_ids"], strict=True)
     ]
@@ -304,13 +314,5 @@ def write(name: str, family: Family) -> None:
     print(f"  differ {differing}  {size / 1000:.0f} kB")
 
 
-def main() -> None:
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        for name in sys.argv[1:] or FAMILIES:
-            write(name, FAMILIES[name])
-
-
 if __name__ == "__main__":
-    main()
+    write_all(write, FAMILIES)

@@ -10,19 +10,26 @@ Folders and golden.npz are those of make_goldens.py, with outputs of 40 tokens, 
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from make_goldens import FIRST_PLAIN_TOKEN, TARGET_LENGTH, Family, check_health
+from make_goldens import (
+    FIRST_PLAIN_TOKEN,
+    HERE,
+    TARGET_LENGTH,
+    Family,
+    check_every_weight_matters,
+    check_health,
+    padded,
+    top_two_gap,
+    write_all,
+)
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
-HERE = Path(__file__).parent
 NEW_TOKENS = 40
 PAD, EOS, BOS, VOCAB, END_OF_IMAGE = 0, 1, 2, 80, 50
 LENGTHS = (30, 21, 10)  # of the sources
@@ -149,15 +156,13 @@ def make_golden(model: PreTrainedModel, seed: int) -> dict[str, np.ndarray]:
     source, mask, target = map(torch.tensor, (input_ids, attention_mask.astype(np.int64), decoder_input_ids))
     out = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
     outputs = [greedy(model, source[i : i + 1, :length]) for i, length in enumerate(LENGTHS)]
-    greedy_ids = np.full((rows, max(map(len, outputs))), PAD)
-    for row, tokens in zip(greedy_ids, outputs, strict=True):
-        row[: len(tokens)] = tokens
+    greedy_ids, greedy_lengths = padded(outputs, PAD)
     ids = {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "decoder_input_ids": decoder_input_ids,
         "greedy_ids": greedy_ids,
-        "greedy_lengths": np.array([len(tokens) for tokens in outputs]),
+        "greedy_lengths": greedy_lengths,
     }
     return {name: array.astype(np.int32) for name, array in ids.items()} | {
         "encoder_last_hidden_state": out.encoder_last_hidden_state.numpy(),
@@ -172,55 +177,20 @@ def greedy(model: PreTrainedModel, source: torch.Tensor) -> list[int]:
     return tokens[0, 1:].tolist()
 
 
-def top_two_gap(model: PreTrainedModel, golden: Mapping[str, np.ndarray]) -> float:
-    """The smallest lead of any greedy token, from one pass without a cache, which must choose the same tokens."""
-    gaps = []
-    for i, (source_length, length) in enumerate(zip(LENGTHS, golden["greedy_lengths"], strict=True)):
-        tokens = torch.tensor(golden["greedy_ids"][i, :length], dtype=torch.long)
-        source = torch.tensor(golden["input_ids"][i : i + 1, :source_length], dtype=torch.long)
-        read = torch.cat([torch.tensor([BOS]), tokens[:-1]])[None]
-        mask = torch.ones_like(source)
-        logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=read).logits[0]
-        assert torch.equal(logits.argmax(-1), tokens), "the cache changed the output"
-        top = logits.topk(2).values
-        gaps.append((top[:, 0] - top[:, 1]).min().item())
-    return min(gaps)
-
-
-def check_every_weight_matters(model: PreTrainedModel, golden: Mapping[str, np.ndarray]) -> None:
-    arguments = ("input_ids", "attention_mask", "decoder_input_ids")
-    inputs = {name: torch.tensor(golden[name], dtype=torch.long) for name in arguments}
-    expected = torch.tensor(golden["logits"])
-    for name, parameter in model.named_parameters():
-        kept = parameter.clone()
-        parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-        change = (model(**inputs).logits - expected).abs().max().item()
-        assert (change == 0) if is_tower(name) else (change > 0.005), f"{name} changes the logits by {change}"
-        parameter.copy_(kept)
-
-
-def write(name: str, seed: int) -> None:
-    folder = HERE / name
+def write(name: str) -> None:
+    folder, seed = HERE / name, SEEDS[name]
     folder.mkdir(exist_ok=True)
     model = make_folder(name, folder, seed)
     golden = make_golden(model, seed)
-    gap = top_two_gap(model, golden)
-    check_health(Family(IDS, seed), golden, gap)
-    check_every_weight_matters(model, golden)
+    family = Family(IDS | {"decoder_start_token_id": BOS}, seed, lengths=LENGTHS)
+    gap = top_two_gap(model, family, golden)
+    check_health(family, golden, gap)
+    check_every_weight_matters(model, golden, noise=0.2, least=0.005, is_idle=is_tower)
     np.savez(folder / "golden.npz", **golden)
     size = sum(path.stat().st_size for path in folder.iterdir())
     lengths = golden["greedy_lengths"].tolist()
     print(f"{name:18} gap {gap:.4f}  logits' std {golden['logits'].std():.2f}  greedy {lengths}  {size / 1000:.0f} kB")
 
 
-def main() -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        for name in sys.argv[1:] or CONFIGS:
-            write(name, SEEDS[name])
-
-
 if __name__ == "__main__":
-    main()
+    write_all(write, CONFIGS)

@@ -168,9 +168,9 @@ def bart(folder: Path) -> Any:
     return BartTokenizer.from_pretrained(folder)
 
 
-def t5gemma(folder: Path) -> Any:
+def t5gemma(folder: Path, model_type: str = "t5gemma", more: Sequence[str] = ()) -> Any:
     """BPE over characters that stand for spaces too, bytes for what is unknown; <bos> in front and no end."""
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *more]
     raw = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     raw.normalizer = tokenizers.normalizers.Replace(" ", "▁")
     raw.pre_tokenizer = tokenizers.pre_tokenizers.Split("▁", "merged_with_next")
@@ -188,8 +188,13 @@ def t5gemma(folder: Path) -> Any:
     raw.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A", "<bos> $A <bos> $B", [("<bos>", 2)])
     write(folder / "tokenizer.json", json.loads(raw.to_str()))
     flags = {"add_bos_token": True, "add_eos_token": False, "padding_side": "left"}
-    write_configs(folder, "t5gemma", flags | {"tokenizer_class": "GemmaTokenizerFast"})
+    write_configs(folder, model_type, flags | {"tokenizer_class": "GemmaTokenizerFast"})
     return GemmaTokenizerFast.from_pretrained(folder)
+
+
+def t5gemma2(folder: Path) -> Any:
+    """Gemma 3's, whose special tokens frame images too."""
+    return t5gemma(folder, "t5gemma2", ("<start_of_image>", "<end_of_image>"))
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,7 @@ FAMILIES = {
     "t5": Family(t5),
     "bart": Family(bart),
     "t5gemma": Family(t5gemma),
+    "t5gemma2": Family(t5gemma2),
 }
 
 
