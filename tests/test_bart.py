@@ -261,7 +261,7 @@ def test_sines_and_cosines_have_no_end() -> None:
 def test_drafts_change_nothing(family: str) -> None:
     target, _ = opened(family)
     draft, accepted = noisy_copy(target, noise=0.03), set[int]()
-    for source in SOURCES:
+    for source in SOURCES[:2]:
         for rule in ({}, {"temperature": 0.7, "seed": 4, "acceptance": "coupled"}):
             regular = tokens_of(run(target, source, **rule))
             for drafter in (model_drafter(target, draft), head_drafter(target)):
