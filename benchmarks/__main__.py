@@ -18,12 +18,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from speculative_decoding.backend.kernels import check as check_kernels
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames
 from speculative_decoding.cli.parser import chosen_as
 from speculative_decoding.decoding.ways import PLAIN, ways
 from speculative_decoding.errors import InputError
-from speculative_decoding.kernels import check as check_kernels
 from speculative_decoding.loading.load import DTYPES
 
 from .interleave import Contender, Run, take_turns

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from .backend.kernels import clock, without_compiler
 from .decoding.batch import Batch, DecodedRow, read_prefix, strict_width
 from .decoding.ending import Ending
 from .decoding.loop import speculate
@@ -19,7 +20,6 @@ from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .drafters import BatchDrafter
 from .errors import InputError
-from .kernels import clock, without_compiler
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions

@@ -15,8 +15,8 @@ PACKAGE = ROOT / "speculative_decoding"
 
 # From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
 FLOORS: list[tuple[str, ...]] = [
-    ("errors", "version", "blas"),
-    ("kernels", "sampling"),
+    ("errors", "version"),
+    ("backend", "sampling"),
     ("checkpoints",),
     ("models",),
     ("loading",),
