@@ -27,8 +27,9 @@ FLOORS: list[tuple[str, ...]] = [
     ("session",),
     ("generate",),
     ("jobs", "training"),
+    ("server",),
     ("cli",),
-    ("verify", "train", "__main__"),
+    ("verify", "train", "serve", "__main__"),
 ]
 LOOSE_FILES = 10
 LONGEST_FILE, MEDIAN_FILE = 330, 110
