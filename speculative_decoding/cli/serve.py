@@ -40,6 +40,7 @@ VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 LEAST_TOKEN = 16  # characters
 WITHOUT = (*FOR_PYTHON, "seed", "strict")  # options of decoding that are no flags here
 MOST_CONNECTIONS = 1000
+IDLE_SECONDS = 75  # of a connection: longer than clients and proxies keep theirs, who else write into a closed one
 CLOSING_SECONDS = 5  # for answers that are written already
 
 
@@ -179,6 +180,7 @@ def make_server(app: Starlette, service: Service) -> uvicorn.Server:
         ws="none",
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=IDLE_SECONDS,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )

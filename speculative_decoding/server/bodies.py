@@ -18,6 +18,7 @@ from .errors import ServerError
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 LIBRETRANSLATE = ("/translate", "/languages")
+READ_ON = 16  # times the limit
 BODY_SECONDS = 30.0  # for all of a body to come
 WRITING_SECONDS = 30.0  # for a client to take what is left of its answer
 Answer = TypeVar("Answer")
@@ -34,7 +35,8 @@ async def read_object(request: Request, most: int, *, takes_form: bool = False) 
         async with asyncio.timeout(BODY_SECONDS):
             text = (await read(request, most)).decode("utf-8")
     except TimeoutError:
-        raise ServerError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+        closing = {"Connection": "close"}
+        raise ServerError(408, f"the body did not come within {BODY_SECONDS:g} s", headers=closing) from None
     except UnicodeDecodeError as error:
         raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
     try:
@@ -56,16 +58,20 @@ async def read_object(request: Request, most: int, *, takes_form: bool = False) 
 
 
 async def read(request: Request, most: int) -> bytes:
-    """Never more than `most` bytes are kept, whatever the request says of its length."""
-    too_long = ServerError(413, f"the body must have at most {most} bytes", code="body_too_large")
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > most:
-        raise too_long
-    body = bytearray()
+    """Never more than `most` bytes are kept, whatever the request says of its length. Somewhat more are read, so that
+    the client reads why they are refused; where it does not end, the connection does.
+    """
+    refused = ServerError(413, f"the body must have at most {most} bytes", code="body_too_large")
+    size, body = 0, bytearray()
     async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise too_long
+        size += len(part)
+        if size <= most:
+            body += part
+        elif size > READ_ON * most:
+            refused.headers = {"Connection": "close"}
+            break
+    if size > most:
+        raise refused
     return bytes(body)
 
 

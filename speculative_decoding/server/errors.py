@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..sampling.options import abouts
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-FIELDS = {"prompt", "model", "n", *abouts()}
+FIELDS = {"prompt", "model", "n", "stream", "rounds", "q", "source", "target", *abouts()}
 
 
 class ServerError(Exception):

@@ -77,7 +77,7 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            return name in self._hosts or bool(ipaddress.ip_address(name))
+            return "@" not in host and (name in self._hosts or bool(ipaddress.ip_address(name)))
         except ValueError:
             return False
 
