@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,10 +62,9 @@ def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[l
 
 
 @contextmanager
-def server(slots: int, queue: int) -> Iterator[str]:
+def server(slots: int) -> Iterator[str]:
     """Its address."""
-    flags = ("--port", "0", "--slots", str(slots), "--queue", str(queue))
-    command = [sys.executable, "-m", "speculative_decoding.serve", *flags]
+    command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0", "--slots", str(slots)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
         try:
@@ -100,10 +99,10 @@ def measure(chosen: argparse.Namespace) -> int:
     """The exit status: 1 if a text was another."""
     requests, others, where = requests_of(chosen.prompts), used_by_others(), environment()
     clients, speeds, wrong = chosen.clients, dict[str, list[float]](), 0
-    with tempfile.TemporaryDirectory() as name, server(clients, clients) as url:
+    with tempfile.TemporaryDirectory() as name, server(clients) as url:
         folder = Path(name)
         expected = job(requests, 1, folder)[0]
-        ways = {
+        ways: dict[str, Callable[[], tuple[list[str], float, int]]] = {
             f"{clients} clients": lambda: ask(url, requests, clients),
             "1 client": lambda: ask(url, requests, 1),
             f"main.py --input --slots {clients}": lambda: job(requests, clients, folder),

@@ -21,17 +21,24 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium h
 
 
 @contextmanager
-def opened(server: Serving, width: int = 900, **options: Any) -> Iterator[tuple[Any, list[str]]]:
-    """A page, and what the browser complained of."""
+def started() -> Iterator[Any]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 620}, **options)
-        said: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(server.url)
-        yield page, said
-        browser.close()
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with started() as found:
+        yield found
+
+
+def opened(browser: Any, server: Serving, **options: Any) -> tuple[Any, list[str]]:
+    """A page, and what the browser complained of."""
+    page, said = browser.new_page(viewport={"width": 900, "height": 660}, **options), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(server.url)
+    return page, said
 
 
 def shown(page: Any, element: str, words: str) -> None:
@@ -39,9 +46,10 @@ def shown(page: Any, element: str, words: str) -> None:
     page.locator(f"#{element}", has_text=words).wait_for()
 
 
-def test_typing_streaming_marks_keys_and_errors() -> None:
+def test_typing_streaming_marks_keys_and_errors(browser: Any) -> None:
     alone = bundled.__wrapped__().generate(PROMPT).text
-    with serving() as server, opened(server) as (page, said):
+    with serving() as server:
+        page, said = opened(browser, server)
         page.fill("#prompt", PROMPT)
         page.keyboard.press("Control+Enter")
         shown(page, "summary", "tokens per target call")
@@ -71,8 +79,9 @@ def test_typing_streaming_marks_keys_and_errors() -> None:
         shown(page, "problem", "server is gone")
 
 
-def test_it_asks_for_a_token_where_one_is_needed() -> None:
-    with serving(token=TOKEN) as server, opened(server, color_scheme="dark") as (page, _):
+def test_it_asks_for_a_token_where_one_is_needed(browser: Any) -> None:
+    with serving(token=TOKEN) as server:
+        page, _ = opened(browser, server, color_scheme="dark")
         page.click("#write")
         page.wait_for_selector("#token:visible")
         page.fill("#token", TOKEN)
@@ -82,7 +91,8 @@ def test_it_asks_for_a_token_where_one_is_needed() -> None:
 
 
 if __name__ == "__main__":
-    with serving() as server, opened(server) as (page, _):
+    with started() as browser, serving() as server:
+        page, _ = opened(browser, server)
         page.fill("#prompt", PROMPT)
         page.check("#compare")
         for _ in range(3):  # the first time passes are compiled
