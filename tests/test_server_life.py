@@ -24,10 +24,13 @@ import pytest
 from speculative_decoding import GenerationOptions, Session
 from speculative_decoding.cli import serve as serve_command
 from speculative_decoding.cli.programs import main as program
+from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.server.device import MOST_FAILURES
+from speculative_decoding.server.device import MOST_FAILURES, Started, Step
+from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.service import Request
 from speculative_decoding.server.translation import Translation
 from tests.serving import GRAMMAR, Gated, Serving, events, eventually, serving
 from tests.tiny import noisy_copy, tiny_model, tiny_model_like
@@ -165,6 +168,23 @@ def test_while_there_is_nothing_to_do_nothing_is_done(gated: tuple[Serving, Gate
     assert session.calls == calls and wake._waiters  # type: ignore[attr-defined]  # it sleeps
 
 
+def test_a_client_that_does_not_read_holds_no_place() -> None:
+    request = Request([("abc", GenerationOptions()), ("b", GenerationOptions())], wants_rejected=False)
+    for row, reason in zip(request.rows, ("stop", None), strict=True):
+        request._receive(row.work, Started(3))
+        request._receive(row.work, Step(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
+    assert request.unfinished == 1
+    request.fail(ServerError(504, "late"))
+    assert request.unfinished == 0
+
+
+def test_requests_learn_from_each_other_what_copies_are_worth(gated: tuple[Serving, Gated]) -> None:
+    """As in a session: one n-gram drafter for all engines, also where nobody named a drafter."""
+    server, session = gated
+    assert session.options.drafter is None and len(session._ngrams) == 1
+    assert server.service.options.drafter == "auto"
+
+
 def test_a_row_that_fails_ends_its_request_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     bad = tiny_model_like(TARGET)
     bad.update(TARGET.parameters())
@@ -200,7 +220,9 @@ def test_a_round_that_fails_fails_what_is_in_it_and_the_next_requests_are_served
     assert caplog.text.count("MemoryError: planted") == 2 * (MOST_FAILURES - 1) and not server.ended
 
 
-def test_rounds_that_fail_again_and_again_end_the_server(ending: tuple[Serving, Gated]) -> None:
+def test_rounds_that_fail_again_and_again_end_the_server(
+    ending: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture
+) -> None:
     server, session = ending
     session.failures = MOST_FAILURES
     session.allow()
@@ -208,6 +230,7 @@ def test_rounds_that_fail_again_and_again_end_the_server(ending: tuple[Serving, 
         assert server.post(prompt="abc").status_code == 500
     eventually(lambda: bool(server.ended))
     assert isinstance(server.ended[0], MemoryError) and server.service.state == "failed"
+    assert caplog.text.count("MemoryError: planted") == MOST_FAILURES
 
 
 def drain(server: Serving) -> None:

@@ -140,7 +140,8 @@ async def listen(
     service = Service(Device(lambda: plan.session(pair), limits), limits, Metrics())
     translation = Translation.of(read_config(folder), list(listening.translate))
     hosts = {listening.host, *listening.allow_host}
-    settings = Settings(folder.resolve().name, translation, hosts, token, listening.log_prompts)
+    created = int(folder.stat().st_mtime)
+    settings = Settings(folder.resolve().name, translation, hosts, token, listening.log_prompts, created)
     server = make_server(make_app(service, settings), service)
     host, port, *_ = opened.getsockname()
     say(f"{plan.describe()}\nhttp://{f'[{host}]' if ':' in host else host}:{port}, as soon as GET /health says ok")

@@ -61,7 +61,7 @@ class Completion:
             n = accepted("n", Whole(1), n)
             prompt = accepted("prompt", PROMPT, given.pop("prompt", ""))
             prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-            options = options_of(given, service.session.options)
+            options = options_of(given, service.options)
         except InputError as error:
             raise ServerError.of(error) from None
         if not prompts or len(prompts) * n > service.limits.max_prompts:

@@ -110,7 +110,7 @@ class Device:
             with self._open_session() as session:
                 warm_up(session, self._limits.slots)
                 self._call(on_ready, session)
-                self._decode(session)
+                problem = self._decode(session)
         except InputError as error:
             problem = error
         except Exception as error:
@@ -119,21 +119,23 @@ class Device:
         mx.clear_streams()  # MLX's thread for this one's work ends with it, or the process could not end in order
         self._call(on_end, problem)
 
-    def _decode(self, session: Session) -> None:
+    def _decode(self, session: Session) -> Exception | None:
+        """Until it is to end; or what failed, again and again."""
         while not self._ends:
-            engine = session.engine(session.options, self._limits.slots)
+            engine = session.engine(session.options_with({}), self._limits.slots)
             try:
                 while self._take(session, engine):
                     self._tell([self._told(session, event) for event in engine.step()])
                     self.decoding, self.waiting = engine.decoding, engine.waiting
-            except Exception:
-                LOG.exception("a round failed, and with it %d requests", len(self._working))
+            except Exception as error:
+                LOG.exception("a round failed, and with it %d prompts", len(self._working))
                 self._tell([(work, ServerError(500, FAILED, code="round_failed")) for work in self._working.values()])
                 self._working.clear()
                 self.decoding = self.waiting = 0
                 self._failures += 1
                 if self._failures == MOST_FAILURES:
-                    raise
+                    return error
+        return None
 
     def _take(self, session: Session, engine: Engine) -> bool:
         """Submit and cancel what came meanwhile; wait for something if there is nothing to do. False: to end."""
@@ -201,8 +203,9 @@ def hand_out(told: Sequence[Told]) -> None:
 
 def warm_up(session: Session, slots: int) -> None:
     """The first passes of a process are slower than the others: no client is to pay for them."""
-    language = session.options.target_language or next(iter(session.tokenizer.languages), None)
-    options = replace(session.options, max_tokens=2, min_tokens=0, target_language=language, prefix="")
+    usual = session.options_with({})
+    language = usual.target_language or next(iter(session.tokenizer.languages), None)
+    options = replace(usual, max_tokens=2, min_tokens=0, target_language=language, prefix="")
     engine = session.engine(options, slots)
     engine.submit("a", options, session.length_of(options, slots))
     while not engine.is_idle:

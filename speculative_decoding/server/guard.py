@@ -57,6 +57,9 @@ class Guard:
             except ServerError as error:
                 return await refusal(scope["path"], error)(scope, receive, answer)
             await self._app(scope, receive, answer)
+        except Exception:
+            status = 500
+            raise
         finally:
             self._note(scope, status, time.monotonic() - begun)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated as A
 
@@ -36,10 +35,9 @@ class Limits:
                 "choose fewer, or a longer --queue"
             )
 
-    def check(self, prompts: Sequence[str], options: GenerationOptions) -> None:
+    def check(self, prompt: str, options: GenerationOptions) -> None:
         """All that needs no tokenizer. Raises `ServerError` that names the field."""
-        for prompt in prompts:
-            self.check_length("prompt", prompt)
+        self.check_length("prompt", prompt)
         if isinstance(options.prefix, str):
             self.check_length("prefix", options.prefix)
         if options.max_tokens > self.max_output_tokens:

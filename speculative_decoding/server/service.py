@@ -58,8 +58,8 @@ class Request:
         wants_rejected: bool,
         on_first: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_first: is called with each row's first token."""
-        self._on_first, self.has_failed = on_first, False
+        """on_first: is called with each row's first token. unfinished: rows of which more is to come, read or not."""
+        self._on_first, self.has_failed, self.unfinished = on_first, False, len(prompts)
         self._items: asyncio.Queue[tuple[Row, Started | Step] | ServerError] = asyncio.Queue()
         self.rows = [
             Row(index, Work(prompt, options, self._receive, wants_rejected))
@@ -68,9 +68,14 @@ class Request:
         self._row_of = {row.work: row for row in self.rows}
 
     def _receive(self, work: Work, item: Started | Step | ServerError) -> None:
-        self._items.put_nowait(item if isinstance(item, ServerError) else (self._row_of[work], item))
+        if isinstance(item, ServerError):
+            self.fail(item)
+            return
+        self.unfinished -= isinstance(item, Step) and item.round.finish_reason is not None
+        self._items.put_nowait((self._row_of[work], item))
 
     def fail(self, error: ServerError) -> None:
+        self.unfinished = 0
         self._items.put_nowait(error)
 
     async def started(self) -> None:
@@ -106,7 +111,11 @@ class Request:
 
 
 class Service:
-    """state: only a `READY` one takes requests. on_end: is called once nothing is left to do, with what ended it."""
+    """state: only a `READY` one takes requests. options: where they do not say. on_end: is called once nothing is left
+    to do, with what ended it.
+    """
+
+    options: GenerationOptions
 
     def __init__(self, device: Device, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics, self.state = limits, metrics, LOADING
@@ -135,7 +144,7 @@ class Service:
     @property
     def admitted(self) -> int:
         """Prompts that are decoded or wait."""
-        return sum(len(request.rows) for request in self._requests)
+        return sum(request.unfinished for request in self._requests)
 
     @contextmanager
     def request(
@@ -147,7 +156,7 @@ class Service:
         self.require_ready()
         limits, loop = self.limits, asyncio.get_running_loop()
         for prompt, options in prompts:
-            limits.check([prompt], options)
+            limits.check(prompt, options)
         if self.admitted + len(prompts) > limits.slots + limits.queue:
             wait = max(1, math.ceil(self.admitted * self._seconds / limits.slots))
             raise ServerError(
@@ -159,7 +168,7 @@ class Service:
         begun = loop.time()
         request = Request(prompts, wants_rejected, lambda: self.metrics.first_token(loop.time() - begun))
         late = ServerError(504, f"not finished within {limits.max_seconds:g} s", code="timeout")
-        timer = loop.call_later(limits.max_seconds, request.fail, late)
+        timer = loop.call_later(limits.max_seconds, self._fail, request, late)
         self._requests.add(request)
         self._empty.clear()
         self._device.submit([row.work for row in request.rows])
@@ -188,7 +197,7 @@ class Service:
         self.on_end(None)
 
     def _ready(self, session: Session) -> None:
-        self._session = session
+        self._session, self.options = session, session.options_with({})
         if self.state == LOADING:
             self.state = READY
 
@@ -200,4 +209,9 @@ class Service:
 
     def _fail_all(self, error: ServerError) -> None:
         for request in self._requests:
-            request.fail(error)
+            self._fail(request, error)
+
+    def _fail(self, request: Request, error: ServerError) -> None:
+        """Its slots are free before it has read why."""
+        request.fail(error)
+        self._device.cancel([row.work for row in request.rows])

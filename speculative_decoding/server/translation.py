@@ -103,7 +103,7 @@ def understood(fields: Mapping[str, Any], request: Request) -> tuple[Any, list[t
         if source == "auto":
             raise InputError("source must be a language: none is recognised here")
         translation: Translation = request.app.state.settings.translation
-        base = replace(session.options, max_tokens=limits.max_output_tokens)
+        base = replace(service.options, max_tokens=limits.max_output_tokens)
         prompts = [translation.prompt(session, text, source, target) for text in many]
         return texts, [(prompt, base.for_row(own)) for prompt, own in prompts]
     except InputError as error:
