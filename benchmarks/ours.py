@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from speculative_decoding.backend.kernels import clock
 from speculative_decoding.decoding.results import GenerationResult
 from speculative_decoding.decoding.ways import Way
 from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter, new_ngram
-from speculative_decoding.kernels import clock
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import GenerationOptions

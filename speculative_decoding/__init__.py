@@ -1,10 +1,10 @@
 """Lossless speculative decoding for encoder-decoder models on MLX."""
 
-from . import blas
+from .backend import blas
 
 blas.load_fast_blas()  # before anything imports mlx
 
-from . import kernels  # noqa: E402
+from .backend import kernels  # noqa: E402
 
 kernels.use_private_folder()
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from .backend.kernels import clock, without_compiler
 from .decoding.batch import Batch, DecodedRow, read_prefix, strict_width
 from .decoding.ending import Ending
 from .decoding.loop import speculate
@@ -19,7 +20,6 @@ from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .drafters import BatchDrafter
 from .errors import InputError
-from .kernels import clock, without_compiler
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
@@ -101,16 +101,22 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._waiting and not any(self._requests)
+        return not self.waiting and not any(self._requests)
 
     @property
     def wants_more(self) -> bool:
         """Whether submitting another request now would help; it is no limit."""
-        return self._waiting < QUEUE_PER_SLOT * self._slots
+        return self.waiting < QUEUE_PER_SLOT * self._slots
 
     @property
-    def _waiting(self) -> int:
+    def waiting(self) -> int:
+        """How many requests have no slot yet."""
         return len(self._queue) + len(self._sorted) + len(self._encoded)
+
+    @property
+    def decoding(self) -> int:
+        """How many have one."""
+        return len(self._requests) - self._requests.count(None)
 
     def submit(self, prompt: str, options: GenerationOptions, length: DraftLength) -> Request:
         """Queue a prompt. length: how many tokens to draft; requests may share one, which then learns from them all.
@@ -139,7 +145,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then do one round for all."""
-        if self._waiting or None in self._requests:
+        if self.waiting or None in self._requests:
             self._fill()
         batch = self._batch
         if batch is None or not batch.active:
@@ -158,10 +164,9 @@ class Engine:
         self._requests[slot] = self._batch.rows[slot] = None
 
     def _fill(self) -> None:
-        busy = len(self._requests) - self._requests.count(None)
-        wanted = self._slots if self._strict else min(self._slots, busy + self._waiting)
+        wanted = self._slots if self._strict else min(self._slots, self.decoding + self.waiting)
         self._resize(wanted)
-        free = [slot for slot, request in enumerate(self._requests) if request is None][: self._waiting]
+        free = [slot for slot, request in enumerate(self._requests) if request is None][: self.waiting]
         for slot in free:
             if not self._encoded:
                 self._encode()

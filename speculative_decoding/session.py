@@ -165,7 +165,7 @@ class Session:
             draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
             max_memory_gb = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
             slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens)
-        return self._batch(prompts, options, self._engine(options, slots), slots)
+        return self._batch(prompts, options, self.engine(options, slots), slots)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
@@ -195,6 +195,11 @@ class Session:
             self._lengths[name, slots] = choose_length(name, self.model, draft)
         return self._lengths[name, slots]
 
+    def engine(self, options: GenerationOptions, slots: int) -> Engine:
+        """One with a drafter of its own, for requests that differ from `options` as rows may."""
+        mx.reset_peak_memory()
+        return Engine(self.model, self.tokenizer, self._drafter(options), slots=slots, strict=options.strict)
+
     @cached_property
     def _draft(self) -> DraftModel | DraftHead | None:
         given = self.draft_model
@@ -212,10 +217,6 @@ class Session:
                 )
         return choose_drafter(options, self.model, self._draft, ngram)
 
-    def _engine(self, options: GenerationOptions, slots: int) -> Engine:
-        mx.reset_peak_memory()
-        return Engine(self.model, self.tokenizer, self._drafter(options), slots=slots, strict=options.strict)
-
     def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[Request, Iterator[GenerationResponse]]:
         """A request, and the stream that decodes it."""
         own = dict(given)
@@ -223,7 +224,7 @@ class Session:
         if on_round is not None and not callable(on_round):
             raise InputError(f"on_round must be a function of a Round, not {short(on_round)}")
         options = self.options_with(own)
-        engine = self._engine(options, 1)
+        engine = self.engine(options, 1)
         request = engine.submit(prompt, options, self.length_of(options))
         return request, stream_of(engine, request, on_round)
 

@@ -14,7 +14,7 @@ if hasattr(os, "sched_setaffinity"):  # Linux
     os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
-from speculative_decoding import kernels
+from speculative_decoding.backend import kernels
 
 # On a fresh machine a round for which kernels are compiled is done twice, which is not for tests that count to see.
 kernels.newest_kernel = lambda: 0

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="on
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++")
-CHOSEN = "import speculative_decoding.blas as b; print(b.chosen());"
+CHOSEN = "import speculative_decoding.backend.blas as b; print(b.chosen());"
 PRODUCT = "import mlx.core as mx; print((mx.ones((8, 64)) @ mx.ones((64, 32))).sum().item())"
 ONLY_THE_WHEELS = """
 import ctypes
@@ -109,7 +109,7 @@ def each_kind(
 
 
 def test_a_wheel_has_the_extension_and_uses_it(compiled: Path) -> None:
-    extension = compiled / "speculative_decoding" / f"_sgemm{SUFFIX}"
+    extension = compiled / "speculative_decoding" / "backend" / f"_sgemm{SUFFIX}"
     assert extension.exists() and b"openblas32" not in extension.read_bytes()  # no path of the machine that built it
     done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, compiled)
     assert done.stdout.splitlines() == [str(extension), "True", "16384.0"], done.stderr
@@ -131,7 +131,7 @@ def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path)
         program.write_text(f"#!/bin/sh\necho {name} >> {called}\nexec /bin/false\n")
         program.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    code = "import speculative_decoding, speculative_decoding.blas as b; print(b.chosen())"
+    code = "import speculative_decoding, speculative_decoding.backend.blas as b; print(b.chosen())"
     for package in (compiled, plain):
         done = python(code, package, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=path)
         assert done.returncode == 0 and not called.exists(), done.stderr
@@ -142,7 +142,7 @@ def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path)
 CHECK = """
 import os
 os.sched_setaffinity(0, range(os.cpu_count()))  # this suite runs on one core; more threads than one need more
-import speculative_decoding.blas as b
+import speculative_decoding.backend.blas as b
 import ctypes, threading
 import numpy as np
 rng = np.random.default_rng(0)
@@ -286,5 +286,5 @@ def test_a_library_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
 
 
 def test_mlx_imported_too_early_is_said() -> None:
-    done = python("import mlx.core, speculative_decoding.blas as b; b.warn_if_slow()")
+    done = python("import mlx.core, speculative_decoding.backend.blas as b; b.warn_if_slow()")
     assert "import it after" in done.stderr

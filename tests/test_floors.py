@@ -16,8 +16,8 @@ PACKAGE = ROOT / "speculative_decoding"
 
 # From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
 FLOORS: list[tuple[str, ...]] = [
-    ("errors", "version", "blas"),
-    ("kernels", "sampling"),
+    ("errors", "version"),
+    ("backend", "sampling"),
     ("checkpoints",),
     ("models",),
     ("loading",),
@@ -28,12 +28,13 @@ FLOORS: list[tuple[str, ...]] = [
     ("session",),
     ("generate",),
     ("jobs", "training"),
+    ("server",),
     ("cli",),
-    ("verify", "train", "__main__"),
+    ("verify", "train", "serve", "__main__"),
 ]
 LOOSE_FILES = 10
 LONGEST_FILE, MEDIAN_FILE = 330, 110
-MOST_LINES = {"speculative_decoding": 14_600, "benchmarks": 1_330}  # to be lowered: 9,500 was the aim
+MOST_LINES = {"speculative_decoding": 17_700, "benchmarks": 1_550}  # to be lowered: 9,500 was the aim
 PARAMETERS = 8
 PARAMETERS_MAY_BE_MORE: set[str] = set()  # "cli.main.function": why
 

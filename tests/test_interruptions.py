@@ -21,7 +21,7 @@ from tests.sparse_t5_11b import make
 
 SOURCE = BUNDLED / "t5-web-docs-draft"
 
-# For each number that it reads a process, forked, for imports take longer than all the rest; it kills itself at that one
+# For each number that it reads a process, forked, for imports take longer than the rest; it kills itself at that one
 # of the moments that matter: a tensor written, a file synchronised, a name given. What comes back is how that ended.
 VICTIMS = """
 import os, signal, sys

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import kernels
+from speculative_decoding.backend import kernels
 from speculative_decoding.errors import InputError
 
 from .tiny import DRAFTERS, OPTIONS_OF, run, tiny_model, tokens_of
@@ -26,7 +26,7 @@ on_linux_cpu = pytest.mark.skipif(
 CHECK = """
 import os, tempfile, warnings
 warnings.showwarning = lambda message, *_, **__: print(message)
-import speculative_decoding.kernels as kernels
+import speculative_decoding.backend.kernels as kernels
 import mlx.core as mx
 for _ in range(2):
     kernels.check()
@@ -147,7 +147,7 @@ def test_what_somebody_else_owns_or_linked_is_refused_or_removed(
 
 @on_linux
 def test_a_library_that_is_cut_anywhere_is_not_whole(tmp_path: Path) -> None:
-    whole = next((ROOT / "speculative_decoding").glob("_sgemm*.so"), None) or next(
+    whole = next((ROOT / "speculative_decoding" / "backend").glob("_sgemm*.so"), None) or next(
         path for path in Path(mx.__file__).parent.glob("core*.so")
     )
     content = whole.read_bytes()

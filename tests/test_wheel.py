@@ -52,6 +52,11 @@ def test_its_command_decodes(program: Run) -> None:
     assert shutil.which("cc") is None or "slow" not in done.stderr  # it has its extension
 
 
+def test_it_has_the_servers_page(site: Path) -> None:
+    names = {path.name for path in (site / "speculative_decoding" / "server").iterdir()}
+    assert names >= {"page.html", "page.css", "page.js"}
+
+
 def test_without_bundled_models_it_says_how_to_get_one(program: Run) -> None:
     module = (sys.executable, "-m", "speculative_decoding")
     done = program("generate", *PROMPT, by=module)
@@ -91,5 +96,5 @@ def test_it_asks_for_what_it_imports_and_for_nothing_else(site: Path) -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").split(".")[0])
     others = imported - sys.stdlib_module_names
-    assert others - names == {"matplotlib"}  # the extra [plots]
+    assert others - names == {"matplotlib", "prometheus_client", "starlette", "uvicorn"}  # the extras [plots], [server]
     assert names - others == {"protobuf", "scipy_openblas32"}

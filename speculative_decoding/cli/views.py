@@ -20,7 +20,7 @@ from rich.text import Text
 from ..decoding.results import GenerationResponse, GenerationResult
 from ..decoding.stats import Round
 from ..errors import writing
-from ..loading.tokenizer import REPLACEMENT, Tokenizer
+from ..loading.tokenizer import REPLACEMENT, Tokenizer, text_behind
 from .common import printing
 
 OnRound = Callable[[Round], None]
@@ -30,7 +30,6 @@ COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft
 # Control characters would be obeyed by a terminal; a line end and a tab are text.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
-CONTEXT = 8  # tokens: enough to know whether a piece brings a space
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class DraftView:
         line = Text()
         for step in steps:
             if step.place == step.round.accepted:  # the first that was not drafted: in its place stood the rejected
-                self._add(line, self._rejected(tokens, step.round), REJECTED)
+                self._add(line, text_behind(self._tokenizer, tokens, step.round.rejected), REJECTED)
             self._add(line, step.response.text, ACCEPTED if step.response.from_draft else OWN)
             tokens.append(step.response.token)
             if self._rounds and step.ends_round:
@@ -156,16 +155,6 @@ class DraftView:
             self._console.print(line, end="", soft_wrap=True)
         elif not step.ends_round:  # stopped inside a round
             self._end_round(step, line)
-
-    def _rejected(self, tokens: list[int], event: Round) -> str:
-        """What the tokens that were not accepted would have read, behind `tokens`."""
-        context, text = tokens[-CONTEXT:], ""
-        for token in event.proposed[event.accepted :]:
-            before = self._tokenizer.decode(context).rstrip(REPLACEMENT)
-            context.append(token)
-            piece = self._tokenizer.decode(context)[len(before) :]
-            text += piece if piece.strip(REPLACEMENT) else str(self._tokenizer.vocabulary.pieces.get(token, token))
-        return text
 
     def _add(self, line: Text, text: str, kind: Kind) -> None:
         """To the line, in the kind's colour, or between marks that stand where the kind changes."""

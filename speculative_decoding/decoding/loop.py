@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
+from ..backend.kernels import clock, without_compiler
 from ..draft_length.base import Choice, Drafted, DraftLength
 from ..drafters.base import BatchDrafter, Draft, Verified, Wanted, token_rows
-from ..kernels import clock, without_compiler
 from ..models.compiled import Compiled
 from .batch import Batch, DecodedRow
 from .judge import Judged, Outcome, commit, judge

@@ -38,6 +38,11 @@ class Round:
         """How many tokens were proposed."""
         return len(self.proposed)
 
+    @property
+    def rejected(self) -> list[int]:
+        """The drafted ids that were not accepted."""
+        return self.proposed[self.accepted :]
+
 
 NOT_SUMMED = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", "lossless")
 

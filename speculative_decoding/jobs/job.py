@@ -13,9 +13,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import Any
 
+from ..backend.kernels import clock
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
-from ..kernels import clock
 from .rows import COUNTS, Line, Row
 
 WINDOW_LINES_PER_SLOT = 64

@@ -11,7 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import checkpoints, kernels, models
+from .. import checkpoints, models
+from ..backend import kernels
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..errors import InputError

@@ -36,6 +36,7 @@ MAX_BYTES = 64 << 20  # of each; Gemma's tokenizer.json takes 34 MB
 MOST_EXTRA_IDS = 1 << 16
 REPLACEMENT = "\ufffd"  # what decoding yields where a character's bytes are not all there yet
 UNKNOWN = "<unk>"
+CONTEXT = 8  # tokens: enough to know whether a piece brings a space
 
 
 class Tokenizer(Protocol):
@@ -210,6 +211,17 @@ def unknown_characters(tokenizer: Tokenizer, text: str) -> list[str]:
         return any(tokenizer.vocabulary.pieces.get(token) == UNKNOWN for token in tokenizer.encode(part))
 
     return [each for each in dict.fromkeys(text) if is_unknown(each)] if is_unknown(text) else []
+
+
+def text_behind(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequence[int]) -> str:
+    """What `more` would read behind `tokens`, as pieces where it has no text of its own."""
+    context, text = list(tokens[-CONTEXT:]), ""
+    for token in more:
+        before = tokenizer.decode(context).rstrip(REPLACEMENT)
+        context.append(token)
+        piece = tokenizer.decode(context)[len(before) :]
+        text += piece if piece.strip(REPLACEMENT) else str(tokenizer.vocabulary.pieces.get(token, token))
+    return text
 
 
 class StreamingDetokenizer:

@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import mlx.core as mx
 
+from ..errors import InputError
 from .blas import problems, warn_if_slow
-from .errors import InputError
 
 UNFUSED = "MLX computes without fused kernels, which is slower"
 WAY_OUT = "name another folder for caches in XDG_CACHE_HOME"

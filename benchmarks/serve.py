@@ -1,0 +1,143 @@
+"""Many clients at once against one at a time and against the file job, in turns: `python -m benchmarks.serve`.
+
+Bundled prompts with mixed options, of which every text must be that of `main.py` for its prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from speculative_decoding.cli.common import run, say
+from speculative_decoding.cli.parser import word
+from speculative_decoding.cli.verify import PROMPTS, read_prompt_files
+from speculative_decoding.errors import InputError
+from speculative_decoding.sampling.values import Whole
+
+from .machine import environment, notes, used_by_others
+
+ROOT = Path(__file__).resolve().parents[1]
+MIXED: Sequence[dict[str, Any]] = (
+    {},
+    {"max_tokens": 20},
+    {"temperature": 1.0, "acceptance": "coupled", "seed": 7},
+    {"stop": ["."]},
+    {"num_draft": 5},
+)
+
+
+def requests_of(count: int) -> list[dict[str, Any]]:
+    """Prompts of all files in turn, each with one of the options."""
+    files = [list(filter(str.strip, read_prompt_files([path]))) for path in sorted(PROMPTS.glob("*.txt"))]
+    prompts = [prompt for row in zip(*files, strict=False) for prompt in row][:count]
+    if len(prompts) < count:
+        raise InputError(f"--prompts {count}: there are {len(prompts)}; choose fewer")
+    return [{"prompt": prompt, **MIXED[number % len(MIXED)]} for number, prompt in enumerate(prompts)]
+
+
+def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[list[str], float, int]:
+    """The texts of main.py, the seconds of its job without loading, and the tokens."""
+    rows, out, stats = folder / "in.jsonl", folder / "out.jsonl", folder / "stats.json"
+    rows.write_text("".join(json.dumps(each) + "\n" for each in requests), encoding="utf-8")
+    command = [sys.executable, str(ROOT / "main.py"), "--input", str(rows), "--output", str(out), "--force"]
+    command += ["--slots", str(slots), "--stats-json", str(stats)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    found = json.loads(stats.read_text(encoding="utf-8"))
+    texts = [json.loads(line)["text"] for line in out.read_text(encoding="utf-8").splitlines()]
+    return texts, found["seconds"], found["generated_tokens"]
+
+
+@contextmanager
+def server(slots: int) -> Iterator[str]:
+    """Its address."""
+    command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0", "--slots", str(slots)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
+        try:
+            address = None
+            while process.poll() is None:
+                time.sleep(0.1)
+                log.seek(0)
+                address = address or re.search(r"http://[\d.:]+", log.read())
+                if address and httpx.get(f"{address[0]}/health").status_code == 200:
+                    yield address[0]
+                    return
+            raise InputError("the server did not start")
+        finally:
+            process.terminate()
+
+
+def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[list[str], float, int]:
+    """The texts that so many clients get, who ask one request after another, in seconds, and the tokens."""
+
+    def one(client: httpx.Client, request: dict[str, Any]) -> tuple[str, int]:
+        answer = client.post("/v1/completions", json=request).raise_for_status().json()
+        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
+
+    with httpx.Client(base_url=url, timeout=600) as client, ThreadPoolExecutor(clients) as pool:
+        started = time.perf_counter()
+        found = list(pool.map(lambda request: one(client, request), requests))
+        seconds = time.perf_counter() - started
+    return [text for text, _ in found], seconds, sum(tokens for _, tokens in found)
+
+
+def measure(chosen: argparse.Namespace) -> int:
+    """The exit status: 1 if a text was another."""
+    requests, others, where = requests_of(chosen.prompts), used_by_others(), environment()
+    clients, speeds, wrong = chosen.clients, dict[str, list[float]](), 0
+    with tempfile.TemporaryDirectory() as name, server(clients) as url:
+        folder = Path(name)
+        expected = job(requests, 1, folder)[0]
+        ways: dict[str, Callable[[], tuple[list[str], float, int]]] = {
+            f"{clients} clients": lambda: ask(url, requests, clients),
+            "1 client": lambda: ask(url, requests, 1),
+            f"main.py --input --slots {clients}": lambda: job(requests, clients, folder),
+        }
+        for repeat in range(-1, chosen.repeats):
+            say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}")
+            for way, measured in ways.items():
+                texts, seconds, tokens = measured()
+                differ = sum(one != other for one, other in zip(texts, expected, strict=True))
+                wrong += differ
+                if differ:
+                    say(f"{way}: {differ} of {len(texts)} texts are not main.py's")
+                if repeat >= 0:
+                    speeds.setdefault(way, []).append(tokens / seconds)
+    base = statistics.median(speeds["1 client"])
+    print("| who asks | tokens/s | least to most | against 1 client |\n|---|---|---|---|")
+    for way, values in speeds.items():
+        middle = statistics.median(values)
+        print(f"| {way} | {middle:.1f} | {min(values):.1f} to {max(values):.1f} | {middle / base:.2f} |")
+    print(f"\n{chosen.prompts} prompts; {wrong} texts that are not main.py's; " + json.dumps(where))
+    print(*notes(where, others, used_by_others(), chosen.repeats), sep="\n")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    for name, usual, about in (
+        ("--clients", 16, "that ask at once, and slots"),
+        ("--prompts", 400, "of the bundled ones"),
+        ("--repeats", 5, "of everything, in turns"),
+    ):
+        parser.add_argument(name, type=word(Whole(1)), default=usual, metavar="N", help=f"{about} ({usual})")
+    chosen = parser.parse_args()
+    return run("benchmark", lambda: measure(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
