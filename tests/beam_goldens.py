@@ -38,7 +38,9 @@ def sequences_of(result: GenerationResult) -> list[GenerationResult]:
     return list(result.sequences or [result])
 
 
-def decoded(session: Session, prompts: Sequence[str], **options: Any) -> list[list[GenerationResult]]:
+def decoded(
+    session: Session, prompts: Sequence[str | Mapping[str, Any]], **options: Any
+) -> list[list[GenerationResult]]:
     """All sequences of each prompt, as many as there are beams."""
     own = {"num_return_sequences": options["num_beams"], **options}
     found = {each.index: each.result for each in session.batch(prompts, **own)}
