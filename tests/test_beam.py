@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, Session, load
+from speculative_decoding.cli.main import main
 from speculative_decoding.decoding.beam import BeamSearch, Continuation, best_continuations
 from speculative_decoding.decoding.memory import slot_bytes
+from speculative_decoding.jobs.job import record
+from speculative_decoding.jobs.rows import Line, Row
 from speculative_decoding.loading.load import BUNDLED, checked_generation_config
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
@@ -82,9 +85,9 @@ def test_bundled_outputs_and_scores_are_hugging_faces(beams: int) -> None:
     ]
     session = load(BUNDLED / "t5-web-docs", dtype="float32")
     several = decoded(session, rows, num_beams=beams, max_tokens=known[0][0], slots=5)
-    for (_, record), setting, found in zip(known, chosen, several, strict=True):
-        tokens, scores = expected(record, setting)
-        assert [each.tokens for each in found] == tokens, (setting, record["prompt"])
+    for (_, golden), setting, found in zip(known, chosen, several, strict=True):
+        tokens, scores = expected(golden, setting)
+        assert [each.tokens for each in found] == tokens, (setting, golden["prompt"])
         assert np.allclose([each.score for each in found], scores, atol=1e-4)  # type: ignore[arg-type]
     assert {*chosen} == {*settings}
 
@@ -276,3 +279,38 @@ def test_a_model_says_how_its_beams_are_compared() -> None:
     assert (settled.length_penalty, settled.early_stopping) == (2.0, True)
     own = GenerationOptions(num_beams=4, length_penalty=0.5, early_stopping="never")
     assert session.model.generation_config.settled(own, 1).length_penalty == 0.5
+
+
+def test_the_command_line_prints_each_and_says_what_does_not_go_together(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompt = ["--prompt", "grammar: It were a cod business.", "-m", "12", "--num-beams", "3"]
+    assert main(["--num-return-sequences", "2", "--early-stopping", "never", "--length-penalty", "0.6", *prompt]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2 and "3 beams, for which nothing is drafted" in err and "scores -" in err
+    assert main(prompt) == 0
+    assert capsys.readouterr().out == out.splitlines(keepends=True)[0]
+    for more, said in (
+        (
+            ["--draft-model", "t5-web-docs-draft"],
+            "--draft-model t5-web-docs-draft: nothing is drafted for --num-beams 3",
+        ),
+        (["--drafter", "auto"], "--drafter 'auto' does not go with --num-beams 3"),
+        (
+            ["--num-return-sequences", "2", "--show-draft"],
+            "--show-draft is of one output, not of --num-return-sequences 2",
+        ),
+        (["--interactive", "--num-return-sequences", "2"], "--num-return-sequences does not go with --interactive"),
+    ):
+        given = [*prompt, *more] if "--interactive" not in more else more
+        assert main(given) == 2
+        assert said in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+
+
+def test_a_record_has_all_sequences_with_their_scores() -> None:
+    prompt = {"prompt": PROMPTS[0]}
+    (found,) = SESSION.batch([prompt], num_beams=3, num_return_sequences=2, max_tokens=5)
+    assert found.result is not None
+    line = json.loads(record(Row(Line(1, b"", b"", 0), prompt), found.result, None))
+    assert [each["score"] for each in line["sequences"]] == [each.score for each in found.result.sequences]
+    assert line["text"] == line["sequences"][0]["text"] and line["score"] == line["sequences"][0]["score"]
