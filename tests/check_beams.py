@@ -1,5 +1,6 @@
 """Compare beam search with what `python tests/goldens/make_beam_goldens.py COUNT FILE` wrote:
-`python -m tests.check_beams [--golden FILE] [--slots N]`. Says of each output that differs how far its score is away.
+`python -m tests.check_beams [--golden FILE] [--num-beams N ...] [--slots N]`. Says of each output that differs how far
+its score is away.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--golden", type=Path, default=FILE)
     parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--num-beams", type=int, nargs="+", default=[2, 4, 8])
     chosen = parser.parse_args()
     session = load("models/t5-web-docs", dtype="float32")
     known = [*records(chosen.golden)]
     counts: Counter[str] = Counter()
     furthest = 0.0
-    for setting in known[0][1]["found"]:
+    for setting in (each for each in known[0][1]["found"] if int(each.split()[0]) in chosen.num_beams):
         prompts = [record["prompt"] for _, record in known]
         options = {**options_of(setting), "max_tokens": known[0][0], "slots": chosen.slots}
         for (_, record), found in zip(known, decoded(session, prompts, **options), strict=True):
