@@ -55,6 +55,7 @@ def benchmark(chosen: argparse.Namespace) -> int:
     where["bandwidth"] = f"{bandwidth / 1e9:.1f} GB/s"
     rows: list[Row] = []
     for name, models, tasks in subjects(chosen):
+        tasks = [replace(task, num_beams=chosen.num_beams) for task in tasks]
         runs = measure(name, models, tasks, chosen, where)
         dtype = str(dtype_of(models.target)).removeprefix("mlx.core.")
         rows += summarise(f"{name}, {dtype}", runs, bytes_per_pass(models.target), bandwidth)
@@ -126,7 +127,7 @@ def ours_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Ours
     """
     if "acceptance" in chosen:
         return replays(task, models.target, chosen.draft, chosen.acceptance)
-    if not task.ends:
+    if not task.ends or task.num_beams > 1:
         return ours(task, [PLAIN], chosen.temperature, models)
     all_drafters = ("ngram",) if models.draft is None else ("model", "ngram", "auto")
     drafters = getattr(chosen, "drafter", all_drafters if task.slots is None else all_drafters[-1:])

@@ -31,6 +31,8 @@ def benchmark_parser() -> Parser:
     add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
     add("--temperature", type=word(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried")
     add("--slots", type=COUNT, nargs="+", metavar="N", help="decode so many prompts together; each is tried")
+    beams = "search with so many beams, ours and --peers; without drafts"
+    add("--num-beams", type=word(abouts()["num_beams"].value), default=1, metavar="N", help=beams)
     add("--repeats", type=COUNT, default=5, metavar="N", help="of everything, in turns")
     add("--warm-ups", type=word(Whole(0)), default=1, metavar="N", help="repeats before those that count")
     names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
@@ -62,6 +64,10 @@ def check(chosen: argparse.Namespace) -> None:
         f"prompts {files}: do not go with --random, which makes its own sources": is_random and files,
         "--draft and --acceptance: go with each other, and with --random": is_replay != bool(chosen.draft) or orphan,
         "--acceptance: goes with temperature 0, and without --slots": is_replay and is_other,
+        "--num-beams: goes with temperature 0, without drafts": chosen.num_beams > 1
+        and (
+            is_replay or has_assisted or set(chosen.temperature) != {0} or bool(given.keys() & {"drafter", "num_draft"})
+        ),
         "--bits: goes with --random, and without --peers": any(chosen.bits) and (not is_random or chosen.peers),
     }
     for option in ("model", "draft_model", "drafter", "num_draft"):

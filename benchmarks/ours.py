@@ -68,7 +68,12 @@ def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models:
     for temperature in temperatures:
         for way in ways:
             draft = models.draft if way.drafter in ("model", "auto") else None
-            own = {"temperature": temperature, "max_tokens": task.max_tokens, **way.keywords}
+            own = {
+                "temperature": temperature,
+                "max_tokens": task.max_tokens,
+                "num_beams": task.num_beams,
+                **way.keywords,
+            }
             options = GenerationOptions(allow_long_prompt=True, **own)
             session = Session(models.target, Ids(task.sources), draft, options, slots=task.slots or 1)
             made.append(Ours(way.name, way.flags, temperature, session))

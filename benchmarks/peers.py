@@ -50,6 +50,7 @@ class Worker:
 
     def decode(self, task: Task) -> list[Output]:
         request = {"sources": task.sources, "max_tokens": task.max_tokens, "slots": task.slots or 1}
+        request["beams"] = task.num_beams
         answer = self._answer(request)
         assert len(answer["tokens"]) == len(task.sources)
         return [Output(*pair) for pair in zip(answer["tokens"], answer["seconds"], strict=True)]

@@ -21,7 +21,7 @@ RANDOM_SOURCE = 40  # tokens
 @dataclass(frozen=True)
 class Task:
     """sources: ids that the encoder reads. ends: whether an end-of-sequence token ends an output. slots: how many are
-    decoded together; None: each by itself.
+    decoded together; None: each by itself. num_beams: with which.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Task:
     max_tokens: int
     ends: bool = True
     slots: int | None = None
+    num_beams: int = 1
 
 
 def tasks_from_files(

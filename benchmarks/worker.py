@@ -40,7 +40,7 @@ class HuggingFace:
         torch.set_num_threads(job["mode"]["threads"])
         load: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained
         self.model = load(job["target"]).eval()
-        self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
+        self.options: dict[str, Any] = {"do_sample": False}
         settings = self.model.generation_config
         self.ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
         if job["draft"] is not None:
@@ -49,7 +49,7 @@ class HuggingFace:
                 fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
                 assistant.generation_config.update(num_assistant_tokens=constant, **fixed)  # or drafting stops early
 
-    def decode(self, sources: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
+    def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
         width, pad = max(map(len, sources)), self.model.config.pad_token_id
         ids = self.torch.tensor([source + [pad] * (width - len(source)) for source in sources])
         mask = self.torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in sources])
@@ -58,7 +58,7 @@ class HuggingFace:
         options = {"past_key_values": self.transformers.EncoderDecoderCache(*caches), **self.options}
         started = time.perf_counter()
         with self.torch.inference_mode():
-            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_tokens, **options)
+            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_tokens, num_beams=beams, **options)
         rows = [row[1:] for row in out.tolist()]  # behind the start token
         seconds = time.perf_counter() - started
         return [until_end(row, self.ends) for row in rows], seconds
@@ -76,14 +76,14 @@ class CTranslate2:
             ctranslate2.converters.TransformersConverter(job["target"]).convert(folder)
         options = {"compute_type": job["mode"]["compute_type"], "intra_threads": job["mode"]["threads"]}
         self.translator: Any = ctranslate2.Translator(folder, device="cpu", inter_threads=1, **options)
-        self.options = {"beam_size": 1, "max_input_length": 0, "return_end_token": True}  # no limit to sources
+        self.options = {"max_input_length": 0, "return_end_token": True}  # no limit to sources
         self.ends = job["ends"]
 
-    def decode(self, sources: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
+    def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
         words = [[f"t{i}" for i in source] for source in sources]
         started = time.perf_counter()
         lengths = {"max_decoding_length": max_tokens, "min_decoding_length": 0 if self.ends else max_tokens}
-        results = self.translator.translate_batch(words, **lengths, **self.options)
+        results = self.translator.translate_batch(words, beam_size=beams, **lengths, **self.options)
         found = [[int(word[1:]) for word in result.hypotheses[0]] for result in results]
         return found, time.perf_counter() - started
 
@@ -93,13 +93,13 @@ def until_end(tokens: list[int], ends: list[int]) -> list[int]:
     return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ends), tokens)
 
 
-def decode_all(peer: Any, sources: list[list[int]], max_tokens: int, slots: int) -> dict[str, Any]:
+def decode_all(peer: Any, sources: list[list[int]], max_tokens: int, slots: int, beams: int) -> dict[str, Any]:
     order = sorted(range(len(sources)), key=lambda i: len(sources[i])) if slots > 1 else list(range(len(sources)))
     tokens: list[list[int]] = [[] for _ in sources]
     seconds = [0.0] * len(sources)
     for begin in range(0, len(order), slots):
         group = order[begin : begin + slots]
-        rows, taken = peer.decode([sources[i] for i in group], max_tokens)
+        rows, taken = peer.decode([sources[i] for i in group], max_tokens, beams)
         for i, row in zip(group, rows, strict=True):
             tokens[i], seconds[i] = row, taken / len(group)
     return {"tokens": tokens, "seconds": seconds}

@@ -5,17 +5,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from .backend.kernels import clock, without_compiler
 from .decoding.batch import Batch, DecodedRow, read_prefix, strict_width
+from .decoding.beam_round import follow_beams
 from .decoding.ending import Ending
 from .decoding.loop import speculate
 from .decoding.request import not_finite, prepare
+from .decoding.results import GenerationResponse, GenerationResult
 from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
 from .drafters import BatchDrafter
@@ -23,6 +26,7 @@ from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
+from .sampling.random import seed_of_sample
 
 QUEUE_PER_SLOT = 4  # requests that a client does well to submit ahead: they are sorted by length, so little is padded
 
@@ -48,6 +52,20 @@ class Request:
     @property
     def error(self) -> str | None:
         return not_finite(len(self.tokens) + 1) if self.finish_reason == "error" else None
+
+    def results(self) -> list[GenerationResult]:
+        """When it has ended: one, or with beams as many as were asked for, the best first."""
+        assert self.finish_reason is not None
+        row, stats = self.row, self.stats
+        if row.search is None:
+            logprobs = self.logprobs if row.options.logprobs else None
+            return [GenerationResult(self.text, self.tokens, self.finish_reason, stats, logprobs)]
+        found = []
+        for each in row.search.best(row.options.num_return_sequences):
+            reason = row.reason_of_end(len(each.tokens)) if each.tokens[-1] in row.search.ends else "length"
+            text = self.ending.text_of(each.tokens)
+            found.append(GenerationResult(text, each.tokens, reason, stats, score=each.score))
+        return found
 
     def add(self, event: Round) -> list[str]:
         """What came of a round; the text of each of its tokens."""
@@ -77,21 +95,50 @@ class Event(NamedTuple):
     texts: list[str]
 
 
+def responses(event: Event) -> Iterator[GenerationResponse]:
+    """One for each token of a round."""
+    round, last = event.round, len(event.texts) - 1
+    for i, (token, text) in enumerate(zip(round.tokens, event.texts, strict=True)):
+        logprob = None if round.logprobs is None else round.logprobs[i]
+        reason = round.finish_reason if i == last else None
+        stats = event.request.stats
+        yield GenerationResponse(text, token, logprob, i < round.accepted, round.accepted, reason, stats)
+
+
+def result_of(requests: Sequence[Request]) -> GenerationResult:
+    """Of one request, or of all samples of a prompt."""
+    first, found = requests[0], [result for request in requests for result in request.results()]
+    if first.row.options.num_return_sequences == 1:
+        return found[0]
+    stats = GenerationStats()
+    for request in requests:
+        stats.add(request.stats)
+    stats.prompt_tokens = first.stats.prompt_tokens
+    return replace(found[0], stats=stats, sequences=tuple(found))
+
+
 class Engine:
-    """Decodes up to `slots` requests at a time, each as it would be decoded alone.
+    """Decodes up to `slots` requests at a time, each as it would be decoded alone; with beams a slot has as many rows.
 
     `submit` only queues: it never waits for the device and never encodes. `step` encodes requests when a slot is free,
     as many together as there are slots, so never more than `slots` ahead of those that are free.
     """
 
     def __init__(
-        self, model: EncoderDecoder, tokenizer: Tokenizer, drafter: BatchDrafter, *, slots: int, strict: bool = False
+        self,
+        model: EncoderDecoder,
+        tokenizer: Tokenizer,
+        drafter: BatchDrafter,
+        *,
+        slots: int,
+        strict: bool = False,
+        num_beams: int = 1,
     ) -> None:
         """strict: all requests are `strict`, with the same max_tokens and length, and there are `slots` rows from the
-        beginning. drafter: serves this engine alone.
+        beginning. num_beams: of all requests. drafter: serves this engine alone; with beams nothing is drafted.
         """
         self._model, self._tokenizer, self._drafter = model, tokenizer, drafter
-        self._slots, self._strict = slots, strict
+        self._slots, self._strict, self._num_beams = slots, strict, num_beams
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # the part of the queue whose turn is next, the shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the memory (1, S, d_model)
@@ -118,13 +165,23 @@ class Engine:
         """How many have one."""
         return len(self._requests) - self._requests.count(None)
 
+    def submit_samples(self, prompt: str, options: GenerationOptions, length: DraftLength) -> list[Request]:
+        """`submit`, one request for each sample of the prompt, which is encoded once."""
+        requests = [self.submit(prompt, options, length)]
+        for number in range(1, options.num_samples):
+            own = replace(options, seed=seed_of_sample(options.seed, number))
+            requests.append(self.submit(prompt, own, length))
+            requests[-1].row.source = requests[0].row.source
+        return requests
+
     def submit(self, prompt: str, options: GenerationOptions, length: DraftLength) -> Request:
         """Queue a prompt. length: how many tokens to draft; requests may share one, which then learns from them all.
 
         Raises `InputError` for a prompt or options that cannot be decoded.
         """
-        if options.strict != self._strict:
-            raise InputError(f"strict is {self._strict} for all requests of this engine, not {options.strict}")
+        for name, ours in (("strict", self._strict), ("num_beams", self._num_beams)):
+            if (given := getattr(options, name)) != ours:
+                raise InputError(f"{name} is {ours} for all requests of this engine, not {given}")
         row, ending = prepare(self._model, self._tokenizer, prompt, options, length)
         stats = GenerationStats(prompt_tokens=len(row.source))
         request = Request(row, ending, stats)
@@ -151,7 +208,7 @@ class Engine:
         if batch is None or not batch.active:
             return []
         events = []
-        for slot, event in speculate(batch).items():
+        for slot, event in (speculate if self._num_beams == 1 else follow_beams)(batch).items():
             request = self._requests[slot]
             assert request is not None
             events.append(Event(request, event, request.add(event)))
@@ -181,13 +238,20 @@ class Engine:
             self._sorted.extend(
                 sorted((self._queue.popleft() for _ in range(count)), key=lambda request: len(request.row.source))
             )
-        group = [self._sorted.popleft() for _ in range(min(len(self._requests), len(self._sorted)))]
+        group: dict[int, Request] = {}  # by their sources, of which samples share one
+        for request in islice(self._sorted, len(self._requests)):
+            group.setdefault(id(request.row.source), request)
         started = clock()
-        memories = without_compiler(lambda: self._encoded_rows(group))
-        seconds = (clock() - started) / len(group)
-        for request, memory in zip(group, memories, strict=True):
-            request.started, request.stats.encode_seconds = started, seconds
-            self._encoded.append((request, memory))
+        memories = without_compiler(lambda: self._encoded_rows([*group.values()]))
+        seconds, of_source = (clock() - started) / len(group), dict(zip(group, memories, strict=True))
+        for queue in (self._sorted, self._queue):
+            found = [request for request in queue if id(request.row.source) in group]
+            for request in found:
+                queue.remove(request)
+                source = id(request.row.source)
+                request.started = started
+                request.stats.encode_seconds = seconds if group[source] is request else 0.0
+                self._encoded.append((request, of_source[source]))
 
     def _encoded_rows(self, group: Sequence[Request]) -> list[mx.array]:
         memories = self._model.encode_rows([request.row.source for request in group])
@@ -203,7 +267,8 @@ class Engine:
         row, batch = request.row, self._batch
         row.slot = slot
         self._requests[slot] = request
-        cache = self._model.assign_slot(None if batch is None else batch.cache, slot, len(self._requests), memory)
+        cache, slots = None if batch is None else batch.cache, len(self._requests)
+        cache = self._model.assign_slot(cache, slot, slots, memory, self._num_beams)
         if batch is None:
             self._batch = batch = Batch(self._model, self._drafter, cache, [None] * len(self._requests))
             if self._strict:

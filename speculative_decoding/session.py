@@ -25,7 +25,7 @@ from .drafters import (
     require_same_tokens,
     usual_drafter,
 )
-from .engine import Engine, Event, Request
+from .engine import Engine, Request, responses, result_of
 from .errors import InputError
 from .loading.draft_head import OpenedHead, open_draft
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
@@ -103,12 +103,15 @@ class Session:
 
     @takes_keywords_of(StreamKeywords)
     def stream(self, prompt: str, given: Mapping[str, Any]) -> Iterator[GenerationResponse]:
-        """Yield a response for each token as soon as it is accepted.
+        """Yield a response for each token as soon as it is accepted; with beams, all when the best one is known.
 
         Arguments are checked here and now, before the first response is asked for. Raises `InputError` that names the
         option. Leaving the stream early leaves no trace in the next. The keywords: see `GenerationOptions`.
         """
-        return self._submit(prompt, given)[1]
+        requests, stream = self._submit(prompt, given)
+        if (count := requests[0].row.options.num_return_sequences) > 1:
+            raise InputError(f"num_return_sequences {count}: a stream is of one output; use generate or batch")
+        return stream
 
     @overload
     @takes_keywords_of(StreamKeywords)
@@ -124,15 +127,16 @@ class Session:
     def generate(
         self, prompt: str | Sequence[str], given: Mapping[str, Any]
     ) -> GenerationResult | list[GenerationResult]:
-        """All of `stream` at once. Several prompts are decoded together and give a list.
+        """All of `stream` at once, and of `num_return_sequences` outputs. Several prompts are decoded together and give
+        a list.
 
         Raises `InputError`; with several prompts it says which.
         """
         if isinstance(prompt, str):
-            request, stream = self._submit(prompt, given)
+            requests, stream = self._submit(prompt, given)
             for _ in stream:
                 pass
-            return result_of(request)
+            return result_of(requests)
         results: dict[int, GenerationResult] = {}
         for each in self.batch(prompt, **given):
             if each.result is None:
@@ -164,7 +168,7 @@ class Session:
         if max_memory_gb is not None:
             draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
             max_memory_gb = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
-            slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens)
+            slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens, options.num_beams)
         return self._batch(prompts, options, self.engine(options, slots), slots)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
@@ -181,7 +185,8 @@ class Session:
         """This session's options with those of a call. Raises `InputError` for what does not fit."""
         drafter = given.get("drafter", self.options.drafter)
         if drafter is None:
-            drafter = usual_drafter(self._draft)
+            has_beams = given.get("num_beams", self.options.num_beams) != 1
+            drafter = "none" if has_beams else usual_drafter(self._draft)
             given = {name: value for name, value in given.items() if name != "drafter"}  # nobody chose it
         return replace(self.options, drafter=drafter).changed(given)
 
@@ -198,7 +203,8 @@ class Session:
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """One with a drafter of its own, for requests that differ from `options` as rows may."""
         mx.reset_peak_memory()
-        return Engine(self.model, self.tokenizer, self._drafter(options), slots=slots, strict=options.strict)
+        own = self.model, self.tokenizer, self._drafter(options)
+        return Engine(*own, slots=slots, strict=options.strict, num_beams=options.num_beams)
 
     @cached_property
     def _draft(self) -> DraftModel | DraftHead | None:
@@ -217,72 +223,61 @@ class Session:
                 )
         return choose_drafter(options, self.model, self._draft, ngram)
 
-    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[Request, Iterator[GenerationResponse]]:
-        """A request, and the stream that decodes it."""
+    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[list[Request], Iterator[GenerationResponse]]:
+        """A request, or one for each sample, and the stream that decodes them."""
         own = dict(given)
         on_round = own.pop("on_round", None)
         if on_round is not None and not callable(on_round):
             raise InputError(f"on_round must be a function of a Round, not {short(on_round)}")
         options = self.options_with(own)
-        engine = self.engine(options, 1)
-        request = engine.submit(prompt, options, self.length_of(options))
-        return request, stream_of(engine, request, on_round)
+        slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
+        engine = self.engine(options, slots)
+        requests = engine.submit_samples(prompt, options, self.length_of(options, slots))
+        return requests, stream_of(engine, requests, on_round)
 
     def _batch(
         self, prompts: Iterable[str | Mapping[str, Any]], options: GenerationOptions, engine: Engine, slots: int
     ) -> Iterator[BatchResult]:
-        waiting, indices = enumerate(prompts), dict[Request, int]()
+        waiting, asked = enumerate(prompts), dict[Request, tuple[int, list[Request]]]()
         is_more = True
         while True:
             while is_more and engine.wants_more:
                 index, prompt = next(waiting, (-1, ""))
                 if is_more := index >= 0:
                     try:
-                        indices[self._submit_row(engine, prompt, options, slots)] = index
+                        requests = self._submit_row(engine, prompt, options, slots)
+                        asked |= {each: (index, requests) for each in requests}
                     except InputError as error:
                         yield BatchResult(index, None, str(error))
             if engine.is_idle:
                 return
             for event in engine.step():
-                if (request := event.request).finish_reason:
-                    result = None if request.error else result_of(request)
-                    yield BatchResult(indices.pop(request), result, request.error)
+                if event.request.finish_reason:
+                    index, requests = asked.pop(event.request)
+                    if all(each.finish_reason for each in requests):
+                        wrong = next((each.error for each in requests if each.error), None)
+                        yield BatchResult(index, None if wrong else result_of(requests), wrong)
 
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
-    ) -> Request:
+    ) -> list[Request]:
         own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
         text = own.pop("prompt", "")
         row = options.for_row(own)
-        return engine.submit(text, row, self.length_of(row, slots))
+        return engine.submit_samples(text, row, self.length_of(row, slots))
 
 
 def stream_of(
-    engine: Engine, request: Request, on_round: Callable[[Round], None] | None
+    engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None
 ) -> Iterator[GenerationResponse]:
-    while not request.finish_reason:
+    while not all(request.finish_reason for request in requests):
         for event in engine.step():
             if on_round is not None:
                 on_round(event.round)
             yield from responses(event)
-    if request.error:
-        raise InputError(request.error)
-
-
-def responses(event: Event) -> Iterator[GenerationResponse]:
-    """One for each token of a round."""
-    round, last = event.round, len(event.texts) - 1
-    for i, (token, text) in enumerate(zip(round.tokens, event.texts, strict=True)):
-        logprob = None if round.logprobs is None else round.logprobs[i]
-        reason = round.finish_reason if i == last else None
-        stats = event.request.stats
-        yield GenerationResponse(text, token, logprob, i < round.accepted, round.accepted, reason, stats)
-
-
-def result_of(request: Request) -> GenerationResult:
-    assert request.finish_reason is not None
-    logprobs = request.logprobs if request.row.options.logprobs else None
-    return GenerationResult(request.text, request.tokens, request.finish_reason, request.stats, logprobs)
+    for request in requests:
+        if request.error:
+            raise InputError(request.error)
 
 
 def load(

@@ -330,7 +330,7 @@ class Reversing:
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
 
-    def decode(self, sources: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
+    def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
         self.groups.append([len(source) for source in sources])
         width = max(map(len, sources))
         rows = [source[::-1] + [0] * (width - len(source)) for source in sources]
@@ -340,10 +340,10 @@ class Reversing:
 def test_a_peer_gets_groups_of_like_length_and_answers_in_order() -> None:
     sources = [[7, 1, 2, 3], [7], [7, 1, 2], [7, 5], [7, 1, 0, 0, 2]]
     peer = Reversing()
-    answer = worker.decode_all(peer, sources, 9, 2)
+    answer = worker.decode_all(peer, sources, 9, 2, 1)
     assert peer.groups == [[1, 2], [3, 4], [5]]
     assert answer == {"tokens": [source[::-1] for source in sources], "seconds": [1.0] * 5}
-    assert worker.decode_all(Reversing(), sources, 9, 1) == answer
+    assert worker.decode_all(Reversing(), sources, 9, 1, 1) == answer
     assert worker.until_end([1, 2], [7]) == [1, 2] and worker.until_end([1, 7, 7], [7]) == [1, 7]
 
 

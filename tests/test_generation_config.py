@@ -187,7 +187,9 @@ def test_what_is_not_supported_is_said_once_in_a_line(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         load(folder, draft=folder).generate("a", max_tokens=2)
     (line,) = [str(each.message) for each in said if "generation_config" in str(each.message)]
-    assert "num_beams 4 is not supported, one beam is followed; do_sample True is not supported" in line
+    assert (
+        "num_beams 4 is not kept to, one beam is followed where nobody asks for more (--num-beams); do_sample" in line
+    )
     assert "encoder_repetition_penalty" not in line and "\n" not in line
 
 

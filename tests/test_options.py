@@ -46,6 +46,10 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
     "eos_token_ids": ([[], [0, 5], (7,)], [5, [-1], [True], ["5"], [1.0], "5", None]),
     "prefix": (["", "a b", [], [3, 4]], [None, 5, [-1], [0.5], ["a"], True, {3: 4}, b"a"]),
+    "num_beams": ([1, 2, 128], [*COUNT, 129]),
+    "length_penalty": ([-10, 0, 0.6, 10, None], [-10.1, 11, NAN, INF, True, "1"]),
+    "early_stopping": ([True, False, "never", None], [1, 0, "true", "always", ""]),
+    "num_return_sequences": ([1], [*COUNT, 1025]),
     "drafter": (["model", "ngram", "auto", "none", NgramDrafter(), None], ["Model", "", 5, True, ["model"]]),
     "num_draft": (
         [0, 1, 64, "auto", "heuristic", "heuristic_transient", FixedLength(3)],
@@ -247,6 +251,7 @@ def test_rows_of_a_batch_differ_where_they_may() -> None:
         "strict": True,
         "allow_long_prompt": True,
         "timed": True,
+        "num_beams": 4,
     }
     assert {name for name in NAMES if not abouts()[name].per_row} == fixed.keys()
     base = GenerationOptions(temperature=1.0, drafter="auto")
@@ -450,7 +455,7 @@ def test_arguments_of_any_kind_work_or_are_named_in_one_line(call: Callable[[], 
     with pytest.raises(InputError) as error:
         for each in call():
             raise InputError(each.error)
-    assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 450
 
 
 def test_numbers_of_numpy_and_sets_are_taken() -> None:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from speculative_decoding import InputError, Session
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.sampling.random import seed_of_sample
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.translation import Translation
 from tests.serving import GERMAN, GRAMMAR, MODEL, PAIRS, Serving, bundled, events, serving
@@ -64,9 +65,10 @@ def test_several_prompts_and_choices_come_in_their_order(client: openai.OpenAI, 
     prompts = [GERMAN, GRAMMAR]
     assert [each.text for each in create(client, prompts).choices] == [session.generate(each).text for each in prompts]
     found = create(client, prompts, n=2, seed=5, **SAMPLED)
-    expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in (5, 6)]
+    seeds = [5, seed_of_sample(5, 1)]
+    expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in seeds]
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
-    assert [each.seed for each in found.choices] == [5, 6, 5, 6]
+    assert [each.seed for each in found.choices] == seeds * 2
     assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
 
 
@@ -132,6 +134,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a" * 13_000}, "prompt", "13000 characters"),
     ({"prefix": "ab cd " * 150}, "prefix", "at most 200"),
     ({"n": 2}, "n", "n must be 1 at temperature 0"),
+    ({"num_return_sequences": 2, "temperature": 1}, "num_return_sequences", "is called n here"),
+    ({"num_beams": 2}, "num_beams", "is chosen when the server starts"),
     ({"n": True}, "n", "n must be a whole number"),
     ({"max_tokens": 101}, "max_tokens", "at most 100"),
     ({"max_tokens": "9"}, "max_tokens", "whole number"),

@@ -54,7 +54,7 @@ class Writer(EncoderDecoder):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return mx.zeros((1, 1, 1))
 
-    def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
+    def make_cache(self, memory: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
         return DecoderCache([], mx.zeros((1, 1, 1, 1)))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:

@@ -31,6 +31,7 @@ from .parser import flag, metavar, word
 from .views import make_console
 
 WHEN_IT_STARTS = ("max_ngram_size", "min_ngram_size")  # the drafter of copies is made with them
+FOR_FILES = ("num_return_sequences",)  # the console shows one text as it comes
 
 
 class Quit(Exception):
@@ -213,7 +214,7 @@ def add_setting(option: str) -> None:
 
 
 for option in abouts():
-    if option not in (*FOR_PYTHON, *WHEN_IT_STARTS):
+    if option not in (*FOR_PYTHON, *WHEN_IT_STARTS, *FOR_FILES):
         add_setting(option)
 
 

@@ -21,7 +21,7 @@ from ..drafters import DraftHead, DraftModel
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
 from ..session import Session
-from .common import note_unknown
+from .common import note_unknown, printing, say
 from .views import INTERRUPTED, DraftView, OnRound, Watcher, plain_text, watch
 
 SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
@@ -105,6 +105,19 @@ class Runner:
         if len(rows) > 1:
             self.console.print(table(rows, TARGET))
         return runs
+
+    def run_several(self, session: Session, prompt: str) -> None:
+        """All the outputs that are asked for, the best first, each in a line of standard output."""
+        note_unknown(session.tokenizer, prompt, self._unknown)
+        result = session.generate(prompt)
+        for each in result.sequences:
+            with printing():
+                print(each.text, flush=True)
+        if result.score is not None:
+            say("scores " + ", ".join(f"{each.score:.4f}" for each in result.sequences))
+        self.totals.setdefault(ways(session)[0], GenerationStats()).add(result.stats)
+        self.prompts += 1
+        self.cut += any(each.finish_reason == "length" for each in result.sequences)
 
     def _run_one(
         self, session: Session, name: str, prompt: str, is_stopped: Callable[[], bool], *, is_answer: bool

@@ -37,7 +37,7 @@ class Plan:
     @property
     def drafter(self) -> str:
         """By its name."""
-        return drafter_of(self.folders, self.options.drafter, self.options.num_draft)
+        return drafter_of(self.folders, vars(self.options))
 
     @property
     def is_plain(self) -> bool:
@@ -51,6 +51,8 @@ class Plan:
             draft = "copies of the text as a draft"
         elif self.drafter == "auto":
             draft += " and copies of the text"
+        if (beams := self.options.num_beams) > 1:
+            return f"target {folders.target}, {beams} beams, for which nothing is drafted"
         better = suggested_draft(folders.target) if folders.draft is None and self.options.drafter is None else None
         hint = "" if better is None else f"; a draft model for it: --draft-model {better}"
         return f"target {folders.target}, {'no draft: regular decoding' if self.is_plain else draft}{hint}"
@@ -105,22 +107,27 @@ class Plan:
         return DraftVocabulary.from_lines(size, lines, pair.tokenizer, pair.target.config.eos_token_ids)
 
 
-def drafter_of(folders: Folders, chosen: str | None, num_draft: int | str | None) -> str:
-    """By its name, also where nobody chose one."""
-    return chosen or ("none" if num_draft == 0 else usual_drafter(folders.draft))
+def drafter_of(folders: Folders, given: Mapping[str, Any]) -> str:
+    """By its name, also where nobody chose one. given: options."""
+    is_plain = given.get("num_draft") == 0 or given.get("num_beams", 1) > 1
+    return given.get("drafter") or ("none" if is_plain else usual_drafter(folders.draft))
 
 
 def plan_of(chosen: argparse.Namespace) -> Plan:
     """From the flags of any command. Raises `InputError` for what is missing or would have no effect."""
-    folders, flags = chosen_as(ModelNames, chosen).find(), chosen_as(DraftFlags, chosen)
-    return make_plan(folders, given_options(chosen), flags)
+    folders, flags, given = chosen_as(ModelNames, chosen).find(), chosen_as(DraftFlags, chosen), given_options(chosen)
+    if "draft_model" in chosen and (beams := given.get("num_beams", 1)) > 1:
+        raise InputError(
+            f"--draft-model {chosen.draft_model}: nothing is drafted for --num-beams {beams}; leave one out"
+        )
+    return make_plan(folders, given, flags)
 
 
 def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags) -> Plan:
     """given: options by their names. What options say of one another they check themselves; here, what only the
     models and the flags know.
     """
-    name = drafter_of(folders, given.get("drafter"), given.get("num_draft"))
+    name = drafter_of(folders, given)
     named = {each for each, value in given.items() if value not in (default(each), 0)}  # 0 drafts nothing anyway
     named |= {each for each in NEEDS if getattr(flags, each) is not None}
     if folders.draft is None:

@@ -19,7 +19,7 @@ from .parser import File, Parser, add_flags, flag
 FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
 APART = {  # flags that do not go with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
-    "interactive": ("prompt", "compare", "verify", "stats_json"),
+    "interactive": ("prompt", "compare", "verify", "stats_json", "num_return_sequences"),
     "compare": ("verify", "regular_decode"),
     "resume": ("force",),
     "regular_decode": ("drafter",),

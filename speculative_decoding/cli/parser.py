@@ -93,6 +93,8 @@ def metavar(value: Value) -> str:
         return "|".join(metavar(kind) for kind in value.kinds if not isinstance(kind, Several))
     if isinstance(value, Text):
         return "|".join(value.choices) or "TEXT"
+    if isinstance(value, Switch):
+        return "true|false"
     return "FILE" if isinstance(value, File) else "X" if isinstance(value, Number) else "N"
 
 

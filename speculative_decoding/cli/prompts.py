@@ -19,6 +19,7 @@ from .common import say, write_stats
 from .compare import Runner, summary, warm_up, ways
 from .drafting import Plan
 from .flags import Views
+from .parser import flag
 from .verify import require_comparable
 from .views import make_console, traces_to
 
@@ -32,6 +33,10 @@ def decode_prompts(plan: Plan, views: Views) -> int:
     for name, is_on in (("--verify", views.verify), ("--compare", views.compare)):
         if is_on and plan.is_plain:
             raise InputError(f"{name} compares with and without a draft: choose a --drafter, or name a --draft-model")
+    several = plan.options.num_return_sequences
+    for name in ("verify", "compare", "show_draft", "trace"):
+        if several > 1 and getattr(views, name):
+            raise InputError(f"{flag(name)} is of one output, not of --num-return-sequences {several}; leave one out")
     prompts = read_prompts(views.prompt)
     first = next(prompts)
     pair = plan.open()
@@ -49,6 +54,9 @@ def decode_prompts(plan: Plan, views: Views) -> int:
                 continue
             if views.compare and not runner.prompts:
                 warm_up(session, prompt)
+            if several > 1:
+                runner.run_several(session, prompt)
+                continue
             run = runner.run(session, names, prompt)[answer]
             if views.verify:
                 same = verify(session, prompt, run.tokens) and same

@@ -13,6 +13,7 @@ from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..models.compiled import pass_width
 from ..sampling import GenerationOptions
+from .beam import BeamSearch
 
 STRICT_TILE = 8  # positions
 
@@ -23,6 +24,7 @@ class DecodedRow(Row):
 
     length: how many tokens are drafted for it; rows may share one, which then learns from them all.
     ends: is shown every new token and says whether it is the last; the `max_tokens`-th is in any case.
+    search: of its beams, where there are several; the tokens are committed when it is over.
     given: how many of the tokens (the start token, a forced prefix) were not generated.
     finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" where the
         target's logits are not finite, None while there is more to come.
@@ -30,11 +32,17 @@ class DecodedRow(Row):
 
     length: DraftLength = field(kw_only=True)
     ends: Callable[[int], bool] = field(kw_only=True)
+    search: BeamSearch | None = field(kw_only=True, default=None)
     given: int = field(init=False)
     finish_reason: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.given = len(self.tokens)
+
+    @property
+    def read(self) -> int:
+        """How many tokens the target is to have read before the next pass: all but the last."""
+        return len(self.tokens if self.search is None else self.search.beams[0]) - 1
 
     @property
     def room(self) -> int:
@@ -46,12 +54,16 @@ class DecodedRow(Row):
         self.finish_reason = "length" if len(new) == self.room else None
         for i, token in enumerate(new):
             if self.ends(token):
-                place = len(self.tokens) + i
-                is_cut = i + 1 == self.room and self.constraints.forces(place)  # then the end says nothing of the text
-                new, self.finish_reason = new[: i + 1], "length" if is_cut else "stop"
+                new = new[: i + 1]
+                self.finish_reason = self.reason_of_end(len(self.tokens) - self.given + len(new))
                 break
         self.tokens += new
         return new
+
+    def reason_of_end(self, length: int) -> str:
+        """The finish_reason of so many tokens with an end: one that was forced, in the last place, says nothing."""
+        is_cut = length == self.options.max_tokens and self.constraints.forces(self.given + length - 1)
+        return "length" if is_cut else "stop"
 
 
 @dataclass
@@ -89,7 +101,8 @@ class Batch:
 
     def rewind(self) -> None:
         """Each row keeps all its committed tokens but the last; nobody counts what was rejected."""
-        self.cache.trim_to([0 if row is None else len(row.tokens) - 1 for row in self.rows])
+        kept = [0 if row is None else row.read for row in self.rows]
+        self.cache.trim_to([each for each in kept for _ in range(self.cache.beams)])
 
 
 def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: DecodedRow) -> None:
@@ -97,8 +110,9 @@ def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: DecodedRow) -> 
     if row.given > 1:
         prefix, before = row.tokens[:-1], cache.offsets
         padding = [model.config.pad_token_id] * len(prefix)
-        model.states(mx.array([prefix if i == row.slot else padding for i in range(cache.rows)]), cache)
-        cache.trim_to([len(prefix) if i == row.slot else offset for i, offset in enumerate(before)])
+        own = cache.rows_of(row.slot)
+        model.states(mx.array([prefix if i in own else padding for i in range(cache.rows)]), cache)
+        cache.trim_to([len(prefix) if i in own else offset for i, offset in enumerate(before)])
 
 
 def strict_width(cache: DecoderCache, options: GenerationOptions, most_drafted: int, given: int = 1) -> int:

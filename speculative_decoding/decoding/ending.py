@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..loading.tokenizer import StreamingDetokenizer, Tokenizer
 
@@ -25,7 +25,7 @@ class Ending:
         prefix: Sequence[int] = (),
     ) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._stop = tuple(stop)
+        self._stop, self._prefix, self._tokenizer = tuple(stop), tuple(prefix), tokenizer
         self._detokenizer = StreamingDetokenizer(tokenizer)
         for token in prefix:  # so that the first word comes with its space, and half a character is completed
             self._detokenizer.add(token)
@@ -38,6 +38,13 @@ class Ending:
         ends = token in self._eos_token_ids
         self._pieces.append("" if ends else self._release(self._detokenizer.add(token)))
         return ends or self._stopped
+
+    def text_of(self, tokens: Iterable[int]) -> str:
+        """Of a whole output in place of this one."""
+        other = Ending(self._tokenizer, self._eos_token_ids, self._stop, self._prefix)
+        for token in tokens:
+            other(token)
+        return "".join(other._pieces) + other.finish()
 
     def next_text(self) -> str:
         """What the oldest token not yet asked for added to the text."""

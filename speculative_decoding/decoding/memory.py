@@ -1,4 +1,4 @@
-"""How much memory a source and a row of a batch take, and whether that is there."""
+"""How much memory a source and a slot of a batch take, and whether that is there."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def slots_within(
     model: EncoderDecoder,
     draft_model: EncoderDecoder | DraftHead | None,
     max_tokens: int,
+    num_beams: int = 1,
 ) -> int:
     """As many of the slots as fit beside the weights, if every source is as long as the model takes and every output
     `max_tokens` long. Raises `InputError` if not even one does.
     """
     models = [model] if draft_model is None else [model, draft_model]
     longest = model.config.max_source_tokens or LONGEST_SOURCE
-    row = sum(row_bytes(each, longest, max_tokens) for each in models if isinstance(each, EncoderDecoder))
+    row = sum(slot_bytes(each, longest, max_tokens, num_beams) for each in models if isinstance(each, EncoderDecoder))
     weights = sum(array.nbytes for each in models for array in dict(tree_flatten(each.parameters())).values())
     fitting = int((max_memory_gb * GB - weights) // row)
     if fitting < 1:
@@ -40,12 +41,14 @@ def slots_within(
     return min(slots, fitting)
 
 
-def row_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int) -> int:
-    """What one row's caches hold, and the logits of a round with 16 drafted tokens."""
-    cache = model.make_cache(model.encode(mx.zeros((1, source_tokens), mx.uint32)))
+def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
+    """What the caches of one prompt hold, and the logits of a round: with 16 drafted tokens, or of all beams, with as
+    many log-probabilities, sums and numbers in order.
+    """
+    cache = model.make_cache(model.encode(mx.zeros((1, source_tokens), mx.uint32)), beams=num_beams)
     cache.reserve(max_tokens)
     kept = sum(array.nbytes for array in cache.arrays)
-    return kept + 17 * model.config.vocab_size * 4
+    return kept + (17 if num_beams == 1 else 4 * num_beams) * model.config.vocab_size * 4
 
 
 def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:

@@ -13,6 +13,7 @@ from ..models.base import EncoderDecoder
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short
 from .batch import DecodedRow
+from .beam import BeamSearch
 from .ending import Ending
 from .memory import require_encodable
 
@@ -33,6 +34,8 @@ def prepare(
     row = DecodedRow(
         beginning.options, source, beginning.tokens, constraints=beginning.constraints, length=length, ends=ending
     )
+    if options.num_beams > 1:
+        row.search = beam_search(beginning)
     return row, ending
 
 
@@ -59,6 +62,19 @@ def begin(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOption
     settled = model.generation_config.settled(options, len(tokens))
     constraints = model.generation_config.constraints(settled, sorted(ends), len(tokens), None if given else first)
     return Beginning(settled, tokens, ends, constraints)
+
+
+def beam_search(beginning: Beginning) -> BeamSearch:
+    options = beginning.options
+    assert options.length_penalty is not None and options.early_stopping is not None  # settled
+    return BeamSearch(
+        options.num_beams,
+        options.length_penalty,
+        options.early_stopping,
+        options.max_tokens,
+        beginning.eos_token_ids,
+        beginning.tokens,
+    )
 
 
 def first_token(model: EncoderDecoder, tokenizer: Tokenizer, target_language: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .stats import GenerationStats
@@ -32,6 +33,9 @@ class GenerationResult:
     """`tokens` as the target wrote them, up to and including the one that ended it: an end-of-sequence token, or the
     one that completed a stop string. `text` ends in front of the stop string. `logprobs`: one for each of the tokens,
     None unless `logprobs=True` was given.
+
+    score: with beams, the log-probability / length ** length_penalty. sequences: where several were asked for, all of
+    them, the best first; this is the first. With beams they have the statistics of the search in common.
     """
 
     text: str
@@ -39,6 +43,8 @@ class GenerationResult:
     finish_reason: str
     stats: GenerationStats
     logprobs: list[float] | None = None
+    score: float | None = None
+    sequences: Sequence[GenerationResult] = ()
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,11 @@ class Job:
                 totals.error_lines = [*totals.error_lines, line.number][:SHOWN_ERRORS]
 
 
+def output(result: GenerationResult) -> dict[str, Any]:
+    score = {} if result.score is None else {"score": result.score}
+    return {"text": result.text, "finish_reason": result.finish_reason, **score}
+
+
 def record(row: Row, result: GenerationResult | None, error: str | None, counts: bool = True) -> bytes:
     """A line of output. It depends on nothing but the row and its decoding: no times, nothing of the rows beside it."""
     fields: dict[str, Any] = {"line": row.line.number, **row.carried}
@@ -167,7 +172,9 @@ def record(row: Row, result: GenerationResult | None, error: str | None, counts:
         fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
     else:
         names = "prompt_tokens", "generated_tokens", *(COUNTS if counts else ())
-        fields |= {"text": result.text, "finish_reason": result.finish_reason}
+        fields |= output(result)
+        if result.sequences:
+            fields["sequences"] = [output(each) for each in result.sequences]
         fields |= {} if row.seed is None else {"seed": row.seed}
         fields |= {name: getattr(result.stats, name) for name in names}
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"

@@ -71,7 +71,18 @@ FOR_ALL_ROWS = (*(name for name in abouts() if name not in OPTIONS), "slots", "d
 FIELDS = {"prompt": Text(may_be_empty=True), **OPTIONS}
 
 COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")  # in a record, where they are the same in every run
-RECORD = {"line", "text", "finish_reason", "prompt_tokens", "generated_tokens", "seed", "error", *COUNTS}
+RECORD = {
+    "line",
+    "text",
+    "finish_reason",
+    "prompt_tokens",
+    "generated_tokens",
+    "seed",
+    "error",
+    "score",
+    "sequences",
+    *COUNTS,
+}
 
 
 def plain(name: str) -> str:

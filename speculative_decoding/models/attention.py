@@ -52,7 +52,7 @@ def attend_together(
     queries: mx.array, parts: Sequence[Keys], *, scale: float = 1.0, soft_cap: float | None = None
 ) -> mx.array:
     """`attend` with one softmax over the keys of all parts. Their scores are joined, which are few; the keys and values
-    stay where they are.
+    stay where they are. A part may have fewer rows than there are queries: then so many rows, side by side, share one.
     """
     batch, heads, length, width = queries.shape
     shared = heads // parts[0].keys.shape[1]
@@ -64,16 +64,28 @@ def attend_together(
     weights = mx.softmax(scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1), axis=-1, precise=True)
     ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
     shares = mx.split(weights, ends, axis=-1) if ends else [weights]
-    out = shares[0] @ parts[0].values
+    out = by_row(shares[0], parts[0].values)
     for share, part in zip(shares[1:], parts[1:], strict=True):
-        out = out + share @ part.values
+        out = out + by_row(share, part.values)
     return joined_heads(out.reshape(batch, heads, length, width) if shared > 1 else out)
 
 
 def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, shared: int) -> mx.array:
-    scores = queries @ part.keys.swapaxes(-1, -2)
+    scores = by_row(queries, part.keys.swapaxes(-1, -2))
     mask = part.mask
+    if mask.shape[0] not in (1, scores.shape[0]):
+        mask = mx.repeat(mask, scores.shape[0] // mask.shape[0], axis=0)
     return capped(scores, soft_cap) + (mx.tile(mask, (1, 1, shared, 1)) if shared > 1 and mask.shape[2] > 1 else mask)
+
+
+def by_row(x: mx.array, matrices: mx.array) -> mx.array:
+    """(B * N, H, L, D) @ (B, H, D, E) -> (B * N, H, L, E), one product: N rows side by side share matrices."""
+    prompts, (rows, heads, length, width) = matrices.shape[0], x.shape
+    if prompts == rows:
+        return x @ matrices
+    x = x.reshape(prompts, -1, heads, length, width).swapaxes(1, 2).reshape(prompts, heads, -1, width)
+    x = (x @ matrices).reshape(prompts, heads, -1, length, matrices.shape[-1])
+    return x.swapaxes(1, 2).reshape(rows, heads, length, -1)
 
 
 def capped(x: mx.array, soft_cap: float | None) -> mx.array:

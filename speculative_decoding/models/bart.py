@@ -54,8 +54,8 @@ class CrossAttention(Attention):
         keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.heads)
         return keys, values
 
-    def __call__(self, x: mx.array, batch: int, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
-        (queries,) = split_heads(self.q(x), batch, 1, self.heads)
+    def __call__(self, x: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
+        (queries,) = split_heads(self.q(x), memory.prompts, 1, self.heads)
         return self.o(attend(queries, memory.cross_keys, memory.cross_values, memory_mask, scale=self.scale))
 
 
@@ -96,7 +96,7 @@ class DecoderLayer(Layer):
 
     def __call__(self, x: mx.array, batch: int, mask: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
         x = self.add(x, self.self_norm, lambda x: self.self_attention(x, batch, mask, memory))
-        x = self.add(x, self.cross_norm, lambda x: self.cross_attention(x, batch, memory_mask, memory))
+        x = self.add(x, self.cross_norm, lambda x: self.cross_attention(x, memory_mask, memory))
         return self.add(x, self.ff_norm, self.ff)
 
 

@@ -84,7 +84,7 @@ class EncoderDecoder(nn.Module):
         offsets: (B,), or (1,) for all rows: token i of a row stands at position offset + i, key j at j <
             `layers[0].reach(L)`. What positions mean, which keys each token sees, how scores are scaled: all of that is
             decided here.
-        memory_mask: additive, (B, 1, 1, S).
+        memory_mask: additive, (P, 1, 1, S); there may be fewer prompts than rows, see `LayerMemory.prompts`.
         layers: append the keys and values of the pass, and have all there are.
 
         A function of arrays alone, for it is compiled: what is no array in it must follow from the configuration and
@@ -103,13 +103,13 @@ class EncoderDecoder(nn.Module):
     def last_layer(self) -> LastLayer:
         """What a draft head begins with."""
 
-    def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
-        """A cache with a row for each row of the memory (B, S, M); projects its cross keys and values, once."""
+    def make_cache(self, memory: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
+        """A cache with `beams` rows for each row of the memory (P, S, M); projects its cross keys and values, once."""
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         room = -memory.shape[1] % SOURCE_STEP
         memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
-        layers = [LayerCache.of(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
-        return DecoderCache(layers, additive(mask, memory.dtype))
+        layers = [LayerCache.of(mx.contiguous(k), mx.contiguous(v), beams) for k, v in self.cross_projections(memory)]
+        return DecoderCache(layers, additive(mask, memory.dtype), beams=beams)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
@@ -130,7 +130,7 @@ class EncoderDecoder(nn.Module):
             states, cache.hidden, own = self._pass(*arguments, kept)
         else:
             self._compiled = self._compiled or Compiled(self._pass)
-            shape = *tokens.shape, cache.capacity, cache.source_capacity, kept
+            shape = *tokens.shape, cache.beams, cache.capacity, cache.source_capacity, kept
             states, cache.hidden, own = self._compiled(shape, *arguments, kept)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
             layer.keys, layer.values = keys, values
@@ -213,13 +213,15 @@ class EncoderDecoder(nn.Module):
         memory = self.encode(tokens, mx.arange(longest) < mx.array(lengths)[:, None] if is_ragged else None)
         return [memory[i : i + 1, :length] for i, length in enumerate(lengths)]
 
-    def assign_slot(self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array) -> DecoderCache:
-        """The cache, or a new one of `slots` rows, with a new request in one of them; its memory is (1, S, M)."""
-        fresh = self.make_cache(memory)
+    def assign_slot(
+        self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array, beams: int = 1
+    ) -> DecoderCache:
+        """The cache, or a new one for `slots` requests, with a new one in `slot`; its memory is (1, S, M)."""
+        fresh = self.make_cache(memory, beams=beams)
         if cache is None:
             if slots == 1:
                 return fresh
-            cache = self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype))
+            cache = self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype), beams=beams)
         cache.assign([slot], fresh)
         return cache
 

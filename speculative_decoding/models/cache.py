@@ -2,7 +2,7 @@
 
 A cache has a row for each request, each at its own offset; a single request is a cache of one row. It knows nothing of
 drafts, nor of what a position means: rows grow together and are rewound one by one, to absolute offsets, by which no
-data is moved.
+data is moved. With beams a request has as many rows, one below the other, and they share its cross keys and values.
 
 Buffers have few sizes, and a pass attends over all of a buffer, for then few shapes occur and each is compiled once
 (`EncoderDecoder.states`). The model's masks hide what stands behind a row's offset (stale, to be overwritten).
@@ -26,8 +26,13 @@ class LayerMemory:
     and those of the pass itself.
     """
 
-    cross_keys: mx.array  # (B, H, S, D)
-    cross_values: mx.array  # (B, H, S, D)
+    cross_keys: mx.array  # (P, H, S, D)
+    cross_values: mx.array  # (P, H, S, D)
+
+    @property
+    def prompts(self) -> int:
+        """P: as many as there are rows B, or fewer; then so many rows beside each other read one."""
+        return self.cross_keys.shape[0]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """New keys and values (B, H, L, D) -> all that there are: here no others."""
@@ -47,9 +52,10 @@ class LayerCache(LayerMemory):
     at: mx.array | None = None  # where a pass writes: see `DecoderCache.places`
 
     @classmethod
-    def of(cls, cross_keys: mx.array, cross_values: mx.array) -> LayerCache:
-        batch, heads, _, width = cross_keys.shape
-        keys, values = (mx.zeros((batch, heads, LEAST_CAPACITY, width), cross_keys.dtype) for _ in range(2))
+    def of(cls, cross_keys: mx.array, cross_values: mx.array, beams: int = 1) -> LayerCache:
+        prompts, heads, _, width = cross_keys.shape
+        shape = prompts * beams, heads, LEAST_CAPACITY, width
+        keys, values = (mx.zeros(shape, cross_keys.dtype) for _ in range(2))
         return cls(cross_keys, cross_values, keys, values)
 
     @property
@@ -95,7 +101,8 @@ def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 class DecoderCache:
     """All layers of one request, or of a batch of them.
 
-    memory_mask: additive, (B, 1, 1, S); -inf behind each source.
+    memory_mask: additive, (P, 1, 1, S); -inf behind each source.
+    beams: how many rows each request has; B = P * beams.
     offsets: how many tokens each row holds.
     kept_layers: of which layers the states of the last pass are kept, (B, L, d_model) each, in `hidden`; for a draft
         that reads them. They cost nothing.
@@ -105,10 +112,11 @@ class DecoderCache:
     memory_mask: mx.array
     kept_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
+    beams: int = 1
     offsets: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.offsets = [0] * self.memory_mask.shape[0]
+        self.offsets = [0] * (self.memory_mask.shape[0] * self.beams)
 
     @property
     def offset(self) -> int:
@@ -163,26 +171,40 @@ class DecoderCache:
             raise ValueError(f"offset must be >= 0, not {min(wanted)}")
         self.offsets = [min(pair) for pair in zip(self.offsets, wanted, strict=True)]
 
-    def clear_behind(self, row: int) -> None:
-        """Zeros in place of what that row forgot: it need not be finite, and a mask hides only what is."""
+    def clear_behind(self, row: int, offset: int | None = None) -> None:
+        """Zeros in place of what that row forgot, or is to: it need not be finite, and a mask hides only what is."""
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
-                buffer[row, :, self.offsets[row] :] = 0
+                buffer[row, :, self.offsets[row] if offset is None else offset :] = 0
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; the others' memory is given back."""
-        index = mx.array(list(rows))
-        self.layers = [LayerCache(*(mx.take(array, index, axis=0) for array in layer.arrays)) for layer in self.layers]
+    def select(self, requests: Sequence[int]) -> None:
+        """Keep these requests, in this order; the others' memory is given back."""
+        index = mx.array(list(requests))
         self.memory_mask = mx.take(self.memory_mask, index, axis=0)
-        self.offsets = [self.offsets[row] for row in rows]
+        for layer in self.layers:
+            layer.cross_keys, layer.cross_values = (mx.take(each, index, axis=0) for each in layer.arrays[:2])
+        self.reorder([row for request in requests for row in self.rows_of(request)])
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i from now on is what was row `rows[i]`, of the same request; cross keys and values stay."""
+        if list(rows) != list(range(self.rows)):
+            index = mx.array(list(rows))
+            for layer in self.layers:
+                layer.keys, layer.values = (mx.take(each, index, axis=0) for each in (layer.keys, layer.values))
+            self.offsets = [self.offsets[row] for row in rows]
+
+    def rows_of(self, request: int) -> range:
+        return range(request * self.beams, (request + 1) * self.beams)
 
     def assign(self, rows: Sequence[int], fresh: DecoderCache) -> None:
-        """Give these rows to new requests: row `rows[i]` becomes row i of `fresh`, which has decoded nothing yet.
+        """Give these places to new requests: number `rows[i]` becomes number i of `fresh`, which has decoded nothing
+        yet.
 
-        Other rows are neither moved nor copied, unless a source is longer than any before: then the memory grows.
+        Others are neither moved nor copied, unless a source is longer than any before: then the memory grows.
         """
-        if len(set(rows)) != len(rows) or len(rows) != fresh.rows or not all(0 <= row < self.rows for row in rows):
-            raise ValueError(f"cannot assign {fresh.rows} requests to rows {list(rows)} of {self.rows}")
+        count, there = fresh.rows // fresh.beams, self.rows // self.beams
+        if len(set(rows)) != len(rows) or len(rows) != count or not all(0 <= row < there for row in rows):
+            raise ValueError(f"cannot assign {count} requests to rows {list(rows)} of {there}")
         if fresh.offset != 0:
             raise ValueError("only a cache that has decoded nothing can be assigned")
         length = fresh.source_capacity
@@ -196,4 +218,5 @@ class DecoderCache:
                 layer.cross_values[row, :, :length], layer.cross_values[row, :, length:] = new.cross_values[i], 0
             self.memory_mask[row, :, :, length:] = -mx.inf
             self.memory_mask[row, :, :, :length] = fresh.memory_mask[i]
-            self.offsets[row] = 0
+            for each in self.rows_of(row):
+                self.offsets[each] = 0

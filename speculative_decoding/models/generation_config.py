@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says of its text: what is kept to, and what is not supported."""
+"""What a model's generation_config.json says of its text: what is kept to, and what is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..sampling import Constraints, GenerationOptions
-from ..sampling.options import MOST_REPEATED, MOST_TOKENS, short
+from ..sampling.options import MOST_REPEATED, MOST_TOKENS, abouts, short
 from ..sampling.values import Number, Several, Value, Whole
 from .config import require
 
@@ -19,9 +19,11 @@ NUMBERS: Mapping[str, Value] = {
     "no_repeat_ngram_size": Whole(0, MOST_REPEATED),
     "min_length": Whole(0, MOST_TOKENS),
     "min_new_tokens": Whole(0, MOST_TOKENS),
+    "length_penalty": abouts()["length_penalty"].value,
+    "early_stopping": abouts()["early_stopping"].value,
 }
-INSTEAD = {  # fields that would change the text and are not supported: what happens
-    "num_beams": "one beam is followed",
+INSTEAD = {  # fields that would change the text and are not kept to: what happens
+    "num_beams": "one beam is followed where nobody asks for more (--num-beams)",
     "do_sample": "the likeliest token is taken unless a temperature is given",
     "sequence_bias": "it is left out",
     "encoder_repetition_penalty": "it is left out",
@@ -38,7 +40,7 @@ class GenerationConfig:
     """Fields under their Hugging Face names; all ids are the model's.
 
     min_length counts all tokens that the decoder has read, start token and prefix too. ignored: in a line, what is
-    asked for and not supported, with what happens instead.
+    asked for and not kept to, with what happens instead.
     """
 
     forced_bos_token_id: int | None = None
@@ -50,6 +52,8 @@ class GenerationConfig:
     no_repeat_ngram_size: int = 0
     min_length: int = 0
     min_new_tokens: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     ignored: str = ""
 
     @classmethod
@@ -85,6 +89,8 @@ class GenerationConfig:
             "repetition_penalty": self.repetition_penalty,
             "no_repeat_ngram_size": self.no_repeat_ngram_size,
             "min_tokens": min(least, options.max_tokens),
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping,
         }
         return replace(options, **{name: value for name, value in values.items() if getattr(options, name) is None})
 
@@ -107,4 +113,4 @@ class GenerationConfig:
 
 def ignored(known: Mapping[str, Any]) -> str:
     asked = [name for name in INSTEAD if known.get(name) and not (name in OFF_AT_ONE and known[name] == 1)]
-    return "; ".join(f"{name} {short(known[name])} is not supported, {INSTEAD[name]}" for name in asked)
+    return "; ".join(f"{name} {short(known[name])} is not kept to, {INSTEAD[name]}" for name in asked)

@@ -50,8 +50,8 @@ class CrossAttention(nn.Module):
         keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.heads)
         return keys, values
 
-    def __call__(self, x: mx.array, batch: int, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
-        (queries,) = split_heads(self.q(x), batch, 1, self.heads)
+    def __call__(self, x: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
+        (queries,) = split_heads(self.q(x), memory.prompts, 1, self.heads)
         return self.o(attend(queries, memory.cross_keys, memory.cross_values, memory_mask))
 
 
@@ -93,7 +93,7 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, x: mx.array, batch: int, bias: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
         x = x + self.self_attention(self.self_norm(x), batch, bias, memory)
-        x = x + self.cross_attention(self.cross_norm(x), batch, memory_mask, memory)
+        x = x + self.cross_attention(self.cross_norm(x), memory_mask, memory)
         return x + self.ff(self.ff_norm(x))
 
 

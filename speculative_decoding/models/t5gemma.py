@@ -31,9 +31,9 @@ class CrossAttention(nn.Module):
         keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.config.num_kv_heads)
         return keys, values
 
-    def __call__(self, x: mx.array, batch: int, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
+    def __call__(self, x: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
         config = self.config
-        (queries,) = split_heads(self.q(x), batch, 1, config.num_heads)
+        (queries,) = split_heads(self.q(x), memory.prompts, 1, config.num_heads)
         found = attend(
             queries,
             memory.cross_keys,
@@ -58,7 +58,7 @@ class DecoderLayer(nn.Module):
         self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, memory_mask: mx.array, memory: LayerMemory
     ) -> mx.array:
         x = x + self.self_post_norm(self.self_attention(self.self_norm(x), batch, offsets, masks, memory))
-        x = x + self.cross_post_norm(self.cross_attention(self.cross_norm(x), batch, memory_mask, memory))
+        x = x + self.cross_post_norm(self.cross_attention(self.cross_norm(x), memory_mask, memory))
         return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
 
 

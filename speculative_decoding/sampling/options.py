@@ -22,8 +22,12 @@ MAX_SEED = 2**32 - 1
 MOST_DRAFTED = 64
 MOST_TOKENS = 1 << 20
 MOST_REPEATED = 64
+MOST_BEAMS = 128
+MOST_SEQUENCES = 1 << 10
 
 SHARED = "shared"  # by all rows of a batch
+# Not with beams: nothing is sampled and nothing is drafted, and of stop strings transformers says nothing that fits.
+WITHOUT_BEAMS = ("temperature", "drafter", "num_draft", "delta", "confidence_threshold", "stop", "strict", "logprobs")
 
 
 class About(NamedTuple):
@@ -78,6 +82,24 @@ class GenerationOptions:
         Either((Text(may_be_empty=True), Several(Whole(0)))),
         "make the output begin with this (from Python also ids); it is no part of text, tokens and max_tokens",
     ] = ""
+    num_beams: Annotated[
+        int, Whole(1, MOST_BEAMS), "follow the N likeliest outputs, without drafts; 1 is off", SHARED
+    ] = 1
+    length_penalty: Annotated[
+        float | None,
+        Number(-10, 10),
+        "beams are compared by their log-probability / length ** this; the default what the model's "
+        "generation_config.json says, else 1",
+    ] = None
+    early_stopping: Annotated[
+        bool | str | None,
+        Either((Switch(), Text(("never",)))),
+        "true: as soon as as many outputs as beams have ended; false: when a better one is unlikely; never: when none "
+        "is possible; the default likewise, else false",
+    ] = None
+    num_return_sequences: Annotated[
+        int, Whole(1, MOST_SEQUENCES), "give the N best of the beams, or N samples of a prompt"
+    ] = 1
     drafter: Annotated[
         str | Any | None,
         Either((Text(DRAFTERS),), "an object with begin and propose"),
@@ -131,10 +153,31 @@ class GenerationOptions:
             raise InputError(f"min_tokens must be <= max_tokens ({self.max_tokens}), not {self.min_tokens}; change one")
         if self.acceptance != "rejection" and self.delta:
             raise InputError(f"delta relaxes acceptance rejection only, not {self.acceptance}; leave one of them out")
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        count, beams = self.num_return_sequences, self.num_beams
+        if beams == 1:
+            if count > 1 and self.is_greedy:
+                raise InputError(
+                    f"num_return_sequences {count} would be {count} times the same text; give num_beams >= {count}, "
+                    "or a temperature above 0"
+                )
+            return
+        if count > beams:
+            raise InputError(f"num_return_sequences must be <= num_beams ({beams}), not {count}; change one of them")
+        for name in WITHOUT_BEAMS:
+            if (value := getattr(self, name)) != default(name) and value != "none":  # no drafter
+                raise InputError(f"{name} {short(value)} does not go with num_beams {beams}; leave one of them out")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def num_samples(self) -> int:
+        """How many outputs are drawn of a prompt."""
+        return self.num_return_sequences if self.num_beams == 1 else 1
 
     @property
     def has_penalty(self) -> bool:
@@ -174,6 +217,8 @@ class GenerationOptions:
 
     def _why_without_effect(self, name: str) -> str:
         """In words, or "" for an option that has one."""
+        if self.num_beams == 1 and name in ("length_penalty", "early_stopping"):
+            return "with num_beams 1"
         if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
             return "at temperature 0"
         if self.drafter == "none" and name in ("num_draft", "delta", "confidence_threshold"):
@@ -226,9 +271,9 @@ def unknown(name: str) -> str:
 
 
 OTHER_NAMES = {  # other libraries' names, and our own flags'; "": there is nothing like it
-    "num_beams": "",
-    "length_penalty": "",
-    "num_return_sequences": "",
+    "num_beam_groups": "",
+    "diversity_penalty": "",
+    "beam_size": "num_beams",
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
     "min_new_tokens": "min_tokens",

@@ -4,6 +4,7 @@ to request, and a row does not depend on the rows beside it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
@@ -20,6 +21,11 @@ class Use(IntEnum):
     ACCEPT = 1
     NEXT = 2
     COUPLED = 3
+
+
+def seed_of_sample(seed: int, number: int) -> int:
+    """Of several samples with one seed; the first, number 0, has it itself. How many there are plays no part."""
+    return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
 def keys(places: Sequence[Place]) -> mx.array:

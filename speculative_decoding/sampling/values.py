@@ -108,7 +108,7 @@ class Text(Value):
 
 @dataclass(frozen=True)
 class Switch(Value):
-    """True or False; on the command line a flag."""
+    """True or False; on the command line a flag, or one of several values a word."""
 
     wanted: str = "True or False"
 
@@ -116,6 +116,11 @@ class Switch(Value):
         if not isinstance(value, bool):
             raise TypeError
         return value
+
+    def parse(self, text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError
+        return text.lower() == "true"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED, abouts, accepted
+from ..sampling.random import seed_of_sample
 from ..sampling.values import Either, Several, Switch, Text, Whole
 from .bodies import EventStream, JSONAnswer, read_object, unless_gone
 from .errors import ServerError
@@ -68,11 +69,11 @@ class Completion:
             most = service.limits.max_prompts
             raise ServerError(400, f"prompt and n must ask for 1 to {most} texts, not {len(prompts) * n}", "prompt")
         if n > 1 and options.is_greedy:
-            raise ServerError(400, f"n must be 1 at temperature 0, where all {n} texts are the same", "n")
+            raise ServerError(400, "n must be 1 at temperature 0, where a prompt has one text", "n")
         if rounds and not stream:
             raise ServerError(400, "rounds has no effect without stream; leave it out", "rounds")
         include_usage = usage_wanted(stream_options, stream)
-        seeds = [(options.seed + i) % (MAX_SEED + 1) for i in range(n)]
+        seeds = [seed_of_sample(options.seed, number) for number in range(n)]
         rows = [(prompt, replace(options, seed=seed)) for prompt in prompts for seed in seeds]
         return cls(rows, stream, include_usage, rounds, n)
 
@@ -90,6 +91,8 @@ def usage_wanted(stream_options: Any, stream: bool) -> bool:
 
 def options_of(given: dict[str, Any], usual: GenerationOptions) -> GenerationOptions:
     """The server's options with those of a request. Raises `InputError`, or `ServerError`."""
+    if "num_return_sequences" in given:
+        raise ServerError(400, "num_return_sequences is called n here", "num_return_sequences", "unsupported_value")
     for name in given:
         if name in abouts() and not abouts()[name].per_row:
             raise ServerError(400, f"{name} is chosen when the server starts; leave it out", name, "unsupported_value")
