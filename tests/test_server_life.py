@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -268,6 +269,36 @@ def test_what_does_not_finish_within_the_grace_is_told_so(ending: tuple[Serving,
     assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
     session.allow()
     eventually(lambda: server.ended == [None])
+
+
+class TwoLanguages(Letters):
+    """As NLLB's: the language's token in front of a source, and of its translation."""
+
+    languages = MappingProxyType({"eng_Latn": 20, "deu_Latn": 21})
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [self.languages[language or "eng_Latn"], *super().encode(text)]
+
+
+def test_a_model_with_languages_translates_from_one_into_another() -> None:
+    options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft=3)
+    beside, reasons = Session(TARGET, TwoLanguages(), DRAFT, options), set()
+    with serving(Session(TARGET, TwoLanguages(), DRAFT, options), FEW, translation=Translation({})) as server:
+        for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
+            languages = {"source_language": source, "target_language": target}
+            alone = beside.generate("abc", **languages)
+            choice = server.post(prompt="abc", **languages).json()["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
+            answer = server.post("/translate", q="abc", source=source, target=target).json()
+            assert answer.get("translatedText", alone.text) == alone.text
+            assert ("over 20 tokens" in answer.get("error", "")) == (alone.finish_reason == "length")
+            reasons.add(alone.finish_reason)
+        assert reasons == {"stop", "length"}
+        missing = server.post(prompt="abc")
+        assert missing.status_code == 400 and missing.json()["error"]["param"] == "target_language"
+        assert (
+            "did you mean" in server.post("/translate", q="abc", source="eng_latn", target="deu_Latn").json()["error"]
+        )
 
 
 @pytest.fixture(scope="module")
