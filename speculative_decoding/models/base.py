@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,40 +17,13 @@ from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
+from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
 from .linear import Head
+from .mirror import ALONE, Mirror
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
-
-
-class EncoderDecoderConfig(Protocol):
-    """What every part of the package may ask of a model, whatever its architecture."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def d_model(self) -> int: ...
-
-    @property
-    def decoder_layers(self) -> int: ...
-
-    @property
-    def decoder_start_token_id(self) -> int: ...
-
-    @property
-    def pad_token_id(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def max_source_tokens(self) -> int | None:
-        """The longest source that the model was trained on, where its configuration says so."""
 
 
 class EncoderDecoder(nn.Module):
@@ -61,6 +34,8 @@ class EncoderDecoder(nn.Module):
     # otherwise must be refused. Read-only (no dict, of which MLX would make parameters).
     pieces: Mapping[int, str] | None = None
     generation_config: GenerationConfig = GenerationConfig()
+    mirror: Mirror = ALONE
+    shares_memory: bool = False  # whether caches keep what `DecoderCache.whole` is
     _compiled: Compiled | None = None
     _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
@@ -80,13 +55,23 @@ class EncoderDecoder(nn.Module):
         return self.config.d_model
 
     @property
+    def memory_heads(self) -> int:
+        """How many heads the keys of the memory have."""
+        return self.config.num_heads
+
+    @property
     def logit_cap(self) -> float | None:
         """c: logits are c * tanh(x / c) of the head's products x; None: the products themselves."""
         return None
 
-    @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, M)."""
+        tokens, mask = self.mirror.call("encode", tokens, mask)
+        return self.mirror.submitted(self.encoder_states(tokens, mask))
+
+    @abstractmethod
+    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        """`encode`, by this process."""
 
     @abstractmethod
     def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
@@ -123,11 +108,22 @@ class EncoderDecoder(nn.Module):
 
     def make_cache(self, memory: mx.array, mask: mx.array | None = None) -> DecoderCache:
         """A cache with a row for each row of the memory (B, S, M); projects its cross keys and values, once."""
+        memory, mask = self.mirror.call("make_cache", memory, mask)
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         room = -memory.shape[1] % SOURCE_STEP
         memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
-        layers = [LayerCache.of(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
-        return DecoderCache(layers, additive(mask, memory.dtype))
+        projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
+        layers, whole = [LayerCache.of(*each) for each in projected], list[LayerMemory]()
+        if self.shares_memory:
+            whole = [LayerMemory(*(self.mirror.gathered(each, self.memory_heads) for each in projected[-1]))]
+        cache = DecoderCache(layers, additive(mask, memory.dtype), whole, self.mirror)
+        self.mirror.submitted(cache.arrays)
+        return cache
+
+    def share_memory(self) -> None:
+        """Before any cache is made: the last layer's memory will be read by a draft."""
+        self.mirror.call("share_memory")
+        self.shares_memory = self.mirror is not ALONE
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
@@ -136,6 +132,10 @@ class EncoderDecoder(nn.Module):
         Narrow passes are compiled, once for each shape, with the weights of that moment: change weights by `update`,
         `load_weights` and the like, which forget what was compiled, not by assigning to a layer.
         """
+        tokens, _ = self.mirror.call("states", tokens, cache)
+        return self.mirror.submitted(self._states(tokens, cache), cache.hidden, cache.arrays)
+
+    def _states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)
         if cache.capacity not in self._capacities:
@@ -180,9 +180,10 @@ class EncoderDecoder(nn.Module):
 
     def teacher_forced_hidden(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> list[mx.array]:
         """`teacher_forced`, but the states behind each layer."""
+        tokens, memory, mask = self.mirror.call("teacher_forced_hidden", tokens, memory, mask)
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
-        return self.decoder_hidden(tokens, mx.array([0]), additive(mask, memory.dtype), layers)
+        return self.mirror.submitted(self.decoder_hidden(tokens, mx.array([0]), additive(mask, memory.dtype), layers))
 
     def _forget(self) -> None:
         """Give back what belongs to the weights of this moment, and would keep them in memory too."""

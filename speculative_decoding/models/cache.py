@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
+
+from .mirror import ALONE, Mirror, Mirrored
 
 SOURCE_STEP = 32  # a source takes a multiple of this
 LEAST_CAPACITY = 64  # tokens of the output; doubled when they are full
@@ -28,6 +31,14 @@ class LayerMemory:
 
     cross_keys: mx.array  # (B, H, S, D)
     cross_values: mx.array  # (B, H, S, D)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.cross_keys, self.cross_values]
+
+    def select(self, rows: mx.array) -> Self:
+        """Of these rows."""
+        return type(self)(*(mx.take(array, rows, axis=0) for array in self.arrays))
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """New keys and values (B, H, L, D) -> all that there are: here no others."""
@@ -92,23 +103,27 @@ def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 @dataclass
-class DecoderCache:
+class DecoderCache(Mirrored):
     """All layers of one request, or of a batch of them.
 
     memory_mask: additive, (B, 1, 1, S); -inf behind each source.
     offsets: how many tokens each row holds.
     kept_layers: of which layers the states of the last pass are kept, (B, L, d_model) each, in `hidden`; for a draft
         that reads them. They cost nothing.
+    whole: the last layer's memory with all heads, for a draft that reads it, where the layers hold some of the heads.
     """
 
     layers: Sequence[LayerCache]
     memory_mask: mx.array
+    whole: Sequence[LayerMemory] = ()
+    mirror: Mirror = ALONE
     kept_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
     offsets: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.offsets = [0] * self.memory_mask.shape[0]
+        self.mirror.register(self)
 
     @property
     def offset(self) -> int:
@@ -131,7 +146,16 @@ class DecoderCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer.arrays]
+        return [array for layer in self._memories for array in layer.arrays]
+
+    @property
+    def last_memory(self) -> LayerMemory:
+        """What a draft reads: of the last layer, with all heads."""
+        return self._memories[-1]
+
+    @property
+    def _memories(self) -> Sequence[LayerMemory]:
+        return [*self.layers, *self.whole]
 
     def reserve(self, size: int) -> None:
         """Room for `size` tokens. Passes that are to have one shape get it all beforehand."""
@@ -165,14 +189,17 @@ class DecoderCache:
 
     def clear_behind(self, row: int) -> None:
         """Zeros in place of what that row forgot: it need not be finite, and a mask hides only what is."""
+        self.mirror.call("clear_behind", self, row)
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 buffer[row, :, self.offsets[row] :] = 0
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; the others' memory is given back."""
+        self.mirror.call("select", self, list(rows))
         index = mx.array(list(rows))
-        self.layers = [LayerCache(*(mx.take(array, index, axis=0) for array in layer.arrays)) for layer in self.layers]
+        self.layers = [layer.select(index) for layer in self.layers]
+        self.whole = [layer.select(index) for layer in self.whole]
         self.memory_mask = mx.take(self.memory_mask, index, axis=0)
         self.offsets = [self.offsets[row] for row in rows]
 
@@ -185,13 +212,14 @@ class DecoderCache:
             raise ValueError(f"cannot assign {fresh.rows} requests to rows {list(rows)} of {self.rows}")
         if fresh.offset != 0:
             raise ValueError("only a cache that has decoded nothing can be assigned")
+        self.mirror.call("assign", self, list(rows), fresh)
         length = fresh.source_capacity
         if (room := length - self.source_capacity) > 0:
             self.memory_mask = mx.pad(self.memory_mask, [*[(0, 0)] * 3, (0, room)], constant_values=-mx.inf)
-            for layer in self.layers:
+            for layer in self._memories:
                 layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)
         for i, row in enumerate(rows):
-            for layer, new in zip(self.layers, fresh.layers, strict=True):
+            for layer, new in zip(self._memories, fresh._memories, strict=True):
                 layer.cross_keys[row, :, :length], layer.cross_keys[row, :, length:] = new.cross_keys[i], 0
                 layer.cross_values[row, :, :length], layer.cross_values[row, :, length:] = new.cross_values[i], 0
             self.memory_mask[row, :, :, length:] = -mx.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,12 +22,50 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 }
 
 
+class EncoderDecoderConfig(Protocol):
+    """What every part of the package may ask of a model, whatever its architecture."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def d_model(self) -> int: ...
+
+    @property
+    def decoder_layers(self) -> int: ...
+
+    @property
+    def decoder_start_token_id(self) -> int: ...
+
+    @property
+    def pad_token_id(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        """The longest source that the model was trained on, where its configuration says so."""
+
+    @property
+    def divided(self) -> Mapping[str, int]:
+        """The sizes of which several processes have a share each."""
+
+
 def require(name: str, wanted: Value, found: object, file: str = "config.json") -> None:
     try:
         wanted.accept(found)
     except (ValueError, TypeError):
         message = f"{file}: {name!r} must be {wanted.wanted}, not {short(found)}"
         raise CheckpointError(message) from None
+
+
+def shares(divided: Mapping[str, int], processes: int) -> dict[str, Any]:
+    """Of sizes that so many processes share; at least 1 each."""
+    return {name: max(size // processes, 1) for name, size in divided.items()}
 
 
 def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tuple[int, ...]]:

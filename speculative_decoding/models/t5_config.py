@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, checked_ids, is_same_table, require
+from .config import ACTIVATIONS, checked_ids, is_same_table, require, shares
 
 TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -86,6 +86,14 @@ class T5Config:
         if not self.tie_word_embeddings or HEAD not in checkpoint:
             return self
         return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
+
+    @property
+    def divided(self) -> dict[str, int]:
+        return {"num_heads": self.num_heads, "d_ff": self.d_ff}
+
+    def share(self, processes: int) -> T5Config:
+        """The sizes of one of them."""
+        return replace(self, **shares(self.divided, processes))
 
     @property
     def is_gated(self) -> bool:
