@@ -16,7 +16,7 @@ PACKAGE = ROOT / "speculative_decoding"
 # From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
 FLOORS: list[tuple[str, ...]] = [
     ("errors", "version", "blas"),
-    ("kernels", "sampling"),
+    ("kernels", "machines", "sampling"),
     ("checkpoints",),
     ("models",),
     ("loading",),

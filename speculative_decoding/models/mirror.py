@@ -86,12 +86,13 @@ class SharedMirror(Mirror):
             self.kept[made.number] = made
 
     def gathered(self, heads: mx.array, number: int) -> mx.array:
-        every = mx.distributed.all_gather(heads.swapaxes(0, 1), group=self.launched.group).swapaxes(0, 1)
+        every = mx.distributed.all_gather(heads.swapaxes(0, 1), group=self.launched.group)
+        every = self.submitted(every).swapaxes(0, 1)
         return every[:, :: every.shape[1] // number]  # where there are fewer heads than processes, several have one
 
     def _shared(self, array: mx.array) -> mx.array:
         numbers = array.astype(mx.uint8) if array.dtype == mx.bool_ else array
-        return mx.distributed.all_sum(numbers, group=self.launched.group).astype(array.dtype)
+        return self.submitted(mx.distributed.all_sum(numbers, group=self.launched.group).astype(array.dtype))
 
     def follow(self, model: Any) -> int:
         """Do what the first process does, until it leaves; its exit status."""
@@ -120,7 +121,7 @@ class SharedMirror(Mirror):
 def described(argument: Any) -> Any:
     """For JSON, and for `SharedMirror._ours`."""
     if isinstance(argument, mx.array):
-        return {"shape": argument.shape, "dtype": str(argument.dtype).rpartition(".")[2]}
+        return {"shape": argument.shape, "dtype": "bool_" if argument.dtype == mx.bool_ else str(argument.dtype)[9:]}
     if isinstance(argument, Mirrored):
         return {"number": argument.number, "offsets": argument.offsets, "capacity": argument.capacity}
     return argument

@@ -65,10 +65,10 @@ def shared(
         shares, summed = shares_of(build(1), model, checkpoint, launched.rank, size)
     except ValueError:
         sizes = ", ".join(f"{name} {count}" for name, count in model.config.divided.items())
-        fitting = [n for n in range(1, MOST_PROCESSES + 1) if can_share(build, checkpoint, n)]
+        fitting = [n for n in range(2, MOST_PROCESSES + 1) if can_share(build, checkpoint, n)]
         raise InputError(
             f"{checkpoint}: {size} processes cannot share a model with {sizes}; "
-            f"{' or '.join(map(str, fitting))} can, or each can have all of it for a job: --parallel data"
+            f"{' or '.join(map(str, fitting)) or 'no other number'} can, and a job's lines any: --parallel data"
         ) from None
     sources = model.parameter_sources(model.config, checkpoint.keys())
     once = [HEAD, *(f"{path}.bias" for path in summed)]  # what is added once is the first process's
