@@ -44,13 +44,13 @@ def run_as(
 ) -> int:
     def lost(peer: int, status: int | None, why: str) -> None:
         """One process says it, and then this one ends at once: its main thread may wait for numbers from the other."""
-        if not rank:
+        if not rank and processes is not None:
             processes.channel.leave(status or 1)
         if (not rank or (status is None and rank == SAYS)) and not is_leaving:
             common.say(f"{program}: error: process {peer + 1}: {why or LOST}")
         os._exit(status or 1)
 
-    is_leaving = False
+    is_leaving, processes = False, None
     processes = launched(lost)
     status, why = 1, "failed; see what it said"
     try:

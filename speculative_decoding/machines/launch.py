@@ -7,6 +7,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Timer
 
 import mlx.core as mx
 
@@ -15,6 +16,7 @@ from .channel import FIRST, Channel, Lost, accept, connect, listen
 
 STARTED_TOGETHER = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # mlx.launch sets the first, MPI one of the others
 SECRET_BYTES = 16
+JOIN_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ def started_as() -> int | None:
 
 def launched(lost: Lost) -> Launched:
     """lost: see `Channel`. Raises `InputError` where the others cannot be reached."""
+    late = Timer(JOIN_SECONDS, lost, (started_as() or FIRST, None, f"not all others came within {JOIN_SECONDS:.0f} s"))
+    late.daemon = True
+    late.start()
     try:
         group = mx.distributed.init(strict=True)
         if group.size() == 1:
@@ -55,6 +60,8 @@ def launched(lost: Lost) -> Launched:
             "the environment is that of mlx.launch, but the other processes cannot be reached "
             f"({error}); see docs/several-machines.md, or start without mlx.launch"
         ) from error
+    finally:
+        late.cancel()
 
 
 def open_channel(group: mx.distributed.Group, lost: Lost) -> Channel:

@@ -21,7 +21,7 @@ from ..machines import Launched
 from .base import EncoderDecoder
 from .mirror import SharedMirror
 
-MOST_PROCESSES = 16  # that are looked for where a number does not fit
+MOST_PROCESSES = 8  # that are looked for where a number does not fit
 HEAD = "head.weight"  # only the first process has logits
 
 
@@ -60,12 +60,12 @@ def shared(
 
     Raises `InputError` where there is no such part.
     """
-    model, size = build(launched.size), launched.size
+    whole, model, size = build(1), build(launched.size), launched.size
     try:
-        shares, summed = shares_of(build(1), model, checkpoint, launched.rank, size)
+        shares, summed = shares_of(whole, model, checkpoint, launched.rank, size)
     except ValueError:
         sizes = ", ".join(f"{name} {count}" for name, count in model.config.divided.items())
-        fitting = [n for n in range(2, MOST_PROCESSES + 1) if can_share(build, checkpoint, n)]
+        fitting = [n for n in range(2, MOST_PROCESSES + 1) if can_share(whole, build(n), checkpoint, n)]
         raise InputError(
             f"{checkpoint}: {size} processes cannot share a model with {sizes}; "
             f"{' or '.join(map(str, fitting)) or 'no other number'} can, and a job's lines any: --parallel data"
@@ -104,9 +104,9 @@ def shares_of(
     return shares, summed
 
 
-def can_share(build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, size: int) -> bool:
+def can_share(whole: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, size: int) -> bool:
     try:
-        shares_of(build(1), build(size), checkpoint, 0, size)
+        shares_of(whole, own, checkpoint, 0, size)
     except ValueError:
         return False
     return True
