@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -34,6 +35,7 @@ def run_together(
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it too, and ends in order
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             chosen = parser.parse_args(argv)
+        warnings.simplefilter("ignore")  # the first process says the same
     else:
         chosen = parser.parse_args(argv)
     return common.run(parser.prog, lambda: run_as(rank, parser.prog, chosen, decode))
@@ -46,11 +48,11 @@ def run_as(
         """One process says it, and then this one ends at once: its main thread may wait for numbers from the other."""
         if not rank and processes is not None:
             processes.channel.leave(status or 1)
-        if (not rank or (status is None and rank == SAYS)) and not is_leaving:
+        if not rank or (status is None and rank == SAYS):
             common.say(f"{program}: error: process {peer + 1}: {why or LOST}")
         os._exit(status or 1)
 
-    is_leaving, processes = False, None
+    processes = None
     processes = launched(lost)
     status, why = 1, "failed; see what it said"
     try:
@@ -66,7 +68,6 @@ def run_as(
         status = 130
         raise
     finally:
-        is_leaving = processes.is_first
         processes.channel.leave(status, why)
     return status
 
