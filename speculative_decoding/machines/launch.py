@@ -14,7 +14,7 @@ import mlx.core as mx
 from ..errors import InputError
 from .channel import FIRST, Channel, Lost, accept, connect, listen
 
-STARTED_TOGETHER = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # mlx.launch sets the first, MPI one of the others
+STARTED_TOGETHER = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")  # mlx.launch sets the first, and MPI the other
 SECRET_BYTES = 16
 JOIN_SECONDS = 90.0
 
