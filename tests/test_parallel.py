@@ -211,4 +211,4 @@ def test_what_has_no_effect_is_refused(capsys: pytest.CaptureFixture[str], monke
     assert main_command(["--prompt", "a"]) == 2
     said = capsys.readouterr().err
     assert "the environment is that of mlx.launch, but the other processes cannot be reached" in said
-    assert said.count("\n") == 1
+    assert said.count("\n") == 2 and "waits for the other processes, 90 seconds at most" in said

@@ -15,7 +15,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
 from ..errors import InputError
-from ..machines import Launched, launched, started_as
+from ..machines import JOIN_SECONDS, Launched, launched, started_as
 from . import common
 from .drafting import plan_of
 from .flags import Files, Together
@@ -46,13 +46,14 @@ def run_as(
 ) -> int:
     def lost(peer: int, status: int | None, why: str) -> None:
         """One process says it, and then this one ends at once: its main thread may wait for numbers from the other."""
-        if not rank and processes is not None:
+        if not rank:
             processes.channel.leave(status or 1)
         if not rank or (status is None and rank == SAYS):
             common.say(f"{program}: error: process {peer + 1}: {why or LOST}")
         os._exit(status or 1)
 
-    processes = None
+    if not rank:
+        common.say(f"{program}: waits for the other processes, {JOIN_SECONDS} seconds at most")
     processes = launched(lost)
     status, why = 1, "failed; see what it said"
     try:

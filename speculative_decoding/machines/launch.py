@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Timer
 
 import mlx.core as mx
 
@@ -16,7 +16,7 @@ from .channel import FIRST, Channel, Lost, accept, connect, listen
 
 STARTED_TOGETHER = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")  # mlx.launch sets the first, and MPI the other
 SECRET_BYTES = 16
-JOIN_SECONDS = 90.0
+JOIN_SECONDS = 90
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,19 @@ def started_as() -> int | None:
 
 
 def launched(lost: Lost) -> Launched:
-    """lost: see `Channel`. Raises `InputError` where the others cannot be reached."""
-    late = Timer(JOIN_SECONDS, lost, (started_as() or FIRST, None, f"not all others came within {JOIN_SECONDS:.0f} s"))
-    late.daemon = True
-    late.start()
+    """lost: see `Channel`. Raises `InputError` where the others cannot be reached; where they do not come within
+    `JOIN_SECONDS` the process ends, with status 1.
+    """
+    with open(os.devnull, "w") as nowhere:
+        # MLX waits for ever, and lets no other thread of Python run meanwhile: only this one ends the process then.
+        faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True, file=nowhere)
+        try:
+            return joined(lost)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def joined(lost: Lost) -> Launched:
     try:
         group = mx.distributed.init(strict=True)
         if group.size() == 1:
@@ -60,8 +69,6 @@ def launched(lost: Lost) -> Launched:
             "the environment is that of mlx.launch, but the other processes cannot be reached "
             f"({error}); see docs/several-machines.md, or start without mlx.launch"
         ) from error
-    finally:
-        late.cancel()
 
 
 def open_channel(group: mx.distributed.Group, lost: Lost) -> Channel:
