@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FEWEST_SECONDS, MOST_SECONDS = 3.0, 12.0  # before a kill; earlier ones fall into the start, and cost 90 seconds
+MOST_SECONDS = 1.0  # from a line to the kill
 
 
 def start(folder: Path, command: list[str], processes: int) -> list[subprocess.Popen[bytes]]:
@@ -36,6 +36,10 @@ def start(folder: Path, command: list[str], processes: int) -> list[subprocess.P
     return started
 
 
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def main(count: int, processes: int, prompts: int, seed: int) -> None:
     choose = random.Random(seed)
     texts = [path.read_text(encoding="utf-8").splitlines() for path in sorted((ROOT / "data").glob("*.txt"))]
@@ -49,7 +53,10 @@ def main(count: int, processes: int, prompts: int, seed: int) -> None:
         while True:
             started = start(folder, [*command, str(output), "--resume"], processes)
             if kills < count:
-                time.sleep(choose.uniform(FEWEST_SECONDS, MOST_SECONDS))
+                wanted = lines_of(output) + choose.randrange(2 * prompts // count)
+                while lines_of(output) < wanted and started[0].poll() is None:
+                    time.sleep(0.02)
+                time.sleep(choose.uniform(0, MOST_SECONDS))
                 victim = choose.randrange(processes)
                 is_running = started[victim].poll() is None
                 started[victim].kill()
@@ -57,7 +64,7 @@ def main(count: int, processes: int, prompts: int, seed: int) -> None:
             statuses = [process.wait() for process in started]
             there = output.read_bytes() if output.exists() else b""
             says = (folder / f"said-{int(kills > 0 and statuses[0] < 0)}").read_text().splitlines()[-1:]
-            print(f"{kills} kills, {there.count(10)} lines, exit statuses {statuses}: {says}", flush=True)
+            print(f"{kills} kills, {lines_of(output)} lines, exit statuses {statuses}: {says}", flush=True)
             assert one.startswith(there[: there.rfind(b"\n") + 1]), "a line differs"
             if not any(statuses):
                 if kills == count:

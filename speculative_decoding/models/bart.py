@@ -146,10 +146,6 @@ class BART(EncoderDecoder):
         return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
     @property
-    def memory_heads(self) -> int:
-        return self.config.decoder_attention_heads
-
-    @property
     def has_logits_bias(self) -> bool:
         return self.config.has_logits_bias
 

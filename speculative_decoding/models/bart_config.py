@@ -139,6 +139,10 @@ class BartConfig:
         return replace(self, tie_word_embeddings=tied, has_logits_bias=bool(biased))
 
     @property
+    def memory_heads(self) -> int:
+        return self.decoder_attention_heads
+
+    @property
     def divided(self) -> dict[str, int]:
         names = ("attention_heads", "ffn_dim")
         return {each: getattr(self, each) for each in (f"{stack}_{name}" for stack in STACKS for name in names)}

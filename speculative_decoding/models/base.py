@@ -55,11 +55,6 @@ class EncoderDecoder(nn.Module):
         return self.config.d_model
 
     @property
-    def memory_heads(self) -> int:
-        """How many heads the keys of the memory have."""
-        return self.config.num_heads
-
-    @property
     def logit_cap(self) -> float | None:
         """c: logits are c * tanh(x / c) of the head's products x; None: the products themselves."""
         return None
@@ -115,7 +110,7 @@ class EncoderDecoder(nn.Module):
         projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
         layers, whole = [LayerCache.of(*each) for each in projected], list[LayerMemory]()
         if self.shares_memory:
-            whole = [LayerMemory(*(self.mirror.gathered(each, self.memory_heads) for each in projected[-1]))]
+            whole = [LayerMemory(*(self.mirror.gathered(each, self.config.memory_heads) for each in projected[-1]))]
         cache = DecoderCache(layers, additive(mask, memory.dtype), whole, self.mirror)
         self.mirror.submitted(cache.arrays)
         return cache

@@ -51,6 +51,10 @@ class EncoderDecoderConfig(Protocol):
         """The longest source that the model was trained on, where its configuration says so."""
 
     @property
+    def memory_heads(self) -> int:
+        """How many heads the keys of the memory have."""
+
+    @property
     def divided(self) -> Mapping[str, int]:
         """The sizes of which several processes have a share each."""
 

@@ -130,10 +130,6 @@ class Gemma(EncoderDecoder):
         return self.config.encoder.d_model
 
     @property
-    def memory_heads(self) -> int:
-        return self.config.decoder.num_kv_heads
-
-    @property
     def logit_cap(self) -> float | None:
         return self.config.decoder.logit_cap
 

@@ -99,6 +99,10 @@ class GemmaConfig:
     eoi_token_index: int = MOST_POSITIONS  # of T5Gemma 2: the end of an image
 
     @property
+    def memory_heads(self) -> int:
+        return self.decoder.num_kv_heads
+
+    @property
     def divided(self) -> dict[str, int]:
         """Of fewer heads of keys than processes, several have the same."""
         stacks = {"encoder": self.encoder, "decoder": self.decoder}

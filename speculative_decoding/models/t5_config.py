@@ -88,6 +88,10 @@ class T5Config:
         return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
 
     @property
+    def memory_heads(self) -> int:
+        return self.num_heads
+
+    @property
     def divided(self) -> dict[str, int]:
         return {"num_heads": self.num_heads, "d_ff": self.d_ff}
 
