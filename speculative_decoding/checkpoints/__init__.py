@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from .base import Checkpoint, TensorInfo
+from .base import Checkpoint, Share, TensorInfo
 from .files import read_object
 from .gguf import gguf_config, read_gguf
 from .npz import read_npz
@@ -53,6 +53,9 @@ class ShardedCheckpoint(Checkpoint):
 
     def __getitem__(self, name: str) -> mx.array:
         return self._shard_of[name][name]
+
+    def share(self, name: str, share: Share) -> mx.array:
+        return self._shard_of[name].share(name, share)
 
 
 def read(folder: Path, gguf: Path | None = None) -> Checkpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -35,6 +35,23 @@ class TensorInfo:
         return len(self.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in self.shape)
 
 
+@dataclass(frozen=True)
+class Share:
+    """Of `pieces` equal pieces along an axis, the one with this index."""
+
+    axis: int
+    pieces: int
+    index: int
+
+    def of(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Where it begins, and how long it is."""
+        count = shape[self.axis] // self.pieces
+        return self.index * count, count
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return (*shape[: self.axis], shape[self.axis] // self.pieces, *shape[self.axis + 1 :])
+
+
 class Checkpoint(Mapping[str, mx.array]):
     """A read-only mapping from Hugging Face tensor names to arrays.
 
@@ -49,6 +66,11 @@ class Checkpoint(Mapping[str, mx.array]):
 
     @abstractmethod
     def __getitem__(self, name: str) -> mx.array: ...
+
+    def share(self, name: str, share: Share) -> mx.array:
+        """A part of a tensor; where the format allows it nothing else is read."""
+        start, count = share.of(self.info(name).shape)
+        return mx.take(self[name], mx.arange(start, start + count), axis=share.axis)  # a copy: the rest is given back
 
     def info(self, name: str) -> TensorInfo:
         """Shape and stored type, without reading the data. Raises KeyError for an unknown name."""
@@ -77,6 +99,9 @@ class CastCheckpoint(Checkpoint):
 
     def __getitem__(self, name: str) -> mx.array:
         return self._inner[name].astype(self.info(name).dtype)
+
+    def share(self, name: str, share: Share) -> mx.array:
+        return self._inner.share(name, share).astype(self.info(name).dtype)
 
 
 def part(name: str, kind: str) -> str:

@@ -7,12 +7,14 @@ order, it shares with `.npz`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 
-from .base import Checkpoint, TensorInfo
+from .base import Checkpoint, Share, TensorInfo
 from .files import Extent, MappedFile
 
 DTYPES = {
@@ -32,6 +34,12 @@ class MappedCheckpoint(Checkpoint):
 
     def __getitem__(self, name: str) -> mx.array:
         return self._file.array(self.info(name), self._extents[name])
+
+    def share(self, name: str, share: Share) -> mx.array:
+        info = self.info(name)
+        steps = [math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape))]
+        part, start = replace(info, shape=share.shape(info.shape)), share.of(info.shape)[0] * steps[share.axis]
+        return self._file.array(part, self._extents[name], start, tuple(steps))
 
 
 def read_safetensors(path: Path) -> Checkpoint:

@@ -38,6 +38,10 @@ INPUT = (
 INPUT_FORMAT = "what the lines are (default: by the file's name, or else by whether the first begins with {)"
 OUTPUT = "a JSON object for each line of the input, in its order (default: standard output)"
 VOCABULARY = "the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt"
+PARALLEL = (
+    "tensor: each process has a share of the target; data: each has all of it, and a share of the lines of --input "
+    "(default: data with --input, else tensor)"
+)
 STORE = "what was read and written before is copied from too, and kept there for the next time"
 
 
@@ -69,6 +73,13 @@ class Files:
 
 
 @dataclass(frozen=True)
+class Together:
+    """What several processes share."""
+
+    parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
+
+
+@dataclass(frozen=True)
 class DraftFlags:
     """What shapes drafts and is no option of decoding. Raises `InputError` for what does not go together."""
 
@@ -90,6 +101,7 @@ def main_parser(program: str = "main.py") -> Parser:
     add_flags(parser, "prompts and views", Views)
     add_flags(parser, "many prompts", Files)
     add_flags(parser, "models", ModelNames)
+    add_flags(parser, "several machines, with mlx.launch", Together)
     add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON)
     add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
     return parser

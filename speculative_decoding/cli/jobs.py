@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..jobs import Job, Journal, Line, RowParser, Totals, choose_format, read_lines
+from ..jobs import Job, Journal, Line, RowParser, Spread, Totals, choose_format, read_lines, work
+from ..jobs.job import Engine
 from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
+from ..machines import Launched
 from ..sampling import GenerationOptions
+from ..session import Session
 from .common import printing, say, write_stats
 from .compare import summary_notes
 from .drafting import Plan
@@ -30,8 +33,8 @@ REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend 
 NOTE_SECONDS = 30.0  # between notes where there is no terminal
 
 
-def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
-    """The exit status: 1 if some lines were errors."""
+def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Launched | None = None) -> int:
+    """The exit status: 1 if some lines were errors. launched: the processes that share the lines."""
     output, totals = files.output, Totals()
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
@@ -49,13 +52,17 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
             totals.lines, totals.errors = journal.done.lines, journal.errors
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
-        session = stack.enter_context(plan.session(pair))
+        session, slots = stack.enter_context(plan.session(pair)), files.slots
+        engine: Engine = engine_of(session, files)
+        if launched is not None:
+            engine = Spread(engine, launched.channel, range(1, launched.size), slots)
+            slots *= launched.size
         job = Job(
             lines,
             RowParser(file_format, plan.options),
-            lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory),
+            engine,
             write,
-            slots=files.slots,
+            slots=slots,
             counts=isinstance(plan.options.num_draft, int) and plan.drafter in REPEATABLE,
             totals=totals,
         )
@@ -72,6 +79,16 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None) -> int:
     if stats_json is not None:
         write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
+
+
+def engine_of(session: Session, files: Files) -> Engine:
+    return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
+
+
+def decode_rows(plan: Plan, files: Files, launched: Launched) -> int:
+    """Those that the first process hands out."""
+    with plan.session(plan.open()) as session:
+        return work(engine_of(session, files), launched.channel)
 
 
 def write_to_stdout(record: bytes, line: Line) -> None:

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ..errors import InputError
+from ..machines import Launched, started_as
 from . import common
 from .drafting import plan_of
-from .flags import Files, Views, main_parser, require_consistent
+from .flags import Files, Together, Views, main_parser, require_consistent
 from .parser import chosen_as, require_writable
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
-    chosen = main_parser(program).parse_args(argv)
-    return common.run(program, lambda: decode(chosen))
+    if started_as() is None:
+        chosen = main_parser(program).parse_args(argv)
+        return common.run(program, lambda: decode(chosen))
+    from .together import run_together
+
+    return run_together(main_parser(program), argv, decode)
 
 
-def decode(chosen: argparse.Namespace) -> int:
-    """The exit status."""
+def decode(chosen: argparse.Namespace, launched: Launched | None = None) -> int:
+    """The exit status. launched: the processes that this one is the first of."""
     require_consistent(vars(chosen))
+    share = chosen_as(Together, chosen).parallel
+    if launched is None and share is not None:
+        raise InputError(
+            f"--parallel {share} has no effect on one process; start several with mlx.launch, or leave it out"
+        )
     views = chosen_as(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
     plan = plan_of(chosen)
+    if share == "tensor":
+        plan = replace(plan, folders=replace(plan.folders, launched=launched))
     # not imported at the top: --help and errors need not wait for what draws texts
     if views.interactive:
         from .console import interact
@@ -31,7 +45,7 @@ def decode(chosen: argparse.Namespace) -> int:
     if "input" in chosen:
         from .jobs import decode_file
 
-        return decode_file(plan, chosen_as(Files, chosen), views.stats_json)
+        return decode_file(plan, chosen_as(Files, chosen), views.stats_json, launched if share == "data" else None)
     from .prompts import decode_prompts
 
     return decode_prompts(plan, views)

@@ -13,6 +13,7 @@ from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
 from ..loading.pair import load_pair
 from ..loading.tokenizer import Tokenizer
+from ..machines import Launched
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling.values import Text
@@ -48,16 +49,19 @@ class ModelNames:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the models are. bits: the draft is the target itself, with its matrices in that many bits."""
+    """Where the models are. bits: the draft is the target itself, with its matrices in that many bits. launched: the
+    processes that share the target; the draft is the first one's.
+    """
 
     target: Path
     draft: Path | None
     bits: int | None = None
     dtype: str | None = None
+    launched: Launched | None = None
 
     def open(self, *, use_draft: bool = True) -> Pair:
         """The models, checked as far as that goes without their weights."""
-        target = open_model(self.target, dtype=self.dtype)
+        target = open_model(self.target, dtype=self.dtype, launched=self.launched)
         draft: Opened | OpenedHead | None = None
         if use_draft and self.draft is not None:
             if self.bits is not None:

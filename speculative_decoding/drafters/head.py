@@ -58,7 +58,7 @@ class BatchHeadDrafter(BatchDrafter):
         chain = Chain(wanted, slots, self._output_head)
         last = {each.row.slot: each.row.tokens[-1] for each in wanted}
         new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])
-        state, memory = self._features(slots), cache.layers[-1]
+        state, memory = self._features(slots), cache.last_memory
         while True:
             step = target.embed(new), state, memory.cross_keys, memory.cross_values, cache.memory_mask
             state, outputs = self._head.step_and_outputs(*step)

@@ -7,5 +7,6 @@ goes on behind the lines that are there.
 from .job import Job, Totals
 from .output import Journal
 from .rows import Line, RowParser, choose_format, read_lines
+from .spread import Spread, work
 
-__all__ = ["Job", "Journal", "Line", "RowParser", "Totals", "choose_format", "read_lines"]
+__all__ = ["Job", "Journal", "Line", "RowParser", "Spread", "Totals", "choose_format", "read_lines", "work"]

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from ..backend import kernels
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..errors import InputError
+from ..machines import Launched
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.generation_config import GenerationConfig
+from ..models.mirror import SharedMirror
+from ..models.sharding import add_up, shared
 from . import hub, manifest
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -44,6 +48,14 @@ class Opened:
     def load_weights(self) -> None:
         kernels.check()
         self.model.load_checkpoint(self.checkpoint)
+        add_up(self.model)
+
+    def follow(self) -> int:
+        """As one of several processes that share the model: do what the first asks of it, until it leaves; its exit
+        status.
+        """
+        assert isinstance(self.model.mirror, SharedMirror)
+        return self.model.mirror.follow(self.model)
 
 
 def open_named(
@@ -71,8 +83,9 @@ def open_model(
     quantize: int | None = None,
     group_size: int = 64,
     gguf: Path | None = None,
+    launched: Launched | None = None,
 ) -> Opened:
-    """`open_named`, but for finding the folder and its files."""
+    """`open_named`, but for finding the folder and its files. launched: the processes that share the model."""
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
     storage = Storage(dtype, quantize, group_size)
@@ -81,7 +94,10 @@ def open_model(
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         storage = replace(storage, dtype=None)  # conversion stored that type already
     raw, checkpoint = transformed(raw, checkpoint, storage)
-    model = models.build(raw, checkpoint)
+    if launched is None:
+        model = models.build(raw, checkpoint)
+    else:
+        model, checkpoint = shared(partial(models.build, raw, checkpoint), checkpoint, launched)
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)

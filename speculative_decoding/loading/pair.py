@@ -20,3 +20,5 @@ def load_pair(target: Opened, draft: Opened | OpenedHead | None) -> None:
         draft.load_weights()
     if isinstance(draft, Opened):
         share_encoder(target.model, draft.model)
+    elif draft is not None:
+        target.model.share_memory()

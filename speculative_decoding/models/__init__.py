@@ -22,24 +22,24 @@ RawConfig = Mapping[str, Any]  # a parsed config.json
 
 
 class Architecture(NamedTuple):
-    build: Callable[[RawConfig, Checkpoint | None], EncoderDecoder]
+    build: Callable[[RawConfig, Checkpoint | None, int], EncoderDecoder]
     for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
 
 
-def build_t5(raw: RawConfig, checkpoint: Checkpoint | None) -> T5:
-    return T5(T5Config.from_dict(raw, checkpoint))
+def build_t5(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> T5:
+    return T5(T5Config.from_dict(raw, checkpoint), processes)
 
 
-def build_bart(raw: RawConfig, checkpoint: Checkpoint | None) -> BART:
-    return BART(BartConfig.from_dict(raw, checkpoint))
+def build_bart(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> BART:
+    return BART(BartConfig.from_dict(raw, checkpoint), processes)
 
 
-def build_t5gemma(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma:
-    return T5Gemma(t5gemma_config(raw))
+def build_t5gemma(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> T5Gemma:
+    return T5Gemma(t5gemma_config(raw), processes)
 
 
-def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None) -> T5Gemma2:
-    return T5Gemma2(t5gemma2_config(raw))
+def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> T5Gemma2:
+    return T5Gemma2(t5gemma2_config(raw), processes)
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
@@ -63,12 +63,13 @@ REFUSED = {
 }
 
 
-def build(raw: RawConfig, checkpoint: Checkpoint | None = None) -> EncoderDecoder:
+def build(raw: RawConfig, checkpoint: Checkpoint | None = None, processes: int = 1) -> EncoderDecoder:
     """A model of the architecture that a parsed config.json describes; its parameters are still to be loaded.
 
-    checkpoint: settles what some files' config.json leaves open.
+    checkpoint: settles what some files' config.json leaves open. processes: how many share it; then it is what one of
+    them has, see sharding.py.
     """
-    return find(raw).build(raw, checkpoint)
+    return find(raw).build(raw, checkpoint, processes)
 
 
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:

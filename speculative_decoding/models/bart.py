@@ -27,16 +27,16 @@ LinearWithBias = partial(Linear, bias=True)
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, head_width: int) -> None:
         super().__init__()
-        self.heads, self.scale = heads, (width // heads) ** -0.5
-        self.o = LinearWithBias(width, width)
+        self.heads, self.inner, self.scale = heads, heads * head_width, head_width**-0.5
+        self.o = LinearWithBias(self.inner, width)
 
 
 class SelfAttention(Attention):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.qkv = LinearWithBias(width, 3 * width)
+    def __init__(self, width: int, heads: int, head_width: int) -> None:
+        super().__init__(width, heads, head_width)
+        self.qkv = LinearWithBias(width, 3 * self.inner)
 
     def __call__(self, x: mx.array, batch: int, mask: mx.array, memory: LayerMemory | None = None) -> mx.array:
         queries, keys, values = split_heads(self.qkv(x), batch, 3, self.heads)
@@ -46,9 +46,9 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.q, self.kv = LinearWithBias(width, width), LinearWithBias(width, 2 * width)
+    def __init__(self, width: int, heads: int, head_width: int) -> None:
+        super().__init__(width, heads, head_width)
+        self.q, self.kv = LinearWithBias(width, self.inner), LinearWithBias(width, 2 * self.inner)
 
     def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
         keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.heads)
@@ -70,14 +70,12 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: BartConfig, heads: int, units: int) -> None:
+    def __init__(self, config: BartConfig, heads: int, head_width: int, units: int) -> None:
         super().__init__()
+        width = config.d_model
         self.norm_first = config.family.norm_first
-        self.self_norm, self.self_attention = nn.LayerNorm(config.d_model), SelfAttention(config.d_model, heads)
-        self.ff_norm, self.ff = (
-            nn.LayerNorm(config.d_model),
-            FeedForward(config.d_model, units, config.activation_name),
-        )
+        self.self_norm, self.self_attention = nn.LayerNorm(width), SelfAttention(width, heads, head_width)
+        self.ff_norm, self.ff = nn.LayerNorm(width), FeedForward(width, units, config.activation_name)
 
     def add(self, x: mx.array, norm: nn.LayerNorm, block: Callable[[mx.array], mx.array]) -> mx.array:
         return x + block(norm(x)) if self.norm_first else norm(x + block(x))
@@ -90,9 +88,10 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    def __init__(self, config: BartConfig, heads: int, units: int) -> None:
-        super().__init__(config, heads, units)
-        self.cross_norm, self.cross_attention = nn.LayerNorm(config.d_model), CrossAttention(config.d_model, heads)
+    def __init__(self, config: BartConfig, heads: int, head_width: int, units: int) -> None:
+        super().__init__(config, heads, head_width, units)
+        width = config.d_model
+        self.cross_norm, self.cross_attention = nn.LayerNorm(width), CrossAttention(width, heads, head_width)
 
     def __call__(self, x: mx.array, batch: int, mask: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
         x = self.add(x, self.self_norm, lambda x: self.self_attention(x, batch, mask, memory))
@@ -129,12 +128,12 @@ class Stack(nn.Module):
 class BART(EncoderDecoder):
     config: BartConfig
 
-    def __init__(self, config: BartConfig) -> None:
+    def __init__(self, config: BartConfig, processes: int = 1) -> None:
         super().__init__()
-        self.config = config
+        self.config, own, width = config, config.share(processes), config.d_model
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        encoder = config.encoder_attention_heads, config.encoder_ffn_dim
-        decoder = config.decoder_attention_heads, config.decoder_ffn_dim
+        encoder = own.encoder_attention_heads, width // config.encoder_attention_heads, own.encoder_ffn_dim
+        decoder = own.decoder_attention_heads, width // config.decoder_attention_heads, own.decoder_ffn_dim
         self.encoder = Stack(config, [EncoderLayer(config, *encoder) for _ in range(config.encoder_layers)])
         self.decoder = Stack(config, [DecoderLayer(config, *decoder) for _ in range(config.decoder_layers)])
         if not config.tie_word_embeddings:
@@ -146,7 +145,7 @@ class BART(EncoderDecoder):
     def most_positions(self) -> int | None:
         return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
-    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         batch, length = tokens.shape
         x = self.encoder.enter(self.embed(tokens), mx.arange(length)[None], length)
         hidden = additive(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)

@@ -11,10 +11,11 @@ import mlx.core as mx
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Switch, Text, Value, Whole
-from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require
+from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require, shares
 
 LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # rows in front of a learned table of positions that belong to no position
+STACKS = ("encoder", "decoder")
 SHORT_NAMES = {"swish": "silu"}
 
 
@@ -135,6 +136,19 @@ class BartConfig(EndIds):
             checkpoint.info(LOGITS_BIAS).shape != (1, self.vocab_size) or mx.any(checkpoint[LOGITS_BIAS]).item()
         )
         return replace(self, tie_word_embeddings=tied, has_logits_bias=bool(biased))
+
+    @property
+    def memory_heads(self) -> int:
+        return self.decoder_attention_heads
+
+    @property
+    def divided(self) -> dict[str, int]:
+        names = ("attention_heads", "ffn_dim")
+        return {each: getattr(self, each) for each in (f"{stack}_{name}" for stack in STACKS for name in names)}
+
+    def share(self, processes: int) -> BartConfig:
+        """The sizes of one of them; its heads are as wide as they were."""
+        return replace(self, **shares(self.divided, processes))
 
     @property
     def family(self) -> Family:

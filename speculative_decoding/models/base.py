@@ -22,6 +22,7 @@ from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
 from .linear import Head, rows_of
+from .mirror import ALONE, Mirror
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
@@ -38,6 +39,8 @@ class EncoderDecoder(nn.Module):
     # otherwise must be refused. Read-only (no dict, of which MLX would make parameters).
     pieces: Mapping[int, str] | None = None
     generation_config: GenerationConfig = GenerationConfig()
+    mirror: Mirror = ALONE
+    shares_memory: bool = False  # whether caches keep what `DecoderCache.whole` is
     _compiled: Compiled | None = None
     _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
@@ -66,9 +69,14 @@ class EncoderDecoder(nn.Module):
         """c: logits are c * tanh(x / c) of the head's products x; None: the products themselves."""
         return None
 
-    @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, M)."""
+        tokens, mask = self.mirror.call("encode", tokens, mask)
+        return self.mirror.submitted(self.encoder_states(tokens, mask))
+
+    @abstractmethod
+    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        """`encode`, by this process."""
 
     def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
         """Memory (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
@@ -103,13 +111,24 @@ class EncoderDecoder(nn.Module):
     def last_layer(self) -> LastLayer:
         """What a draft head begins with."""
 
-    def make_cache(self, memory: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
+    def make_cache(self, memory: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
         """A cache with `beams` rows for each row of the memory (P, S, M); projects its cross keys and values, once."""
+        memory, mask, _ = self.mirror.call("make_cache", memory, mask, beams)
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         room = -memory.shape[1] % SOURCE_STEP
         memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
-        layers = [LayerCache.of(mx.contiguous(k), mx.contiguous(v), beams) for k, v in self.cross_projections(memory)]
-        return DecoderCache(layers, additive(mask, memory.dtype), beams=beams)
+        projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
+        layers, whole = [LayerCache.of(*each, beams) for each in projected], list[LayerMemory]()
+        if self.shares_memory:
+            whole = [LayerMemory(*(self.mirror.gathered(each, self.config.memory_heads) for each in projected[-1]))]
+        cache = DecoderCache(layers, additive(mask, memory.dtype), whole, self.mirror, beams=beams)
+        self.mirror.submitted(cache.arrays)
+        return cache
+
+    def share_memory(self) -> None:
+        """Before any cache is made: the last layer's memory will be read by a draft."""
+        self.mirror.call("share_memory")
+        self.shares_memory = self.mirror is not ALONE
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
@@ -118,6 +137,10 @@ class EncoderDecoder(nn.Module):
         Narrow passes are compiled, once for each shape, with the weights of that moment: change weights by `update`,
         `load_weights` and the like, which forget what was compiled, not by assigning to a layer.
         """
+        tokens, _ = self.mirror.call("states", tokens, cache)
+        return self.mirror.submitted(self._states(tokens, cache), cache.hidden, cache.arrays)
+
+    def _states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)
         if cache.capacity not in self._capacities:
@@ -162,9 +185,10 @@ class EncoderDecoder(nn.Module):
 
     def teacher_forced_hidden(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> list[mx.array]:
         """`teacher_forced`, but the states behind each layer."""
+        tokens, memory, mask = self.mirror.call("teacher_forced_hidden", tokens, memory, mask)
         mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
         layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
-        return self.decoder_hidden(tokens, mx.array([0]), additive(mask, memory.dtype), layers)
+        return self.mirror.submitted(self.decoder_hidden(tokens, mx.array([0]), additive(mask, memory.dtype), layers))
 
     def _forget(self) -> None:
         """Give back what belongs to the weights of this moment, and would keep them in memory too."""
@@ -218,10 +242,9 @@ class EncoderDecoder(nn.Module):
     ) -> DecoderCache:
         """The cache, or a new one for `slots` requests, with a new one in `slot`; its memory is (1, S, M)."""
         fresh = self.make_cache(memory, beams=beams)
-        if cache is None:
-            if slots == 1:
-                return fresh
-            cache = self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype), beams=beams)
+        if cache is None and slots == 1:
+            return fresh
+        cache = cache or self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype), beams=beams)
         cache.assign([slot], fresh)
         return cache
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
+
+from .mirror import ALONE, Mirror, Mirrored
 
 SOURCE_STEP = 32  # a source takes a multiple of this
 LEAST_CAPACITY = 64  # tokens of the output; doubled when they are full
@@ -33,6 +36,14 @@ class LayerMemory:
     def prompts(self) -> int:
         """P: as many as there are rows B, or fewer; then so many rows beside each other read one."""
         return self.cross_keys.shape[0]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.cross_keys, self.cross_values]
+
+    def select(self, rows: mx.array) -> Self:
+        """Of these rows."""
+        return type(self)(*(mx.take(array, rows, axis=0) for array in self.arrays))
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """New keys and values (B, H, L, D) -> all that there are: here no others."""
@@ -98,7 +109,7 @@ def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 @dataclass
-class DecoderCache:
+class DecoderCache(Mirrored):
     """All layers of one request, or of a batch of them.
 
     memory_mask: additive, (P, 1, 1, S); -inf behind each source.
@@ -106,10 +117,13 @@ class DecoderCache:
     offsets: how many tokens each row holds.
     kept_layers: of which layers the states of the last pass are kept, (B, L, d_model) each, in `hidden`; for a draft
         that reads them. They cost nothing.
+    whole: the last layer's memory with all heads, for a draft that reads it, where the layers hold some of the heads.
     """
 
     layers: Sequence[LayerCache]
     memory_mask: mx.array
+    whole: Sequence[LayerMemory] = ()
+    mirror: Mirror = ALONE
     kept_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
     beams: int = 1
@@ -117,6 +131,7 @@ class DecoderCache:
 
     def __post_init__(self) -> None:
         self.offsets = [0] * (self.memory_mask.shape[0] * self.beams)
+        self.mirror.register(self)
 
     @property
     def offset(self) -> int:
@@ -139,7 +154,16 @@ class DecoderCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer.arrays]
+        return [array for layer in self._memories for array in layer.arrays]
+
+    @property
+    def last_memory(self) -> LayerMemory:
+        """What a draft reads: of the last layer, with all heads."""
+        return self._memories[-1]
+
+    @property
+    def _memories(self) -> Sequence[LayerMemory]:
+        return [*self.layers, *self.whole]
 
     def reserve(self, size: int) -> None:
         """Room for `size` tokens. Passes that are to have one shape get it all beforehand."""
@@ -173,25 +197,32 @@ class DecoderCache:
 
     def clear_behind(self, row: int, offset: int | None = None) -> None:
         """Zeros in place of what that row forgot, or is to: it need not be finite, and a mask hides only what is."""
+        self.mirror.call("clear_behind", self, row, offset)
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 buffer[row, :, self.offsets[row] if offset is None else offset :] = 0
 
     def select(self, requests: Sequence[int]) -> None:
         """Keep these requests, in this order; the others' memory is given back."""
+        self.mirror.call("select", self, list(requests))
         index = mx.array(list(requests))
+        self.whole = [layer.select(index) for layer in self.whole]
         self.memory_mask = mx.take(self.memory_mask, index, axis=0)
         for layer in self.layers:
             layer.cross_keys, layer.cross_values = (mx.take(each, index, axis=0) for each in layer.arrays[:2])
-        self.reorder([row for request in requests for row in self.rows_of(request)])
+        self._move([row for request in requests for row in self.rows_of(request)])
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i from now on is what was row `rows[i]`, of the same request; cross keys and values stay."""
         if list(rows) != list(range(self.rows)):
-            index = mx.array(list(rows))
-            for layer in self.layers:
-                layer.keys, layer.values = (mx.take(each, index, axis=0) for each in (layer.keys, layer.values))
-            self.offsets = [self.offsets[row] for row in rows]
+            self.mirror.call("reorder", self, list(rows))
+            self._move(rows)
+
+    def _move(self, rows: Sequence[int]) -> None:
+        index = mx.array(list(rows))
+        for layer in self.layers:
+            layer.keys, layer.values = (mx.take(each, index, axis=0) for each in (layer.keys, layer.values))
+        self.offsets = [self.offsets[row] for row in rows]
 
     def rows_of(self, request: int) -> range:
         return range(request * self.beams, (request + 1) * self.beams)
@@ -207,13 +238,14 @@ class DecoderCache:
             raise ValueError(f"cannot assign {count} requests to rows {list(rows)} of {there}")
         if fresh.offset != 0:
             raise ValueError("only a cache that has decoded nothing can be assigned")
+        self.mirror.call("assign", self, list(rows), fresh)
         length = fresh.source_capacity
         if (room := length - self.source_capacity) > 0:
             self.memory_mask = mx.pad(self.memory_mask, [*[(0, 0)] * 3, (0, room)], constant_values=-mx.inf)
-            for layer in self.layers:
+            for layer in self._memories:
                 layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)
         for i, row in enumerate(rows):
-            for layer, new in zip(self.layers, fresh.layers, strict=True):
+            for layer, new in zip(self._memories, fresh._memories, strict=True):
                 layer.cross_keys[row, :, :length], layer.cross_keys[row, :, length:] = new.cross_keys[i], 0
                 layer.cross_values[row, :, :length], layer.cross_values[row, :, length:] = new.cross_values[i], 0
             self.memory_mask[row, :, :, length:] = -mx.inf

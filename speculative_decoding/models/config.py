@@ -52,6 +52,14 @@ class EncoderDecoderConfig(Protocol):
     def max_source_tokens(self) -> int | None:
         """The longest source that the model was trained on, where its configuration says so."""
 
+    @property
+    def memory_heads(self) -> int:
+        """How many heads the keys of the memory have."""
+
+    @property
+    def divided(self) -> Mapping[str, int]:
+        """The sizes of which several processes have a share each."""
+
 
 class EndIds:
     """The ends of a sequence, one or several."""
@@ -69,6 +77,11 @@ def require(name: str, wanted: Value, found: object, file: str = "config.json") 
     except (ValueError, TypeError):
         message = f"{file}: {name!r} must be {wanted.wanted}, not {short(found)}"
         raise CheckpointError(message) from None
+
+
+def shares(divided: Mapping[str, int], processes: int) -> dict[str, Any]:
+    """Of sizes that so many processes share; at least 1 each."""
+    return {name: max(size // processes, 1) for name, size in divided.items()}
 
 
 def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tuple[int, ...]]:

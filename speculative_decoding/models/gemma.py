@@ -115,10 +115,10 @@ class Gemma(EncoderDecoder):
 
     config: GemmaConfig
 
-    def __init__(self, config: GemmaConfig, *, norm_heads: bool) -> None:
+    def __init__(self, config: GemmaConfig, processes: int, *, norm_heads: bool) -> None:
         super().__init__()
         self.config = config
-        encoder = config.encoder
+        encoder = config.share(processes).encoder
         attentions = (SelfAttention(encoder, kind, norm_heads=norm_heads) for kind in encoder.layers)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(encoder, [EncoderLayer(encoder, attention) for attention in attentions])

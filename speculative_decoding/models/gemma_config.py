@@ -10,7 +10,7 @@ from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, EndIds, checked_ids, require
+from .config import ACTIVATIONS, EndIds, checked_ids, require, shares
 from .rope import Rope, Window
 
 RawConfig = Mapping[str, Any]
@@ -76,6 +76,10 @@ class StackConfig:
     layers: Sequence[LayerKind]
 
     @property
+    def divided(self) -> dict[str, int]:
+        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
+
+    @property
     def activation_name(self) -> str:
         return "gelu_new" if self.activation == TANH_GELU else self.activation
 
@@ -95,6 +99,21 @@ class GemmaConfig(EndIds):
     decoder_start_token_id: int
     boi_token_index: int = MOST_POSITIONS  # of T5Gemma 2: the beginning of an image, and its end
     eoi_token_index: int = MOST_POSITIONS
+
+    @property
+    def memory_heads(self) -> int:
+        return self.decoder.num_kv_heads
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Of fewer heads of keys than processes, several have the same."""
+        stacks = {"encoder": self.encoder, "decoder": self.decoder}
+        return {f"{name}.{size}": count for name, stack in stacks.items() for size, count in stack.divided.items()}
+
+    def share(self, processes: int) -> GemmaConfig:
+        """The sizes of one of them."""
+        encoder, decoder = (replace(each, **shares(each.divided, processes)) for each in (self.encoder, self.decoder))
+        return replace(self, encoder=encoder, decoder=decoder)
 
     @property
     def vocab_size(self) -> int:

@@ -121,16 +121,16 @@ class Stack(nn.Module):
 class T5(EncoderDecoder):
     config: T5Config
 
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, config: T5Config, processes: int = 1) -> None:
         super().__init__()
-        self.config = config
+        self.config, own = config, config.share(processes)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = Stack(config, [EncoderLayer(config) for _ in range(config.num_layers)], causal=False)
-        self.decoder = Stack(config, [DecoderLayer(config) for _ in range(config.decoder_layers)], causal=True)
+        self.encoder = Stack(own, [EncoderLayer(own) for _ in range(config.num_layers)], causal=False)
+        self.decoder = Stack(own, [DecoderLayer(own) for _ in range(config.decoder_layers)], causal=True)
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 
-    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
         hidden = None if mask is None else additive(mask, x.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require
+from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require, shares
 
 # What Hugging Face assumes for a family where its config.json is silent; for T5 itself the defaults below.
 FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -82,6 +82,18 @@ class T5Config(EndIds):
         if not self.tie_word_embeddings or HEAD not in checkpoint:
             return self
         return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
+
+    @property
+    def memory_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def divided(self) -> dict[str, int]:
+        return {"num_heads": self.num_heads, "d_ff": self.d_ff}
+
+    def share(self, processes: int) -> T5Config:
+        """The sizes of one of them."""
+        return replace(self, **shares(self.divided, processes))
 
     @property
     def is_gated(self) -> bool:

@@ -63,13 +63,13 @@ class DecoderLayer(nn.Module):
 
 
 class T5Gemma(Gemma):
-    def __init__(self, config: GemmaConfig) -> None:
-        super().__init__(config, norm_heads=False)
-        decoder, width = config.decoder, config.encoder.d_model
+    def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
+        super().__init__(config, processes, norm_heads=False)
+        decoder, width = config.share(processes).decoder, config.encoder.d_model
         self.source_table = nn.Embedding(config.vocab_size, width)
         self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, width) for kind in decoder.layers])
 
-    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         return self.encoded(self.source_table(tokens) * self.memory_width**0.5, mask)
 
     def embed(self, tokens: mx.array) -> mx.array:

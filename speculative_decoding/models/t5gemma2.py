@@ -56,16 +56,16 @@ class DecoderLayer(nn.Module):
 class T5Gemma2(Gemma):
     """One table for sources, outputs and the head; the end of an image has an embedding of its own beside it."""
 
-    def __init__(self, config: GemmaConfig) -> None:
-        super().__init__(config, norm_heads=True)
-        self.end_of_image = mx.zeros((config.d_model,))
-        self.decoder = Stack(config.decoder, [DecoderLayer(config.decoder, kind) for kind in config.decoder.layers])
+    def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
+        super().__init__(config, processes, norm_heads=True)
+        self.end_of_image, own = mx.zeros((config.d_model,)), config.share(processes).decoder
+        self.decoder = Stack(own, [DecoderLayer(own, kind) for kind in own.layers])
 
     @property
     def image_token(self) -> int:
         return self.config.boi_token_index
 
-    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         return self.encoded(self.embed(tokens), mask)
 
     def embed(self, tokens: mx.array) -> mx.array:

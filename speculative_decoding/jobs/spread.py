@@ -1,0 +1,112 @@
+"""A job's rows over several processes, each with the whole model: the first hands them out, a few at a time, and takes
+their results. So there is one output and one journal, and whoever is faster gets more. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..decoding.results import BatchResult, GenerationResult
+from ..decoding.stats import GenerationStats
+from ..engine import QUEUE_PER_SLOT
+from ..machines import Channel
+from .job import Engine
+
+Rows = Iterator[Mapping[str, Any]]
+NO_MORE = "no more rows"  # until the next
+
+
+@dataclass(frozen=True)
+class Spread:
+    """An `Engine` of several. engine: this process's own. others: by rank, whoever does `work`."""
+
+    engine: Engine
+    channel: Channel
+    others: range
+    slots: int
+
+    def __call__(self, rows: Rows) -> Iterator[BatchResult]:
+        numbered, mine = enumerate(rows), list[int]()
+        owing, done = dict.fromkeys(self.others, 0), list[BatchResult]()
+
+        def hand_out() -> None:
+            """Twice what an engine takes ahead, for they wait while this process computes."""
+            for rank in self.others:
+                while owing[rank] < 2 * (QUEUE_PER_SLOT + 1) * self.slots and (row := next(numbered, None)):
+                    self.channel.send(row, rank)
+                    owing[rank] += 1
+
+        def take(messages: list[tuple[int, Any]]) -> None:
+            for rank, message in messages:
+                owing[rank] -= 1
+                done.append(result_of(message))
+
+        def own_rows() -> Rows:
+            while True:
+                take(self.channel.received())
+                hand_out()
+                if (row := next(numbered, None)) is None:
+                    return self.channel.send(NO_MORE)
+                mine.append(row[0])
+                yield row[1]
+
+        for answer in self.engine(own_rows()):
+            done.append(replace(answer, index=mine[answer.index]))
+            take(self.channel.received())
+            hand_out()
+            while done:
+                yield done.pop()
+        while done or any(owing.values()):
+            while done:
+                yield done.pop()
+            if any(owing.values()):
+                take([self.channel.receive()])
+
+
+def work(engine: Engine, channel: Channel) -> int:
+    """Decode the rows that the first process hands out, until it leaves; its exit status."""
+    while True:
+        _, message = channel.receive()
+        if isinstance(message, dict):
+            return int(message["leaves"])
+        if message == NO_MORE:
+            continue
+        indices: list[int] = []
+
+        def rows(message: Any = message, indices: list[int] = indices) -> Rows:
+            while message != NO_MORE:
+                indices.append(message[0])
+                yield message[1]
+                _, message = channel.receive()
+
+        for answer in engine(rows()):
+            channel.send(message_of(replace(answer, index=indices[answer.index])))
+
+
+def message_of(answer: BatchResult) -> dict[str, Any]:
+    """For JSON."""
+    if answer.result is None:
+        return {"index": answer.index, "error": answer.error}
+    return {"index": answer.index, "result": fields_of(answer.result)}
+
+
+def fields_of(result: GenerationResult) -> dict[str, Any]:
+    stats = vars(result.stats) | {"accepted_histogram": [*result.stats.accepted_histogram.items()]}
+    return vars(result) | {"stats": stats, "sequences": [fields_of(each) for each in result.sequences]}
+
+
+def result_of(message: Mapping[str, Any]) -> BatchResult:
+    fields = message.get("result")
+    if fields is None:
+        return BatchResult(message["index"], None, message["error"])
+    return BatchResult(message["index"], made_of(fields))
+
+
+def made_of(fields: Mapping[str, Any]) -> GenerationResult:
+    stats = GenerationStats(**fields["stats"])
+    stats.accepted_histogram = Counter(dict(fields["stats"]["accepted_histogram"]))
+    sequences = tuple(made_of(each) for each in fields["sequences"])
+    return GenerationResult(**{**fields, "stats": stats, "sequences": sequences})

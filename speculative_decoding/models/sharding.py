@@ -1,0 +1,119 @@
+"""A model over several processes, each of which holds some heads and some units of every layer (Shoeybi et al. 2019,
+"Megatron-LM", 1909.08053, section 3).
+
+Where a model for one of several processes is smaller it has a share: which tensors are cut, and along which axis,
+follows from the shapes of its parameters. A product over some of the inputs is a part of a sum; the sums, one behind
+each attention and one behind each feed-forward, are all that the processes tell each other within a pass. Tables of
+tokens and norms are in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..checkpoints.base import PARTS, Checkpoint, Share, TensorInfo, part
+from ..errors import InputError
+from ..machines import Launched
+from .base import EncoderDecoder
+from .mirror import SharedMirror
+
+MOST_PROCESSES = 8  # that are looked for where a number does not fit
+HEAD = "head.weight"  # only the first process has logits
+
+
+class SharedCheckpoint(Checkpoint):
+    """What one process reads of another checkpoint. unread: tensors that are zeros here."""
+
+    def __init__(self, inner: Checkpoint, shares: Mapping[str, Share], unread: Set[str]) -> None:
+        self._inner, self._shares, self._unread = inner, shares, unread
+        infos = {name: inner.info(name) for name in inner}
+        for name, share in shares.items():
+            infos[name] = TensorInfo(share.shape(infos[name].shape), infos[name].dtype)
+        super().__init__(inner, infos)
+
+    def __getitem__(self, name: str) -> mx.array:
+        if name in self._unread:
+            info = self.info(name)
+            return mx.broadcast_to(mx.zeros((), info.dtype), info.shape)  # takes no memory
+        return self._inner.share(name, self._shares[name]) if name in self._shares else self._inner[name]
+
+
+class Summed(nn.Module):
+    """A layer of which every process has some of the inputs."""
+
+    def __init__(self, layer: nn.Module, group: mx.distributed.Group) -> None:
+        super().__init__()
+        self.layer, self._group = layer, group
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.distributed.all_sum(self.layer(x), group=self._group)
+
+
+def shared(
+    build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, launched: Launched
+) -> tuple[EncoderDecoder, Checkpoint]:
+    """This process's part of a model, and what it reads of its checkpoint. build: a model for one of so many processes.
+
+    Raises `InputError` where there is no such part.
+    """
+    whole, model, size = build(1), build(launched.size), launched.size
+    try:
+        shares, summed = shares_of(whole, model, checkpoint, launched.rank, size)
+    except ValueError:
+        sizes = ", ".join(f"{name} {count}" for name, count in model.config.divided.items())
+        fitting = [n for n in range(2, MOST_PROCESSES + 1) if can_share(whole, build(n), checkpoint, n)]
+        raise InputError(
+            f"{checkpoint}: {size} processes cannot share a model with {sizes}; "
+            f"{' or '.join(map(str, fitting)) or 'no other number'} can, and a job's lines any: --parallel data"
+        ) from None
+    sources = model.parameter_sources(model.config, checkpoint.keys())
+    once = [HEAD, *(f"{path}.bias" for path in summed)]  # what is added once is the first process's
+    unread = {name for path in once for name in sources.get(path, ()) if not launched.is_first}
+    unread |= {part(name, kind) for name in unread for kind in PARTS if part(name, kind) in checkpoint}
+    model.mirror = SharedMirror(launched, summed)
+    return model, SharedCheckpoint(checkpoint, shares, unread)
+
+
+def shares_of(
+    whole: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, rank: int, size: int
+) -> tuple[dict[str, Share], list[str]]:
+    """By tensor, what one of `size` processes reads; and the layers whose outputs are parts of a sum. Raises ValueError
+    where something cannot be divided so.
+    """
+    sources = whole.parameter_sources(whole.config, checkpoint.keys())
+    parameters: Mapping[str, mx.array] = dict(tree_flatten(whole.parameters()))
+    ours: Mapping[str, mx.array] = dict(tree_flatten(own.parameters()))
+    shares, summed = dict[str, Share](), []
+    for path, array in parameters.items():
+        axis = next((axis for axis, n in enumerate(array.shape) if n != ours[path].shape[axis]), None)
+        if axis is None:
+            continue
+        pieces, rest = divmod(array.shape[axis], ours[path].shape[axis])
+        for name in sources[path]:
+            stored = [name, *(part(name, kind) for kind in PARTS[1:] if part(name, kind) in checkpoint)]
+            rest += sum(checkpoint.info(each).shape[axis] % pieces for each in stored)
+            shares |= dict.fromkeys(stored, Share(axis, pieces, rank * pieces // size))
+        if rest or size % pieces or (axis == 1 and size != pieces):  # of rows, several processes may have the same
+            raise ValueError(path)
+        if axis == 1 and not path.endswith("position_biases.weight"):
+            summed.append(path.removesuffix(".weight"))
+    return shares, summed
+
+
+def can_share(whole: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, size: int) -> bool:
+    try:
+        shares_of(whole, own, checkpoint, 0, size)
+    except ValueError:
+        return False
+    return True
+
+
+def add_up(model: EncoderDecoder) -> None:
+    """Once its weights are there: what its processes compute parts of, they add up."""
+    if isinstance(model.mirror, SharedMirror):
+        layers, group = dict(model.named_modules()), model.mirror.launched.group
+        model.update_modules(tree_unflatten([(path, Summed(layers[path], group)) for path in model.mirror.summed]))
