@@ -64,7 +64,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     *(("model_type", value) for value in (None, ["t5"], {"t5": 1}, "\ud800")),
     *(("n_positions", value) for value in (0, "512")),
     *((name, value) for name in ("decoder_start_token_id", "pad_token_id") for value in (9000, 10**9, -1, VOCAB, [0])),
-    *(("eos_token_id", value) for value in (9000, [1, 10**9], [[1]], -1, True, [], [1] * 1000)),
+    *(("eos_token_id", value) for value in (9000, [1, 10**9], [[1]], -1, True, [1] * 1000)),
 ]
 
 

@@ -14,11 +14,11 @@ from tests.serving import serving
 from tests.soak_server import Soak, soak
 
 
-def test_two_hundred_random_bodies_are_answered() -> None:
+def test_random_bodies_are_answered() -> None:
     with serving(limits=LIMITS) as server:
-        statuses = fuzz(server, 200, seed=3)
+        statuses = fuzz(server, 100, seed=3)
         assert server.service.admitted == 0 and server.metric("slots_busy") == 0
-    assert statuses[200] > 10 and statuses[400] > 50, statuses
+    assert statuses[200] > 5 and statuses[400] > 25, statuses
 
 
 @pytest.mark.parametrize("answer", [(500, "{}"), (400, "not JSON"), (400, '{"error": {"message": "a\\nb"}}')])

@@ -172,7 +172,7 @@ def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: 
     config, ids = model.config, tokenizer.encode_output(text)
     check_token_ids(ids, config.vocab_size, f"tokens of {name}")
     ids = ids[1:] if ids[:1] == [config.decoder_start_token_id] else ids
-    return ids if ids and ids[-1] in config.eos_token_ids else [*ids, config.eos_token_ids[0]]
+    return ids if ids and ids[-1] in config.eos_token_ids else [*ids, *config.eos_token_ids[:1]]
 
 
 def not_finite(number: int) -> str:

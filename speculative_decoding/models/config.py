@@ -89,8 +89,8 @@ def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tupl
     known_id, found = Whole(0, vocab_size - 1), dict[str, int | tuple[int, ...]]()
     for name, value in ids.items():
         if name == "eos_token_id" and isinstance(value, list):
-            if not 0 < len(value) <= MOST_ENDS:
-                raise CheckpointError(f"config.json: {name!r} must have 1 to {MOST_ENDS} ids, not {len(value)}")
+            if len(value) > MOST_ENDS:
+                raise CheckpointError(f"config.json: {name!r} must have at most {MOST_ENDS} ids, not {len(value)}")
             value = tuple(value)
         for each in value if isinstance(value, tuple) else (value,):
             require(name, known_id, each)
