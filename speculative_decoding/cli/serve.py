@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from typing import Annotated as A
 
 from ..checkpoints import read_config
 from ..errors import InputError
+from ..machines import Launched, started_as
 from ..sampling import GenerationOptions
 from ..sampling.values import Several, Switch, Text, Whole
 from ..server.limits import Limits
@@ -27,6 +28,7 @@ from .drafting import Plan, plan_of
 from .flags import FOR_PYTHON, DraftFlags
 from .models import ModelNames, Pair
 from .parser import File, Parser, add_flags, chosen_as
+from .together import run_together
 
 if TYPE_CHECKING:
     import uvicorn
@@ -107,15 +109,21 @@ def serve_parser(program: str) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    chosen = serve_parser(program).parse_args(argv)
+    parser = serve_parser(program)
+    if started_as() is not None:
+        return run_together(parser, argv, serve)
+    chosen = parser.parse_args(argv)
     return run(program, lambda: serve(chosen))
 
 
-def serve(chosen: argparse.Namespace) -> int:
-    """The exit status: 1 if the device failed and another process is needed."""
+def serve(chosen: argparse.Namespace, launched: Launched | None = None) -> int:
+    """The exit status: 1 if the device failed and another process is needed. launched: the processes that share the
+    target, of which this one is the first.
+    """
     if missing := [name for name in EXTRA if util.find_spec(name) is None]:
         raise InputError(f"the server needs {' and '.join(missing)}: pip install {' '.join(EXTRA)}")
     listening, limits, plan = chosen_as(Listening, chosen), chosen_as(Limits, chosen), plan_of(chosen)
+    plan = replace(plan, folders=replace(plan.folders, launched=launched))
     if plan.options.max_tokens > limits.max_output_tokens:
         raise InputError(f"--max-tokens {plan.options.max_tokens}: is above --max-output-tokens; change one of them")
     token = listening.token()
