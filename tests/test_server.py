@@ -23,7 +23,7 @@ from speculative_decoding.server.translation import Translation
 from tests.serving import GERMAN, GRAMMAR, MODEL, PAIRS, Serving, bundled, events, serving
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_body=20_000, max_stops=3)
-SAMPLED = {"temperature": 1.0, "acceptance": "coupled", "max_tokens": 8}
+SAMPLED = {"temperature": 2.0, "acceptance": "coupled", "max_tokens": 8}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,7 @@ def test_several_prompts_and_choices_come_in_their_order(client: openai.OpenAI, 
     expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in seeds]
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
     assert [each.seed for each in found.choices] == seeds * 2
+    assert len({each.text for each in found.choices}) == 4  # or no seed could be told from another
     assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
 
 
