@@ -3,8 +3,7 @@
  * Most are x times W transposed, and x has few rows. OpenBLAS packs the whole of W before it computes, as if W were to be
  * used again; with few rows that costs more than the product. Here W is read once, where it lies, by all threads; a tile of
  * a few rows by four columns stays in registers. Small products of attention are computed here as well. Every element is
- * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch (but for
- * one row and large matrices, which models from T5-base on have).
+ * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch.
  *
  * All other products go to OpenBLAS, and on a processor without AVX2 these too: one row to its matrix-vector product, up
  * to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows" and "A product of our
@@ -45,10 +44,10 @@ void speculative_decoding_use_openblas(void *sgemm, void *sgemv, void *dgemm, vo
 #if defined(__x86_64__) && !defined(WITHOUT_TILES)
 #include <immintrin.h>
 
-/* y (m, n) = alpha x (m, k) w (n, k) transposed, each row at its stride. */
+/* y (m, n) = alpha x (m, k) w (n, k) transposed + beta y, each row at its stride; beta is 0, and y is not read, or 1. */
 struct product {
   int m, n, k, ldx, ldw, ldy;
-  float alpha;
+  float alpha, beta;
   const float *x, *w;
   float *y;
   int columns; /* of w's rows, in one piece of the work */
@@ -77,6 +76,7 @@ enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the second cache while
 #define ALL_OF _mm512_set1_ps
 #define FMA _mm512_fmadd_ps
 #define TIMES _mm512_mul_ps
+#define ADD _mm512_add_ps
 INLINED MASK NAME(first)(int count) { return (MASK)(0xffff >> (WIDTH - count)); }
 INLINED VECTOR NAME(added_pairs)(VECTOR a, VECTOR b) {
   return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -94,7 +94,7 @@ INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
 
 #define NAME(name) name##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
-#define ROWS 2
+#define ROWS 3
 #define WIDTH 8
 #define VECTOR __m256
 #define MASK __m256i
@@ -105,6 +105,7 @@ INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
 #define ALL_OF _mm256_set1_ps
 #define FMA _mm256_fmadd_ps
 #define TIMES _mm256_mul_ps
+#define ADD _mm256_add_ps
 INLINED MASK NAME(first)(int count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -205,16 +206,14 @@ static void multiply(struct product g) {
   pthread_mutex_unlock(&one_at_a_time);
 }
 
-/* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n), small; attention has one for each row and head */
+/* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n) + beta y, small; attention has one for each row and head */
 
-enum { LARGE = 768 }; /* One row times a matrix of that size each way is faster in OpenBLAS, by 15 %. A model should have all its
-                         matrices here or all there: idle threads of the one keep those of the other waiting. */
 enum { SMALL_WORK = 256 * 1024 }; /* multiplications up to which it is one */
 
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-                         float *c, int ldc) {
-  struct product g = {m, n, k, lda, ldb, ldc, alpha, a, b, c, 0};
-  if (!can_compute() || k <= 0 || (m == 1 && k >= LARGE && n >= LARGE))
+                         float beta, float *c, int ldc) {
+  struct product g = {m, n, k, lda, ldb, ldc, alpha, beta, a, b, c, 0};
+  if (!can_compute() || k <= 0)
     return 0;
   if (trans_b == TRANS)
     multiply(g);
@@ -228,7 +227,7 @@ static int computed_here(int trans_b, int m, int n, int k, float alpha, const fl
 #else
 
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-                         float *c, int ldc) {
+                         float beta, float *c, int ldc) {
   return 0;
 }
 
@@ -253,8 +252,8 @@ static float *scratch_of(size_t floats) {
 
 void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
-  int plain = order == ROW_MAJOR && trans_a == NO_TRANS && beta == 0;
-  if (plain && computed_here(trans_b, m, n, k, alpha, a, lda, b, ldb, c, ldc))
+  int in_rows = order == ROW_MAJOR && (trans_a == NO_TRANS || (m == 1 && lda == 1)), plain = in_rows && beta == 0;
+  if ((plain || (in_rows && beta == 1)) && computed_here(trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc))
     return;
   if (order == ROW_MAJOR && m == 1 && k > 0) { /* the row (1, k) times op(b) is op(b) transposed times a vector */
     int step = trans_a == NO_TRANS ? 1 : lda;

@@ -3,52 +3,60 @@
  *
  * Number of rows and of columns are known when this is compiled: the loops over them disappear. */
 
-INLINED void NAME(terms)(const struct product *g, int rows, int columns, const float *x, const float *w, int is_whole,
-                         MASK which, VECTOR sum[ROWS][4]) {
+INLINED void NAME(terms)(const struct product *g, int rows, int columns, int fetches, const float *x, const float *w,
+                         int is_whole, MASK which, VECTOR sum[ROWS][4]) {
   VECTOR a[ROWS];
   for (int i = 0; i < rows; i++)
     a[i] = is_whole ? LOAD(x + (size_t)i * g->ldx) : LOAD_SOME(which, x + (size_t)i * g->ldx);
   for (int j = 0; j < columns; j++) {
     const float *at = w + (size_t)j * g->ldw;
-    _mm_prefetch((const char *)(at + (size_t)AHEAD * g->ldw), _MM_HINT_T0);
+    if (fetches)
+      _mm_prefetch((const char *)(at + (size_t)AHEAD * g->ldw), _MM_HINT_T0);
     VECTOR b = is_whole ? LOAD(at) : LOAD_SOME(which, at);
     for (int i = 0; i < rows; i++)
       sum[i][j] = FMA(a[i], b, sum[i][j]);
   }
 }
 
-/* `rows` rows of x by `columns` rows of w. */
-INLINED void NAME(tile)(const struct product *g, int rows, int columns, const float *x, const float *w, float *y) {
+/* `rows` rows of x by `columns` rows of w. fetches: whether it has the next of them brought from memory. */
+INLINED void NAME(tile)(const struct product *g, int rows, int columns, int fetches, const float *x, const float *w,
+                        float *y) {
   VECTOR sum[ROWS][4];
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < 4; j++)
       sum[i][j] = ALL_OF(0);
   int p = 0;
   for (; p + WIDTH <= g->k; p += WIDTH)
-    NAME(terms)(g, rows, columns, x + p, w + p, 1, NAME(first)(WIDTH), sum);
+    NAME(terms)(g, rows, columns, fetches, x + p, w + p, 1, NAME(first)(WIDTH), sum);
   if (p < g->k)
-    NAME(terms)(g, rows, columns, x + p, w + p, 0, NAME(first)(g->k - p), sum);
+    NAME(terms)(g, rows, columns, fetches, x + p, w + p, 0, NAME(first)(g->k - p), sum);
   for (int i = 0; i < rows; i++) {
     __m128 sums = _mm_mul_ps(_mm_set1_ps(g->alpha), NAME(four_sums)(sum[i][0], sum[i][1], sum[i][2], sum[i][3]));
+    float *at = y + (size_t)i * g->ldy;
     if (columns == 4)
-      _mm_storeu_ps(y + (size_t)i * g->ldy, sums);
+      _mm_storeu_ps(at, g->beta ? _mm_add_ps(sums, _mm_loadu_ps(at)) : sums);
     else
       for (int j = 0; j < columns; j++)
-        y[(size_t)i * g->ldy + j] = sums[j];
+        at[j] = g->beta ? sums[j] + at[j] : sums[j];
   }
 }
 
 INLINED void NAME(column_of_tiles)(const struct product *g, int columns, int from, int to, int j) {
   const float *w = g->w + (size_t)j * g->ldw, *x = g->x + (size_t)from * g->ldx;
   float *y = g->y + (size_t)from * g->ldy + j;
-  for (; from + ROWS <= to; from += ROWS, x += (size_t)ROWS * g->ldx, y += (size_t)ROWS * g->ldy)
-    NAME(tile)(g, ROWS, columns, x, w, y);
-  switch (to - from) {
-#if ROWS > 2
-  case 3: NAME(tile)(g, 3, columns, x, w, y); break;
-  case 2: NAME(tile)(g, 2, columns, x, w, y); break;
+  int rows = (to - from) % ROWS; /* the smaller tile comes first: it has the time to fetch */
+  switch (rows) {
+#if ROWS > 3
+  case 3: NAME(tile)(g, 3, columns, 1, x, w, y); break;
 #endif
-  case 1: NAME(tile)(g, 1, columns, x, w, y); break;
+  case 2: NAME(tile)(g, 2, columns, 1, x, w, y); break;
+  case 1: NAME(tile)(g, 1, columns, 1, x, w, y); break;
+  default: rows = ROWS; NAME(tile)(g, ROWS, columns, 1, x, w, y);
+  }
+  while ((from += rows) < to) {
+    x += (size_t)rows * g->ldx, y += (size_t)rows * g->ldy;
+    rows = ROWS;
+    NAME(tile)(g, ROWS, columns, 0, x, w, y);
   }
 }
 
@@ -84,7 +92,10 @@ INLINED void NAME(sum_of_rows)(const struct product *g, int rows, int vectors, i
     for (int j = 0; j < vectors; j++) {
       float *at = y + (size_t)i * g->ldy + WIDTH * j;
       VECTOR found = TIMES(ALL_OF(g->alpha), sum[i][j]);
-      if (is_whole || j + 1 < vectors)
+      int is_full = is_whole || j + 1 < vectors;
+      if (g->beta)
+        found = ADD(found, is_full ? LOAD(at) : LOAD_SOME(last, at));
+      if (is_full)
         STORE(at, found);
       else
         STORE_SOME(at, last, found);
@@ -125,3 +136,4 @@ static TARGET void NAME(small_product)(const struct product *g) {
 #undef ALL_OF
 #undef FMA
 #undef TIMES
+#undef ADD
