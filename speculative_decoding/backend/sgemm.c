@@ -2,10 +2,11 @@
  *
  * Most are x times W transposed, and x has few rows. OpenBLAS packs the whole of W before it computes, as if W were to be
  * used again; with few rows that costs more than the product. Here W is read once, where it lies, by all threads; a tile of
- * a few rows by four columns stays in registers. Small products of attention are computed here as well. Every element is
+ * a few rows by four columns stays in registers. Products of attention are computed here as well. Every element is
  * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch.
  *
- * All other products go to OpenBLAS, and on a processor without AVX2 these too: one row to its matrix-vector product, up
+ * No product of a decoding round may be left to OpenBLAS: its threads, once awake, wait for the next one for 25 ms, and take
+ * the cores from ours. All others go there, and on a processor without AVX2 these too: one row to its matrix-vector product, up
  * to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows" and "A product of our
  * own"). pip compiles this when the package is installed, where there is a compiler (setup.py); blas.py loads it, or
  * OpenBLAS alone where it is missing. */
@@ -115,17 +116,17 @@ INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
 }
 #include "sgemm_tiles.h"
 
-static void (*piece)(const struct product *, int);          /* of the best that this processor has, */
-static void (*small_product)(const struct product *);       /* from `can_compute` */
+static void (*piece)(const struct product *, int);     /* of the best that this processor has, */
+static void (*weighted_sums)(const struct product *);  /* from `can_compute` */
 
 static int can_compute(void) {
 #ifndef WITHOUT_AVX512
   if (__builtin_cpu_supports("avx512f")) {
-    piece = piece_avx512, small_product = small_product_avx512;
+    piece = piece_avx512, weighted_sums = weighted_sums_avx512;
     return 1;
   }
 #endif
-  piece = piece_avx2, small_product = small_product_avx2;
+  piece = piece_avx2, weighted_sums = weighted_sums_avx2;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
@@ -206,9 +207,10 @@ static void multiply(struct product g) {
   pthread_mutex_unlock(&one_at_a_time);
 }
 
-/* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n) + beta y, small; attention has one for each row and head */
+/* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n) + beta y, by one thread; attention has one for each row and
+ * head */
 
-enum { SMALL_WORK = 256 * 1024 }; /* multiplications up to which it is one */
+enum { MOST_WORK = 64 * 1024 * 1024 }; /* multiplications: of attention over a thousand tokens */
 
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                          float beta, float *c, int ldc) {
@@ -217,8 +219,8 @@ static int computed_here(int trans_b, int m, int n, int k, float alpha, const fl
     return 0;
   if (trans_b == TRANS)
     multiply(g);
-  else if ((size_t)m * n * k <= SMALL_WORK)
-    small_product(&g);
+  else if ((size_t)m * n * k <= MOST_WORK)
+    weighted_sums(&g);
   else
     return 0;
   return 1;

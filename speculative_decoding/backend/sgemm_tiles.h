@@ -112,7 +112,7 @@ INLINED void NAME(sums_of_rows)(const struct product *g, int vectors, int is_who
     NAME(sum_of_rows)(g, 1, vectors, is_whole, last, x, g->w + j, y);
 }
 
-static TARGET void NAME(small_product)(const struct product *g) {
+static TARGET void NAME(weighted_sums)(const struct product *g) {
   MASK all = NAME(first)(WIDTH);
   int j = 0;
   for (; j + 4 * WIDTH <= g->n; j += 4 * WIDTH)
