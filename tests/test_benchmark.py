@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from benchmarks import __main__ as benchmark
-from benchmarks import interleave, machine, peers, report, worker
+from benchmarks import drafts, interleave, machine, peers, report, worker
 from benchmarks.interleave import Contender, Output, Run, take_turns
 from benchmarks.models import SHAPES, Models, bytes_per_pass, exported, random_model
 from benchmarks.ours import ours
@@ -26,6 +27,7 @@ from speculative_decoding import GenerationStats, InputError
 from speculative_decoding.decoding.ways import PLAIN, Way, ways
 from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.session import Session
 from tests.tiny import CONFIG, SOURCES, noisy_copy, run, tiny_model, tokens_of
 
 FAKE = Path(__file__).with_name("fake_peer.py")
@@ -33,6 +35,27 @@ TASK = Task("tiny", tuple(map(tuple, SOURCES)), 12)
 
 
 # --- figures ---
+
+
+def test_the_costs_of_a_draft_are_found_in_times_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over L positions of .9 + .1 L seconds; .5 for a source, .25 for a draft, .04 for each of its tokens."""
+
+    def timed(session: Session, number: int, num_draft: int) -> tuple[float, float, int, int]:
+        calls = 10 + 7 * number // (1 + num_draft)
+        drafted = calls * num_draft - number  # the last ones are shorter
+        return 0.5 + 0.25 * calls + 0.04 * drafted, calls * (1 + 0.1 * num_draft), calls, drafted
+
+    monkeypatch.setattr(drafts, "timed", timed)
+    target = tiny_model()
+    *_, passes, shares = drafts.lines(Models(target, target), [TASK], repeats=1)
+    assert passes == "the target's pass over 1 / 2 / 4 / 8 positions: 1000000 / 1100000 / 1300000 / 1700000 us"
+    assert shares == "of a pass over one position: a source 0.50, a draft of it 0.25, each token of a draft 0.04"
+
+
+def test_tokens_per_target_call_of_a_draft_that_is_the_target() -> None:
+    target = tiny_model(eos_token_id=[])
+    first, *_ = drafts.lines(Models(target, target), [replace(TASK, max_tokens=drafts.MOST)], repeats=1)
+    assert first == f"tiny: 7.69 tokens per target call, {len(SOURCES)} prompts, drafts of 7"  # 100 in 13 calls
 
 
 def test_quartiles_are_numpys() -> None:
