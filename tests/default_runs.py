@@ -1,45 +1,49 @@
-"""Are the defaults faster than no draft? `main.py` as a user runs it, with and without `--regular-decode`, in turns.
+"""`main.py` as a user runs it, each time in a process of its own, in turns: are the defaults faster than no draft?
 
     python -m tests.default_runs
+    python -m tests.default_runs --folders . OTHER --options "--drafter model --num-draft 5" "--drafter none"
 
-decodes the first prompts of each bundled task, each time in a process of its own, and prints the medians of the time
-per token (encoding and decoding as the statistics have it) and their ratio. Believe it on a quiet machine only.
+decodes the first prompts of each bundled task, and prints for each way, a folder with a main.py (such as a checkout of
+another commit) and options for it, the median of the time per token (encoding and decoding as the statistics have it)
+and how many times as fast as the last way that is. Believe it on a quiet machine only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
-WAYS = {"default": [], "regular": ["--regular-decode"]}
 
-
-def ms_per_token(prompts: bytes, options: list[str]) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "main.py", *options, "--stats-json", f"{folder}/stats.json"]
-        subprocess.run(command, input=prompts, check=True, capture_output=True)
-        stats = json.loads(Path(folder, "stats.json").read_text())
+def ms_per_token(prompts: bytes, folder: str, options: str) -> float:
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "main.py", *shlex.split(options), "--stats-json", f"{scratch}/stats.json"]
+        subprocess.run(command, cwd=folder, input=prompts, check=True, capture_output=True)
+        stats = json.loads(Path(scratch, "stats.json").read_text())
     return 1e3 * (stats["encode_seconds"] + stats["decode_seconds"]) / stats["generated_tokens"]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folders", nargs="+", default=["."])
+    parser.add_argument("--options", nargs="+", default=["", "--regular-decode"], help="of main.py, a way each")
     parser.add_argument("--limit", type=int, default=15, help="prompts of each task (default: 15)")
     parser.add_argument("--repeats", type=int, default=10, help="runs of each way (default: 10)")
     arguments = parser.parse_args()
+    ways = [(folder, options) for options, folder in product(arguments.options, arguments.folders)]
     for task in sorted(Path("data").glob("*.txt")):
         prompts = b"\n".join(task.read_bytes().splitlines()[: arguments.limit]) + b"\n"
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        times: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
         for repeat in range(arguments.repeats):
-            for way in sorted(WAYS, reverse=repeat % 2 == 1):
-                times[way].append(ms_per_token(prompts, WAYS[way]))
-        default, regular = (statistics.median(times[way]) for way in WAYS)
-        print(
-            f"{task.stem}: default {default:.2f} ms a token, regular {regular:.2f}: {regular / default:.2f}x",
-            flush=True,
-        )
+            for way in sorted(ways, reverse=repeat % 2 == 1):
+                times[way].append(ms_per_token(prompts, *way))
+        last = statistics.median(times[ways[-1]])
+        for way, taken in times.items():
+            found = statistics.median(taken)
+            print(f"{task.stem}: {' '.join(way)}: {found:.2f} ms a token, {last / found:.2f}x", flush=True)
