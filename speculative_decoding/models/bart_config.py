@@ -12,11 +12,11 @@ from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Switch, Text, Value, Whole
 from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require, shares
+from .layers import LayerConfig
 
 LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # rows in front of a learned table of positions that belong to no position
 STACKS = ("encoder", "decoder")
-SHORT_NAMES = {"swish": "silu"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ CHECKS: Mapping[str, Value] = {
     "encoder_ffn_dim": Whole(1, 1 << 22),
     "decoder_ffn_dim": Whole(1, 1 << 22),
     "max_position_embeddings": Whole(1, 1 << 24),
-    "activation_function": Text([*ACTIVATIONS, *SHORT_NAMES]),
+    "activation_function": Text([*ACTIVATIONS]),
     "scale_embedding": Switch("true or false"),
     "tie_word_embeddings": Switch("true or false"),
     "share_encoder_decoder_embeddings": Switch("true or false"),
@@ -146,17 +146,26 @@ class BartConfig(EndIds):
         names = ("attention_heads", "ffn_dim")
         return {each: getattr(self, each) for each in (f"{stack}_{name}" for stack in STACKS for name in names)}
 
-    def share(self, processes: int) -> BartConfig:
-        """The sizes of one of them; its heads are as wide as they were."""
-        return replace(self, **shares(self.divided, processes))
+    def layers(self, stack: str, processes: int = 1) -> LayerConfig:
+        """Of "encoder" or "decoder", as one of so many processes has them: its heads are as wide as they were."""
+        own = replace(self, **shares(self.divided, processes))
+        heads = getattr(own, f"{stack}_attention_heads")
+        width = self.d_model // getattr(self, f"{stack}_attention_heads")
+        return LayerConfig(
+            d_model=self.d_model,
+            d_ff=getattr(own, f"{stack}_ffn_dim"),
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=width,
+            activation=self.activation_function,
+            scale=width**-0.5,
+            has_bias=True,
+            norm_first=self.family.norm_first,
+        )
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.model_type]
-
-    @property
-    def activation_name(self) -> str:
-        return SHORT_NAMES.get(self.activation_function, self.activation_function)
 
     @property
     def embedding_scale(self) -> float:

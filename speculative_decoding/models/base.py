@@ -18,7 +18,7 @@ from ..errors import CheckpointError
 from .attention import capped
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
-from .config import EncoderDecoderConfig
+from .config import EncoderDecoderConfig, Sources
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
 from .linear import Head, rows_of
@@ -250,7 +250,7 @@ class EncoderDecoder(nn.Module):
 
     @classmethod
     @abstractmethod
-    def parameter_sources(cls, config: Any, names: Set[str]) -> dict[str, tuple[str, ...]]:
+    def parameter_sources(cls, config: Any, names: Set[str]) -> Sources:
         """For each parameter the Hugging Face tensors it is made of, joined along their first axis.
 
         This is the only place where names are translated. `names` are those that the checkpoint offers: some
@@ -270,7 +270,7 @@ class EncoderDecoder(nn.Module):
             self.load_weights([(path, value)], strict=False)
 
 
-def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
+def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:
     """`parameter_sources`, with every name, shape and kind of number checked against the checkpoint without reading
     data, and without the model's own parameters, which MLX computes only where they are used.
     """
@@ -294,15 +294,13 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, 
     return sources
 
 
-def with_quantized(
-    model: EncoderDecoder, sources: dict[str, tuple[str, ...]], checkpoint: Checkpoint
-) -> dict[str, tuple[str, ...]]:
+def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoint) -> Sources:
     """Turn layers into quantised ones where the checkpoint has scales for them; their parameters have three parts.
 
     Bits and group size are read off the shapes, so a folder needs to say nothing about how it was quantised.
     """
     settings: dict[str, dict[str, int]] = {}
-    expanded: dict[str, tuple[str, ...]] = {}
+    expanded: Sources = {}
     shapes = dict(tree_flatten(model.parameters()))
     try:
         for path, names in sources.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -19,9 +19,12 @@ HEAD = "lm_head.weight"
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,
-    "gelu_new": nn.gelu_approx,  # the tanh form
+    "gelu_new": nn.gelu_approx,
+    "gelu_pytorch_tanh": nn.gelu_approx,
     "silu": nn.silu,
+    "swish": nn.silu,
 }
+Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
 
 class EncoderDecoderConfig(Protocol):
@@ -96,6 +99,17 @@ def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tupl
             require(name, known_id, each)
         found[name] = value
     return found
+
+
+def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Sequence[str] = ("weight",)) -> Sources:
+    """Where a part of a model comes from. table: its parameters and their tensors, all without the prefixes `ours` and
+    `theirs`, and without the kind behind them.
+    """
+    return {
+        f"{ours}{path}.{kind}": tuple(f"{theirs}{name}.{kind}" for name in names)
+        for path, names in table.items()
+        for kind in kinds
+    }
 
 
 def embedding_table(names: Set[str], prefix: str = "") -> str:

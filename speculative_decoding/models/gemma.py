@@ -14,12 +14,19 @@ from .attention import attend, split_heads
 from .base import EncoderDecoder
 from .cache import LayerMemory
 from .compiled import Prepared
-from .config import ACTIVATIONS
+from .config import Sources, named
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
+from .layers import FeedForward
 from .linear import Linear, matrix
 from .rope import Window, additive_mask
 
 Masks = Mapping[Window, mx.array]
+FEED_FORWARD = {
+    "ff_norm": ["pre_feedforward_layernorm"],
+    "ff_post_norm": ["post_feedforward_layernorm"],
+    "ff.wi": ["mlp.gate_proj", "mlp.up_proj"],
+    "ff.wo": ["mlp.down_proj"],
+}
 
 
 class Norm(Prepared):
@@ -77,17 +84,6 @@ class SelfAttention(nn.Module):
             keys, values = memory.append(keys, values)
         mask, config = masks[self.kind.window], self.config
         return self.o(attend(queries, keys, values, mask, scale=config.scale, soft_cap=config.attention_cap))
-
-
-class FeedForward(nn.Module):
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[config.activation_name]
-        self.wi, self.wo = Linear(config.d_model, 2 * config.d_ff), Linear(config.d_ff, config.d_model)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        gate, x = mx.split(self.wi(x), 2, axis=-1)
-        return self.wo(self.activation(gate) * x)
 
 
 class EncoderLayer(nn.Module):
@@ -158,7 +154,7 @@ class Gemma(EncoderDecoder):
         """Of `LastLayer` what stands behind the attention."""
         layer, wi = self.decoder.layers[-1], mx.split(matrix(self.decoder.layers[-1].ff.wi), 2)
         wo, norm = through(layer.ff_post_norm, matrix(layer.ff.wo)), self.decoder.norm.factor
-        return layer.ff_norm.factor, [*wi], wo, norm, self.config.decoder.activation_name, 1.0
+        return layer.ff_norm.factor, [*wi], wo, norm, self.config.decoder.activation, 1.0
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.norm(hidden)
@@ -185,3 +181,22 @@ def through(norm: Norm, matrix: mx.array) -> mx.array:
     """(d, inputs), rescaled to what the norm behind it would make of it, if its inputs had a variance of 1."""
     size = mx.sqrt(mx.square(matrix.astype(mx.float32)).sum(axis=1).mean())
     return norm.factor[:, None] * matrix / mx.maximum(size, 1e-6)
+
+
+def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
+    """For `named`: of an attention with its norms."""
+    return {
+        f"{block}_norm": [f"pre_{tensor}_layernorm"],
+        f"{block}_post_norm": [f"post_{tensor}_layernorm"],
+        f"{block}_attention.q": [f"{tensor}.q_proj"],
+        f"{block}_attention.kv": [f"{tensor}.k_proj", f"{tensor}.v_proj"],
+        f"{block}_attention.o": [f"{tensor}.o_proj"],
+    }
+
+
+def stack_sources(stack: str, prefix: str, depth: int, layer: Mapping[str, Sequence[str]]) -> Sources:
+    """Of a whole stack; prefix: of its tensors."""
+    sources = named({"norm": ["norm"]}, f"{stack}.", f"{prefix}.")
+    for i in range(depth):
+        sources |= named(layer, f"{stack}.layers.{i}.", f"{prefix}.layers.{i}.")
+    return sources

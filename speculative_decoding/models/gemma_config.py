@@ -11,12 +11,12 @@ from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Value, Whole
 from .config import ACTIVATIONS, EndIds, checked_ids, require, shares
+from .layers import LayerConfig
 from .rope import Rope, Window
 
 RawConfig = Mapping[str, Any]
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-TANH_GELU = "gelu_pytorch_tanh"
 MOST_POSITIONS = (1 << 31) - 1
 # For both stacks. What sizes claim is compared with the tensors before any is read.
 CHECKS: Mapping[str, Value] = {
@@ -27,7 +27,7 @@ CHECKS: Mapping[str, Value] = {
     "num_attention_heads": Whole(1, 1 << 12),
     "num_key_value_heads": Whole(1, 1 << 12),
     "head_dim": Whole(2, 1 << 14),
-    "hidden_activation": Text([*ACTIVATIONS, TANH_GELU]),
+    "hidden_activation": Text([*ACTIVATIONS]),
     "max_position_embeddings": Whole(1, MOST_POSITIONS),
     "rms_norm_eps": Number(1e-35, 1),  # smaller ones are zero in float32
     "query_pre_attn_scalar": Number(1e-6, 1e6),
@@ -39,7 +39,7 @@ SOFT_CAP, THETA, FACTOR = Number(1e-3, 1e9), Number(1, 1e12), Number(1e-6, 1e6)
 DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "head_dim": 256,
-    "hidden_activation": TANH_GELU,
+    "hidden_activation": "gelu_pytorch_tanh",
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-6,
     "query_pre_attn_scalar": 256,
@@ -57,20 +57,12 @@ class LayerKind:
     window: Window
 
 
-@dataclass(frozen=True)
-class StackConfig:
-    """An encoder, or a decoder. scale: of the products of queries and keys. layers: which kind each is."""
+@dataclass(frozen=True, kw_only=True)
+class StackConfig(LayerConfig):
+    """An encoder, or a decoder. layers: which kind each is."""
 
     vocab_size: int
-    d_model: int
-    d_ff: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    activation: str
     norm_eps: float
-    scale: float
-    attention_cap: float | None
     logit_cap: float | None
     max_positions: int
     layers: Sequence[LayerKind]
@@ -78,10 +70,6 @@ class StackConfig:
     @property
     def divided(self) -> dict[str, int]:
         return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
-
-    @property
-    def activation_name(self) -> str:
-        return "gelu_new" if self.activation == TANH_GELU else self.activation
 
     @property
     def windows(self) -> Sequence[Window]:
@@ -228,6 +216,7 @@ class Section:
             activation=known["hidden_activation"],
             norm_eps=known["rms_norm_eps"],
             scale=known["query_pre_attn_scalar"] ** -0.5,
+            is_gated=True,
             attention_cap=known["attn_logit_softcapping"] if caps_scores else None,
             logit_cap=known["final_logit_softcapping"],
             max_positions=known["max_position_embeddings"],

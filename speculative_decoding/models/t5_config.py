@@ -9,6 +9,7 @@ from typing import Any
 from ..checkpoints import ID_FIELDS, Checkpoint
 from ..sampling.values import Number, Switch, Text, Value, Whole
 from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require, shares
+from .layers import LayerConfig
 
 # What Hugging Face assumes for a family where its config.json is silent; for T5 itself the defaults below.
 FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -114,8 +115,16 @@ class T5Config(EndIds):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
-    def inner_width(self) -> int:
-        return self.num_heads * self.d_kv
+    def layers(self) -> LayerConfig:
+        return LayerConfig(
+            d_model=self.d_model,
+            d_ff=self.d_ff,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.d_kv,
+            activation=self.activation_name,
+            is_gated=self.is_gated,
+        )
 
     @property
     def bias_per_layer(self) -> bool:

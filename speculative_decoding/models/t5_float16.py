@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
 from .config import HEAD, embedding_table
+from .t5 import layer_names
 from .t5_config import T5Config
-from .t5_tensors import layer_sources
 
 LIMIT = 2.0**15  # half of float16's range, so that rounding cannot tip it over
 HOMOGENEOUS = ("relu",)  # f(s * x) = s * f(x), so the scale may be put in front of it
@@ -79,7 +79,7 @@ class Block(NamedTuple):
 
 def blocks(config: T5Config, stack: str) -> Iterator[Block]:
     """All blocks of "encoder" or "decoder", in their order, by their tensors' names."""
-    names = layer_sources(config, has_cross_attention=stack == "decoder")
+    names = layer_names(config, has_cross_attention=stack == "decoder")
     is_homogeneous = config.is_gated or config.activation_name in HOMOGENEOUS
     for i in range(config.num_layers if stack == "encoder" else config.decoder_layers):
         here = {path: tuple(f"{stack}.block.{i}.layer.{name}.weight" for name in own) for path, own in names.items()}
