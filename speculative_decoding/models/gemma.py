@@ -32,26 +32,22 @@ FEED_FORWARD = {
 class Norm(Prepared):
     """RMS norm (Zhang and Sennrich 2019, 1910.07467) times 1 + weight."""
 
+    by_capacity = False
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = mx.zeros((width,))
         self.eps = eps
-        self._ready: tuple[mx.array, ...] = ()  # a weight, and its factor
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.factor, self.eps)
 
     @property
     def factor(self) -> mx.array:
-        return self._ready[1] if self._ready and self._ready[0] is self.weight else 1 + self.weight
+        return self.prepared()
 
-    def prepare(self, capacity: int) -> mx.array:
-        if not self._ready or self._ready[0] is not self.weight:
-            self._ready = self.weight, 1 + self.weight
-        return self._ready[1]
-
-    def forget(self) -> None:
-        self._ready = ()
+    def computed(self, capacity: int) -> mx.array:
+        return 1 + self.weight
 
 
 class SelfAttention(nn.Module):
