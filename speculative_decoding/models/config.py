@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import Checkpoint
+from ..checkpoints import ID_FIELDS, Checkpoint
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Value, Whole
+
+RawConfig = Mapping[str, Any]  # a parsed config.json
 
 MOST_ENDS = 64
 TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")  # under any, the embedding
@@ -80,6 +82,20 @@ def require(name: str, wanted: Value, found: object, file: str = "config.json") 
     except (ValueError, TypeError):
         message = f"{file}: {name!r} must be {wanted.wanted}, not {short(found)}"
         raise CheckpointError(message) from None
+
+
+def checked_fields(config: type, raw: RawConfig, defaults: RawConfig, path: str = "") -> dict[str, Any]:
+    """What config.json, or the part of it at `path`, says of a configuration's fields: each is annotated with what it
+    may be. Unknown keys are ignored; a missing or impossible one is named. defaults: before those of the class.
+    """
+    hints = get_type_hints(config, include_extras=True)
+    wanted = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    ids = [name for name in ID_FIELDS if name in hints]
+    known = {**defaults, **{name: raw[name] for name in (*wanted, *ids) if raw.get(name) is not None}}
+    for name, value in wanted.items():
+        if name in known or not hasattr(config, name):
+            require(path + name, value, known.get(name))
+    return known | checked_ids({name: known.get(name) for name in ids}, known["vocab_size"])
 
 
 def shares(divided: Mapping[str, int], processes: int) -> dict[str, Any]:
