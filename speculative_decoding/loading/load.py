@@ -93,7 +93,7 @@ def open_model(
     raw, checkpoint = checked_config(folder, gguf), checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         storage = replace(storage, dtype=None)  # conversion stored that type already
-    raw, checkpoint = transformed(raw, checkpoint, storage)
+    checkpoint = transformed(raw, checkpoint, storage)
     if launched is None:
         model = models.build(raw, checkpoint)
     else:
@@ -140,10 +140,8 @@ class Storage:
             raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
 
 
-def transformed(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
-) -> tuple[Mapping[str, Any], Checkpoint]:
-    """config.json and weights as `storage` says; each tensor is made when it is read.
+def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> Checkpoint:
+    """The weights as `storage` says; each tensor is made when it is read.
 
     Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
     Raises `CheckpointError` where config.json and tensors do not fit, before any is read.
@@ -154,8 +152,8 @@ def transformed(
         raise InputError(
             f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
         )
-    if dtype == "float16":
-        raw, checkpoint = models.for_float16(raw, checkpoint)
+    if dtype == "float16" and not models.fits_float16(raw):
+        raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
     if dtype is not None:
         checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
     if quantize is not None:
@@ -170,7 +168,7 @@ def transformed(
                 f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
-    return raw, checkpoint
+    return checkpoint
 
 
 def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:
