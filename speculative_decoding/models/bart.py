@@ -71,7 +71,7 @@ class BART(EncoderDecoder):
         super().__init__()
         self.config, norm = config, partial(nn.LayerNorm, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        encoder, decoder = (config.layers(stack, processes) for stack in ("encoder", "decoder"))
+        encoder, decoder = (config.layers(stack).share(processes) for stack in ("encoder", "decoder"))
         self.encoder = Stack(config, [Layer(encoder, norm) for _ in range(config.encoder_layers)])
         self.decoder = Stack(config, [Layer(decoder, norm, reads_memory=True) for _ in range(config.decoder_layers)])
         if not config.tie_word_embeddings:

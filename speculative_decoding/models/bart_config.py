@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Switch, Text, Whole
-from .config import ACTIVATIONS, HEAD, EndIds, RawConfig, checked_fields, embedding_table, is_same_table, shares
+from .config import ACTIVATIONS, HEAD, EndIds, RawConfig, checked_fields, embedding_table, is_same_table
 from .layers import LayerConfig
 
 LOGITS_BIAS = "final_logits_bias"
@@ -124,19 +124,17 @@ class BartConfig(EndIds):
         names = ("attention_heads", "ffn_dim")
         return {each: getattr(self, each) for each in (f"{stack}_{name}" for stack in STACKS for name in names)}
 
-    def layers(self, stack: str, processes: int = 1) -> LayerConfig:
-        """Of "encoder" or "decoder", as one of so many processes has them: its heads are as wide as they were."""
-        own = replace(self, **shares(self.divided, processes))
-        heads = getattr(own, f"{stack}_attention_heads")
-        width = self.d_model // getattr(self, f"{stack}_attention_heads")
+    def layers(self, stack: str) -> LayerConfig:
+        """Of "encoder" or "decoder"."""
+        heads = getattr(self, f"{stack}_attention_heads")
         return LayerConfig(
             d_model=self.d_model,
-            d_ff=getattr(own, f"{stack}_ffn_dim"),
+            d_ff=getattr(self, f"{stack}_ffn_dim"),
             num_heads=heads,
             num_kv_heads=heads,
-            head_dim=width,
+            head_dim=self.d_model // heads,
             activation=self.activation_function,
-            scale=width**-0.5,
+            scale=(self.d_model // heads) ** -0.5,
             has_bias=True,
             norm_first=self.family.norm_first,
         )

@@ -98,11 +98,6 @@ def checked_fields(config: type, raw: RawConfig, defaults: RawConfig, path: str 
     return known | checked_ids({name: known.get(name) for name in ids}, known["vocab_size"])
 
 
-def shares(divided: Mapping[str, int], processes: int) -> dict[str, Any]:
-    """Of sizes that so many processes share; at least 1 each."""
-    return {name: max(size // processes, 1) for name, size in divided.items()}
-
-
 def checked_ids(ids: Mapping[str, Any], vocab_size: int) -> dict[str, int | tuple[int, ...]]:
     """Special tokens by the names of their fields, all within the vocabulary; only the end may be several."""
     known_id, found = Whole(0, vocab_size - 1), dict[str, int | tuple[int, ...]]()

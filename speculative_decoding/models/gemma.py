@@ -110,7 +110,7 @@ class Gemma(EncoderDecoder):
     def __init__(self, config: GemmaConfig, processes: int, *, norm_heads: bool) -> None:
         super().__init__()
         self.config = config
-        encoder = config.share(processes).encoder
+        encoder = config.encoder.share(processes)
         attentions = (SelfAttention(encoder, kind, norm_heads=norm_heads) for kind in encoder.layers)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(encoder, [EncoderLayer(encoder, attention) for attention in attentions])

@@ -10,7 +10,7 @@ from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Whole
-from .config import ACTIVATIONS, EndIds, RawConfig, checked_fields, checked_ids, require, shares
+from .config import ACTIVATIONS, EndIds, RawConfig, checked_fields, checked_ids, require
 from .layers import LayerConfig
 from .rope import Rope, Window
 
@@ -67,10 +67,6 @@ class StackConfig(LayerConfig):
     layers: Sequence[LayerKind]
 
     @property
-    def divided(self) -> dict[str, int]:
-        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
-
-    @property
     def windows(self) -> Sequence[Window]:
         """Each once."""
         return [*dict.fromkeys(kind.window for kind in self.layers)]
@@ -93,14 +89,8 @@ class GemmaConfig(EndIds):
 
     @property
     def divided(self) -> dict[str, int]:
-        """Of fewer heads of keys than processes, several have the same."""
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return {f"{name}.{size}": count for name, stack in stacks.items() for size, count in stack.divided.items()}
-
-    def share(self, processes: int) -> GemmaConfig:
-        """The sizes of one of them."""
-        encoder, decoder = (replace(each, **shares(each.divided, processes)) for each in (self.encoder, self.decoder))
-        return replace(self, encoder=encoder, decoder=decoder)
 
     @property
     def vocab_size(self) -> int:

@@ -6,7 +6,8 @@ is in the masks that they are given. Gemma's layers share the parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -36,6 +37,15 @@ class LayerConfig:
     is_gated: bool = False
     has_bias: bool = False
     norm_first: bool = True
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """The sizes of which several processes have a share each."""
+        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
+
+    def share(self, processes: int) -> Self:
+        """As one of them has it; of fewer heads of keys than processes, several have the same."""
+        return replace(self, **{name: max(size // processes, 1) for name, size in self.divided.items()})
 
 
 class SelfAttention(nn.Module):

@@ -26,14 +26,14 @@ from .t5_config import T5Config
 class Stack(nn.Module):
     """What encoder and decoder have in common: layers, position biases, and a norm at the end."""
 
-    def __init__(self, config: T5Config, layers: Sequence[nn.Module], *, causal: bool) -> None:
+    def __init__(self, config: T5Config, layers: Sequence[Layer], *, causal: bool) -> None:
         super().__init__()
         self.layers = list(layers)
         self.norm = nn.RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.position_biases = RelativePositionBias(
             len(layers) if config.bias_per_layer else 1,
             config.relative_attention_num_buckets,
-            config.num_heads,
+            layers[0].self_attention.config.num_heads,
             config.relative_attention_max_distance,
             causal=causal,
         )
@@ -49,12 +49,12 @@ class T5(EncoderDecoder):
 
     def __init__(self, config: T5Config, processes: int = 1) -> None:
         super().__init__()
-        self.config, own = config, config.share(processes)
+        self.config, own = config, config.layers.share(processes)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
-        encoder = [Layer(own.layers, norm) for _ in range(config.num_layers)]
-        decoder = [Layer(own.layers, norm, reads_memory=True) for _ in range(config.decoder_layers)]
-        self.encoder, self.decoder = Stack(own, encoder, causal=False), Stack(own, decoder, causal=True)
+        encoder = [Layer(own, norm) for _ in range(config.num_layers)]
+        decoder = [Layer(own, norm, reads_memory=True) for _ in range(config.decoder_layers)]
+        self.encoder, self.decoder = Stack(config, encoder, causal=False), Stack(config, decoder, causal=True)
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 

@@ -17,7 +17,6 @@ from .config import (
     embedding_table,
     is_same_table,
     require,
-    shares,
 )
 from .layers import LayerConfig
 
@@ -85,18 +84,9 @@ class T5Config(EndIds):
     def divided(self) -> dict[str, int]:
         return {"num_heads": self.num_heads, "d_ff": self.d_ff}
 
-    def share(self, processes: int) -> T5Config:
-        """The sizes of one of them."""
-        return replace(self, **shares(self.divided, processes))
-
     @property
     def is_gated(self) -> bool:
         return self.feed_forward_proj.startswith("gated-")
-
-    @property
-    def activation_name(self) -> str:
-        name = self.feed_forward_proj.removeprefix("gated-")
-        return "gelu_new" if self.feed_forward_proj == "gated-gelu" else name
 
     @property
     def head_is_scaled(self) -> bool:
@@ -109,13 +99,15 @@ class T5Config(EndIds):
 
     @property
     def layers(self) -> LayerConfig:
+        """Of both stacks."""
+        name = self.feed_forward_proj.removeprefix("gated-")
         return LayerConfig(
             d_model=self.d_model,
             d_ff=self.d_ff,
             num_heads=self.num_heads,
             num_kv_heads=self.num_heads,
             head_dim=self.d_kv,
-            activation=self.activation_name,
+            activation="gelu_new" if self.feed_forward_proj == "gated-gelu" else name,
             is_gated=self.is_gated,
         )
 

@@ -39,7 +39,7 @@ class DecoderLayer(nn.Module):
 class T5Gemma(Gemma):
     def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
         super().__init__(config, processes, norm_heads=False)
-        decoder, width = config.share(processes).decoder, config.encoder.d_model
+        decoder, width = config.decoder.share(processes), config.encoder.d_model
         self.source_table = nn.Embedding(config.vocab_size, width)
         self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, width) for kind in decoder.layers])
 

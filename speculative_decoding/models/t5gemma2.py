@@ -59,7 +59,7 @@ class T5Gemma2(Gemma):
 
     def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
         super().__init__(config, processes, norm_heads=True)
-        self.end_of_image, own = mx.zeros((config.d_model,)), config.share(processes).decoder
+        self.end_of_image, own = mx.zeros((config.d_model,)), config.decoder.share(processes)
         self.decoder = Stack(own, [DecoderLayer(own, kind) for kind in own.layers])
 
     @property
