@@ -439,7 +439,7 @@ def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_options_of_convert_that_would_be_ignored_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for more in (["--group-size", "32"], ["--keep", "wo"], ["--revision", "main"]):
+    for more in (["--group-size", "32"], ["--revision", "main"]):
         assert (
             convert_command.main(["--model", str(BUNDLED / "t5-web-docs-draft"), "--output", "/nowhere/x", *more]) == 2
         )

@@ -74,7 +74,7 @@ def convert(
                 shutil.copyfile(folder / file_name, partial / file_name)
         quantization = None
         if storage.quantize is not None:
-            quantization = {"bits": storage.quantize, "group_size": storage.group_size, "keep": [*storage.keep]}
+            quantization = {"bits": storage.quantize, "group_size": storage.group_size}
         manifest.write(partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization)
     return output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,6 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
 WEIGHTS = "weights.npz"
 BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
 SELF_DRAFT, SELF_DRAFT_BITS = "self-8bit", 8  # the target itself, quantised, where there is no smaller relative
-KEEP = ("wo", "head")
-DEFAULT_KEEP: Sequence[str] = ("head",)  # measured: docs/LOG.md, "What to quantise"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -122,22 +120,19 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
 class Storage:
     """How weights are stored, or kept in memory. Raises `InputError` that names what cannot be.
 
-    dtype: one of `DTYPES`; None: as they are. quantize: 4 or 8 bits, in groups of `group_size` columns; None: not.
-    keep: layers that stay in `dtype` when the others are quantised; `KEEP` names them.
+    dtype: one of `DTYPES`; None: as they are. quantize: 4 or 8 bits, in groups of `group_size` columns; None: not. The
+    head stays in `dtype`, which halves the divergence at 4 bits (docs/LOG.md, "What to quantise").
     """
 
     dtype: str | None = None
     quantize: int | None = None
     group_size: int = 64
-    keep: Sequence[str] = DEFAULT_KEEP
 
     def __post_init__(self) -> None:
         for name, choices in (("dtype", (None, *DTYPES)), ("quantize", (None, *BITS)), ("group_size", GROUP_SIZES)):
             value = getattr(self, name)
             if not any(type(value) is type(each) and value == each for each in choices):
                 raise InputError(f"{name} must be one of {', '.join(map(str, filter(None, choices)))}, not {value!r}")
-        if unknown := set(self.keep) - set(KEEP):
-            raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
 
 
 def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> Checkpoint:
@@ -160,9 +155,8 @@ def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
         model = models.build(raw, checkpoint)
         sources = checked_sources(model, checkpoint)
         head = "head" if "head.weight" in sources else "embedding"  # where they are tied
-        kept = tuple(head if name == "head" else f"ff.{name}" for name in storage.keep)
         layers = quantizable(model, sources, storage.group_size)
-        names = {name for layer, names in layers.items() if not layer.endswith(kept) for name in names}
+        names = {name for layer, names in layers.items() if layer != head for name in names}
         if not names:
             raise InputError(
                 f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
