@@ -71,7 +71,7 @@ class BART(EncoderDecoder):
         super().__init__()
         self.config, norm = config, partial(nn.LayerNorm, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        encoder, decoder = (config.layers(stack).share(processes) for stack in ("encoder", "decoder"))
+        encoder, decoder = (stack.share(processes) for stack in (config.encoder, config.decoder))
         self.encoder = Stack(config, [Layer(encoder, norm) for _ in range(config.encoder_layers)])
         self.decoder = Stack(config, [Layer(decoder, norm, reads_memory=True) for _ in range(config.decoder_layers)])
         if not config.tie_word_embeddings:
@@ -112,7 +112,7 @@ class BART(EncoderDecoder):
         return self.embedding(tokens) if scale == 1 else self.embedding(tokens) * scale
 
     def last_layer(self) -> LastLayer:
-        return last_layer(self.decoder.layers[-1], self.config.layers("decoder"), self.decoder.get("norm"), 1.0)
+        return last_layer(self.decoder.layers[-1], self.config.decoder, self.decoder.get("norm"), 1.0)
 
     @classmethod
     def parameter_sources(cls, config: BartConfig, names: Set[str]) -> Sources:

@@ -11,8 +11,7 @@ import mlx.core as mx
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Switch, Text, Whole
-from .config import ACTIVATIONS, HEAD, EndIds, RawConfig, checked_fields, embedding_table, is_same_table
-from .layers import LayerConfig
+from .config import ACTIVATIONS, HEAD, EndIds, LayerConfig, RawConfig, checked_fields, embedding_table, is_same_table
 
 LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # rows in front of a learned table of positions that belong to no position
@@ -116,16 +115,19 @@ class BartConfig(EndIds):
         return replace(self, tie_word_embeddings=tied, has_logits_bias=bool(biased))
 
     @property
-    def memory_heads(self) -> int:
-        return self.decoder_attention_heads
-
-    @property
     def divided(self) -> dict[str, int]:
         names = ("attention_heads", "ffn_dim")
         return {each: getattr(self, each) for each in (f"{stack}_{name}" for stack in STACKS for name in names)}
 
-    def layers(self, stack: str) -> LayerConfig:
-        """Of "encoder" or "decoder"."""
+    @property
+    def encoder(self) -> LayerConfig:
+        return self._stack("encoder")
+
+    @property
+    def decoder(self) -> LayerConfig:
+        return self._stack("decoder")
+
+    def _stack(self, stack: str) -> LayerConfig:
         heads = getattr(self, f"{stack}_attention_heads")
         return LayerConfig(
             d_model=self.d_model,
@@ -146,11 +148,6 @@ class BartConfig(EndIds):
     @property
     def embedding_scale(self) -> float:
         return self.d_model**0.5 if self.scale_embedding else 1.0
-
-    @property
-    def num_heads(self) -> int:
-        """Of the encoder, which a source's memory is reckoned with."""
-        return self.encoder_attention_heads
 
     @property
     def max_source_tokens(self) -> int | None:

@@ -120,7 +120,8 @@ class EncoderDecoder(nn.Module):
         projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
         layers, whole = [LayerCache.of(*each, beams) for each in projected], list[LayerMemory]()
         if self.shares_memory:
-            whole = [LayerMemory(*(self.mirror.gathered(each, self.config.memory_heads) for each in projected[-1]))]
+            heads = self.config.decoder.num_kv_heads
+            whole = [LayerMemory(*(self.mirror.gathered(each, heads) for each in projected[-1]))]
         cache = DecoderCache(layers, additive(mask, memory.dtype), whole, self.mirror, beams=beams)
         self.mirror.submitted(cache.arrays)
         return cache

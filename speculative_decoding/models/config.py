@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Protocol, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, get_type_hints
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,6 +30,35 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """scale: of the products of queries and keys. attention_cap: see `attend`. is_gated: the feed-forward's second half
+    of units is multiplied by the activations of the first (Shazeer 2020, 2002.05202). norm_first: norms stand in front
+    of blocks, else behind them.
+    """
+
+    d_model: int
+    d_ff: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: str
+    scale: float = 1.0
+    attention_cap: float | None = None
+    is_gated: bool = False
+    has_bias: bool = False
+    norm_first: bool = True
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """The sizes of which several processes have a share each."""
+        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
+
+    def share(self, processes: int) -> Self:
+        """As one of them has it; of fewer heads of keys than processes, several have the same."""
+        return replace(self, **{name: max(size // processes, 1) for name, size in self.divided.items()})
+
+
 class EncoderDecoderConfig(Protocol):
     """What every part of the package may ask of a model, whatever its architecture."""
 
@@ -48,9 +78,6 @@ class EncoderDecoderConfig(Protocol):
     def pad_token_id(self) -> int: ...
 
     @property
-    def num_heads(self) -> int: ...
-
-    @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
     @property
@@ -58,8 +85,10 @@ class EncoderDecoderConfig(Protocol):
         """The longest source that the model was trained on, where its configuration says so."""
 
     @property
-    def memory_heads(self) -> int:
-        """How many heads the keys of the memory have."""
+    def encoder(self) -> LayerConfig: ...
+
+    @property
+    def decoder(self) -> LayerConfig: ...
 
     @property
     def divided(self) -> Mapping[str, int]:

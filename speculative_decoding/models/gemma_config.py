@@ -10,8 +10,7 @@ from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Whole
-from .config import ACTIVATIONS, EndIds, RawConfig, checked_fields, checked_ids, require
-from .layers import LayerConfig
+from .config import ACTIVATIONS, EndIds, LayerConfig, RawConfig, checked_fields, checked_ids, require
 from .rope import Rope, Window
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -84,10 +83,6 @@ class GemmaConfig(EndIds):
     eoi_token_index: int = MOST_POSITIONS
 
     @property
-    def memory_heads(self) -> int:
-        return self.decoder.num_kv_heads
-
-    @property
     def divided(self) -> dict[str, int]:
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return {f"{name}.{size}": count for name, stack in stacks.items() for size, count in stack.divided.items()}
@@ -103,10 +98,6 @@ class GemmaConfig(EndIds):
     @property
     def decoder_layers(self) -> int:
         return len(self.decoder.layers)
-
-    @property
-    def num_heads(self) -> int:
-        return self.decoder.num_heads
 
     @property
     def max_source_tokens(self) -> int:

@@ -6,46 +6,15 @@ is in the masks that they are given. Gemma's layers share the parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from .attention import attend, split_heads
 from .cache import LayerMemory
-from .config import ACTIVATIONS
+from .config import ACTIVATIONS, LayerConfig
 from .last_layer import LastLayer
 from .linear import Linear, matrix
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerConfig:
-    """scale: of the products of queries and keys. attention_cap: see `attend`. is_gated: the feed-forward's second half
-    of units is multiplied by the activations of the first (Shazeer 2020, 2002.05202). norm_first: norms stand in front
-    of blocks, else behind them.
-    """
-
-    d_model: int
-    d_ff: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    activation: str
-    scale: float = 1.0
-    attention_cap: float | None = None
-    is_gated: bool = False
-    has_bias: bool = False
-    norm_first: bool = True
-
-    @property
-    def divided(self) -> dict[str, int]:
-        """The sizes of which several processes have a share each."""
-        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
-
-    def share(self, processes: int) -> Self:
-        """As one of them has it; of fewer heads of keys than processes, several have the same."""
-        return replace(self, **{name: max(size // processes, 1) for name, size in self.divided.items()})
 
 
 class SelfAttention(nn.Module):

@@ -49,7 +49,7 @@ class T5(EncoderDecoder):
 
     def __init__(self, config: T5Config, processes: int = 1) -> None:
         super().__init__()
-        self.config, own = config, config.layers.share(processes)
+        self.config, own = config, config.encoder.share(processes)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
         encoder = [Layer(own, norm) for _ in range(config.num_layers)]
@@ -90,7 +90,7 @@ class T5(EncoderDecoder):
         return self.embedding(tokens)
 
     def last_layer(self) -> LastLayer:
-        return last_layer(self.decoder.layers[-1], self.config.layers, self.decoder.norm, self.logit_scale)
+        return last_layer(self.decoder.layers[-1], self.config.decoder, self.decoder.norm, self.logit_scale)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> Sources:

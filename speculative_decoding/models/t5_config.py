@@ -12,13 +12,13 @@ from .config import (
     ACTIVATIONS,
     HEAD,
     EndIds,
+    LayerConfig,
     RawConfig,
     checked_fields,
     embedding_table,
     is_same_table,
     require,
 )
-from .layers import LayerConfig
 
 # What Hugging Face assumes where config.json is silent, for T5 and for its relatives; besides the defaults below.
 IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -77,10 +77,6 @@ class T5Config(EndIds):
         return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
 
     @property
-    def memory_heads(self) -> int:
-        return self.num_heads
-
-    @property
     def divided(self) -> dict[str, int]:
         return {"num_heads": self.num_heads, "d_ff": self.d_ff}
 
@@ -98,8 +94,7 @@ class T5Config(EndIds):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
-    def layers(self) -> LayerConfig:
-        """Of both stacks."""
+    def encoder(self) -> LayerConfig:
         name = self.feed_forward_proj.removeprefix("gated-")
         return LayerConfig(
             d_model=self.d_model,
@@ -110,6 +105,8 @@ class T5Config(EndIds):
             activation="gelu_new" if self.feed_forward_proj == "gated-gelu" else name,
             is_gated=self.is_gated,
         )
+
+    decoder = encoder
 
     @property
     def bias_per_layer(self) -> bool:
