@@ -56,7 +56,8 @@ class LayerConfig:
 
     def share(self, processes: int) -> Self:
         """As one of them has it; of fewer heads of keys than processes, several have the same."""
-        return replace(self, **{name: max(size // processes, 1) for name, size in self.divided.items()})
+        sizes: dict[str, Any] = {name: max(size // processes, 1) for name, size in self.divided.items()}
+        return replace(self, **sizes)
 
 
 class EncoderDecoderConfig(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..checkpoints import Checkpoint
 from ..sampling.values import Number, Switch, Text, Whole
@@ -21,8 +21,8 @@ from .config import (
 )
 
 # What Hugging Face assumes where config.json is silent, for T5 and for its relatives; besides the defaults below.
-IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-FAMILY_DEFAULTS: Mapping[str, RawConfig] = {
+IDS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+FAMILY_DEFAULTS: Mapping[str, dict[str, Any]] = {
     "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "umt5": {"feed_forward_proj": "gated-gelu"},
 }
