@@ -147,8 +147,8 @@ def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
         raise InputError(
             f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
         )
-    if dtype == "float16" and not models.fits_float16(raw):
-        raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
+    if dtype == "float16":
+        models.require_fits_float16(raw, checkpoint)
     if dtype is not None:
         checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
     if quantize is not None:

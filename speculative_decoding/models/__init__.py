@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from ..sampling.options import short
 from .bart import BART
 from .bart_config import FAMILIES, BartConfig
@@ -51,8 +51,9 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, processes: int =
     return found.model(found.config(raw, checkpoint), processes)
 
 
-def fits_float16(raw: RawConfig) -> bool:
-    return find(raw).fits_float16
+def require_fits_float16(raw: RawConfig, checkpoint: Checkpoint) -> None:
+    if not find(raw).fits_float16:
+        raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
 
 
 def find(raw: RawConfig) -> Architecture:
@@ -65,4 +66,4 @@ def find(raw: RawConfig) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-__all__ = ["EncoderDecoder", "build", "fits_float16"]
+__all__ = ["EncoderDecoder", "build", "require_fits_float16"]

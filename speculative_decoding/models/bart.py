@@ -17,10 +17,10 @@ from .absolute_positions import LearnedPositions, SinusoidalPositions, causal
 from .bart_config import LEARNED_OFFSET, LOGITS_BIAS, BartConfig, prefix_of
 from .base import EncoderDecoder
 from .cache import LayerMemory, additive
-from .config import HEAD, Sources, embedding_table, named
 from .last_layer import LastLayer
 from .layers import Layer, last_layer
 from .linear import Linear
+from .tensors import HEAD, Sources, embedding_table, named
 
 ENCODER_LAYER = {
     "self_attention.qkv": [f"self_attn.{part}_proj" for part in "qkv"],

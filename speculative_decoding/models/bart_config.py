@@ -11,7 +11,8 @@ import mlx.core as mx
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Switch, Text, Whole
-from .config import ACTIVATIONS, HEAD, EndIds, LayerConfig, RawConfig, checked_fields, embedding_table, is_same_table
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, stated
+from .tensors import HEAD, embedding_table, is_same_table
 
 LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # rows in front of a learned table of positions that belong to no position
@@ -54,7 +55,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 @dataclass(frozen=True)
-class BartConfig(EndIds):
+class BartConfig:
     """The fields of config.json that matter here, under their Hugging Face names, with what each may be.
     has_logits_bias: the checkpoint holds a `final_logits_bias`, and it is not zero everywhere.
     """
@@ -69,7 +70,7 @@ class BartConfig(EndIds):
     encoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
     decoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
     pad_token_id: int
-    eos_token_id: int | tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
     max_position_embeddings: Annotated[int, Whole(1, 1 << 24)] = 1024
     activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
@@ -81,7 +82,8 @@ class BartConfig(EndIds):
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
-        config = cls(**checked_fields(cls, raw, FAMILIES[raw["model_type"]].defaults))
+        given = stated(raw, FAMILIES[raw["model_type"]].defaults)
+        config = cls(**checked_fields(cls, given), **checked_ids(given, given["vocab_size"]))
         config._check()
         return config if checkpoint is None else config.settled(checkpoint)
 

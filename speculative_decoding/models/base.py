@@ -18,11 +18,12 @@ from ..errors import CheckpointError
 from .attention import capped
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
 from .compiled import WIDTHS, Compiled, Prepared
-from .config import EncoderDecoderConfig, Sources
+from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
 from .linear import Head, rows_of
 from .mirror import ALONE, Mirror
+from .tensors import Sources
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 

@@ -14,11 +14,11 @@ from .attention import attend, split_heads
 from .base import EncoderDecoder
 from .cache import LayerMemory
 from .compiled import Prepared
-from .config import Sources, named
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .layers import FeedForward
 from .linear import Linear, matrix
 from .rope import Window, additive_mask
+from .tensors import Sources, named
 
 Masks = Mapping[Window, mx.array]
 FEED_FORWARD = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Whole
-from .config import ACTIVATIONS, EndIds, LayerConfig, RawConfig, checked_fields, checked_ids, require
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, stated
 from .rope import Rope, Window
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -72,12 +72,12 @@ class StackConfig(LayerConfig):
 
 
 @dataclass(frozen=True)
-class GemmaConfig(EndIds):
+class GemmaConfig:
     encoder: StackConfig
     decoder: StackConfig
     tie_word_embeddings: bool
     pad_token_id: int
-    eos_token_id: int | tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
     boi_token_index: int = MOST_POSITIONS  # of T5Gemma 2: the beginning of an image, and its end
     eoi_token_index: int = MOST_POSITIONS
@@ -145,8 +145,7 @@ def joined(raw: RawConfig, decoder: Section, encoder: StackConfig, decoder_stack
     for layer in (decoder.raw, raw):
         known |= {name: layer[name] for name in (*known, *ID_FIELDS) if layer.get(name) is not None}
     known.setdefault("decoder_start_token_id", known["bos_token_id"])
-    ids: Any = checked_ids({name: known[name] for name in ID_FIELDS}, encoder.vocab_size)
-    return GemmaConfig(encoder, decoder_stack, tied, **ids)
+    return GemmaConfig(encoder, decoder_stack, tied, **checked_ids(known, encoder.vocab_size))
 
 
 def section(raw: RawConfig, name: str) -> RawConfig:
@@ -161,7 +160,7 @@ class Section:
 
     def __init__(self, path: str, raw: RawConfig, defaults: Defaults) -> None:
         self.path, self.raw = path, raw
-        self.fields = StackFields(**checked_fields(StackFields, raw, defaults.fields, path))
+        self.fields = StackFields(**checked_fields(StackFields, stated(raw, defaults.fields), path))
         self.caps = {name: raw.get(name, usual) for name, usual in defaults.soft_caps.items()}
         for name, cap in self.caps.items():
             if cap is not None:

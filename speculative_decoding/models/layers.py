@@ -97,17 +97,9 @@ class Layer(nn.Module):
 
 def last_layer(layer: Layer, config: LayerConfig, norm: nn.Module | None, logit_scale: float) -> LastLayer:
     """norm: at the end of the decoder, where norms stand in front of blocks."""
-    cross, wi = layer.cross_attention, matrix(layer.ff.wi)
     norms = [layer.self_norm, layer.cross_norm, layer.ff_norm, norm][config.norm_first :]
     cross_norm, ff_norm, last_norm = (each.weight for each in norms[:3])
-    return LastLayer(
-        cross_norm,
-        matrix(cross.q) * config.scale,
-        matrix(cross.o),
-        ff_norm,
-        [*mx.split(wi, 2)] if config.is_gated else [wi],
-        matrix(layer.ff.wo),
-        last_norm,
-        config.activation,
-        logit_scale,
-    )
+    cross, wi, wo = layer.cross_attention, matrix(layer.ff.wi), matrix(layer.ff.wo)
+    q, o = matrix(cross.q) * config.scale, matrix(cross.o)
+    halves = [*mx.split(wi, 2)] if config.is_gated else [wi]
+    return LastLayer(cross_norm, q, o, ff_norm, halves, wo, last_norm, config.activation, logit_scale)

@@ -15,12 +15,12 @@ import mlx.nn as nn
 
 from .base import EncoderDecoder
 from .cache import LayerMemory, additive
-from .config import HEAD, Sources, embedding_table, named
 from .last_layer import LastLayer
 from .layers import Layer, last_layer
 from .linear import Linear
 from .positions import RelativePositionBias
 from .t5_config import T5Config
+from .tensors import HEAD, Sources, embedding_table, named
 
 
 class Stack(nn.Module):

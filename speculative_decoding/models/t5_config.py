@@ -8,17 +8,8 @@ from typing import Annotated, Any
 
 from ..checkpoints import Checkpoint
 from ..sampling.values import Number, Switch, Text, Whole
-from .config import (
-    ACTIVATIONS,
-    HEAD,
-    EndIds,
-    LayerConfig,
-    RawConfig,
-    checked_fields,
-    embedding_table,
-    is_same_table,
-    require,
-)
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, stated
+from .tensors import HEAD, embedding_table, is_same_table
 
 # What Hugging Face assumes where config.json is silent, for T5 and for its relatives; besides the defaults below.
 IDS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -31,7 +22,7 @@ FEED_FORWARDS = [prefix + name for prefix in ("", "gated-") for name in ACTIVATI
 
 
 @dataclass(frozen=True)
-class T5Config(EndIds):
+class T5Config:
     """The fields of config.json that matter here, under their Hugging Face names, with what each may be.
 
     No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the
@@ -45,7 +36,7 @@ class T5Config(EndIds):
     num_layers: Annotated[int, Whole(1, 512)]
     num_heads: Annotated[int, Whole(1, 1 << 12)]
     pad_token_id: int
-    eos_token_id: int | tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
     num_decoder_layers: Annotated[int | None, Whole(1, 512)] = None
     relative_attention_num_buckets: Annotated[int, Whole(4, 1 << 14)] = 32
@@ -61,7 +52,8 @@ class T5Config(EndIds):
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
-        config = cls(**checked_fields(cls, raw, IDS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {})))
+        given = stated(raw, IDS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
+        config = cls(**checked_fields(cls, given), **checked_ids(given, given["vocab_size"]))
         far = Whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
         require("relative_attention_max_distance", far, config.relative_attention_max_distance)
         return config if checkpoint is None else config.settled(checkpoint)

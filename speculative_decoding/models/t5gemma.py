@@ -11,12 +11,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .cache import LayerMemory
-from .config import Sources
 from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .last_layer import LastLayer
 from .layers import CrossAttention, FeedForward
 from .linear import matrix
+from .tensors import Sources
 
 
 class DecoderLayer(nn.Module):

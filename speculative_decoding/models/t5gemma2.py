@@ -12,12 +12,12 @@ import mlx.nn as nn
 
 from .attention import Keys, attend_together
 from .cache import LayerMemory
-from .config import Sources
 from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .last_layer import LastLayer
 from .layers import FeedForward
 from .linear import matrix
+from .tensors import Sources
 
 TEXT = "model.encoder.text_model"  # as transformers 5 names it in memory; files leave out the last word
 TABLES = ("model.encoder.embed_tokens", f"{TEXT}.embed_tokens", "model.decoder.embed_tokens")
