@@ -107,7 +107,7 @@ def norms_elsewhere(model: BART) -> None:
 
 def unscaled_attention(model: BART) -> None:
     for layer in model.decoder.layers:
-        layer.cross_attention.scale = 1.0
+        layer.cross_attention.config = replace(layer.cross_attention.config, scale=1.0)
 
 
 def no_logits_bias(model: BART) -> None:

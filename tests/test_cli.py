@@ -22,7 +22,7 @@ from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, abouts, default
+from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, abouts, default
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -214,7 +214,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--num-draft", "-1"], "--num-draft: must be a whole number, 0 to 64 or one of auto, heuristic"),
+        (["--num-draft", "-1"], "--num-draft: must be a whole number, 0 to 64 or one of auto"),
         (["--num-draft", "many"], "--num-draft"),
         (["--delta", "1.5"], "--delta: must be a number, 0 to 1, not '1.5'"),
         (["--delta", "nan"], "--delta"),
@@ -422,7 +422,7 @@ def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
     without = {"logprobs", "timed"}  # for Python
     flags = {name for action in main_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in abouts()} - flags == {flag(name) for name in without}
-    for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", SCHEDULES)):
+    for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", ("auto",))):
         for name in names:
             assert vars(main_parser().parse_args([flag(option), name])) == {option: name}
     assert not vars(main_parser().parse_args([]))  # what is not given leaves no value
@@ -439,7 +439,7 @@ def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_options_of_convert_that_would_be_ignored_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for more in (["--group-size", "32"], ["--keep", "wo"], ["--revision", "main"]):
+    for more in (["--group-size", "32"], ["--revision", "main"]):
         assert (
             convert_command.main(["--model", str(BUNDLED / "t5-web-docs-draft"), "--output", "/nowhere/x", *more]) == 2
         )

@@ -22,6 +22,7 @@ from speculative_decoding.loading.load import Storage
 from speculative_decoding.models import attention, base, gemma, gemma_config, t5gemma, t5gemma2
 from speculative_decoding.models.attention import Keys, attend, attend_together
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.config import ACTIVATIONS
 from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.rope import Rope, Window
 from speculative_decoding.training.students import matrix_of
@@ -338,8 +339,7 @@ def no_soft_cap_on_logits(patch: pytest.MonkeyPatch) -> None:
 
 
 def exact_gelu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gemma_config, "TANH_GELU", "another")
-    patch.setitem(gemma.ACTIVATIONS, "gelu_pytorch_tanh", gemma.ACTIVATIONS["gelu"])  # type: ignore[index]
+    patch.setitem(ACTIVATIONS, "gelu_pytorch_tanh", ACTIVATIONS["gelu"])  # type: ignore[arg-type]
 
 
 def cross_keys_not_normed(patch: pytest.MonkeyPatch) -> None:

@@ -42,17 +42,12 @@ def test_a_folder_alone_tells_how_it_is_quantised(bits: int, group_size: int, tm
     assert mx.array_equal(*logits)
 
 
-@pytest.mark.parametrize(
-    ("keep", "kept"),
-    [((), set()), (("head",), {"embedding"}), (("wo", "head"), {"embedding", "decoder.layers.0.ff.wo"})],
-)
-def test_what_is_kept_stays_exact(keep: tuple[str, ...], kept: set[str], tmp_path: Path) -> None:
-    model, _ = load(convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4, keep=keep)))
+def test_the_head_is_kept_and_stays_exact(tmp_path: Path) -> None:
+    model, _ = load(convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4)))
     layers = quantized_layers(model)
-    assert ({"embedding", "decoder.layers.0.ff.wo"} - kept) <= layers.keys() and not kept & layers.keys()
+    assert "decoder.layers.0.ff.wo" in layers and "embedding" not in layers
     original, _ = load(DRAFT)
-    if "head" in keep:
-        assert mx.array_equal(model.embedding.weight, original.embedding.weight)
+    assert mx.array_equal(model.embedding.weight, original.embedding.weight)
 
 
 def test_the_head_is_the_embedding_only_where_they_are_tied(tmp_path: Path) -> None:
@@ -89,8 +84,6 @@ def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
     folder = save_hugging_face(tiny_model(), tmp_path / "hf", CONFIG)  # rows of 16 and 32
     with pytest.raises(InputError, match="groups of 64"):
         load(folder, quantize=4)
-    with pytest.raises(InputError, match="keep must be among"):
-        convert(str(DRAFT), tmp_path / "keep", Storage("bfloat16", 4, keep=("norm",)))
     for options in ({"quantize": 3}, {"quantize": 4, "group_size": 48}):
         with pytest.raises(InputError, match="must be one of"):
             load(DRAFT, **options)

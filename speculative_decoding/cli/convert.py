@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..loading.load import BITS, DTYPES, GROUP_SIZES, KEEP
+from ..loading.load import BITS, DTYPES, GROUP_SIZES
 from . import common
 from .common import say
 from .parser import Parser
@@ -30,7 +30,6 @@ def convert_parser(program: str) -> Parser:
     add("--dtype", choices=tuple(DTYPES), help="the type to store weights in (default: bfloat16)")
     add("--quantize", type=int, choices=BITS, help="store matrices in that many bits")
     add("--group-size", type=int, choices=GROUP_SIZES, help="with --quantize: columns that share a scale (default: 64)")
-    add("--keep", nargs="*", choices=KEEP, help="with --quantize: layers that stay in --dtype (default: head)")
     add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     add("--force", action="store_true", help="replace an existing output folder")
     return parser
@@ -51,8 +50,8 @@ def convert(chosen: argparse.Namespace) -> int:
             raise InputError(f"--verify {chosen.verify} only checks that folder; leave the other options out")
         say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files are what the manifest says")
         return 0
-    if "quantize" not in given and {"group_size", "keep"} & given.keys():
-        raise InputError("--group-size and --keep say how to quantise; give --quantize 4 or 8 too, or leave them out")
+    if "quantize" not in given and "group_size" in given:
+        raise InputError("--group-size says how to quantise; give --quantize 4 or 8 too, or leave it out")
 
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -67,7 +66,7 @@ def convert(chosen: argparse.Namespace) -> int:
 
     started = time.perf_counter()
     try:
-        storage = {name: given.pop(name) for name in ("dtype", "quantize", "group_size", "keep") if name in given}
+        storage = {name: given.pop(name) for name in ("dtype", "quantize", "group_size") if name in given}
         stored = Storage(**{"dtype": "bfloat16", **storage})
         output = conversion.convert(given.pop("model"), given.pop("output", None), stored, **given, progress=show)
     finally:

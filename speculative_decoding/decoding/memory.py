@@ -55,7 +55,7 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
     """Raise `InputError` for a source whose encoding does not fit into the memory. Attention grows with its square."""
     if source_tokens <= LONGEST_TOGETHER:
         return
-    needed, there = SCORES * 4 * model.config.num_heads * source_tokens**2, available_memory()
+    needed, there = SCORES * 4 * model.config.encoder.num_heads * source_tokens**2, available_memory()
     if needed > there:
         raise InputError(
             f"prompt of {source_tokens} tokens: to encode so many takes about {needed / GB:.0f} GB of memory, "

@@ -57,9 +57,9 @@ def convert(
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
     original = checkpoints.read(folder)
-    config = checked_config(folder)
+    raw = checked_config(folder)
     load_tokenizer(folder)
-    raw, checkpoint = transformed(config, original, storage)
+    checkpoint = transformed(raw, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
@@ -74,7 +74,7 @@ def convert(
                 shutil.copyfile(folder / file_name, partial / file_name)
         quantization = None
         if storage.quantize is not None:
-            quantization = {"bits": storage.quantize, "group_size": storage.group_size, "keep": [*storage.keep]}
+            quantization = {"bits": storage.quantize, "group_size": storage.group_size}
         manifest.write(partial, source=name, revision=revision, dtype=storage.dtype, quantization=quantization)
     return output
 

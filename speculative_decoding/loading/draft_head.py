@@ -97,7 +97,7 @@ def target_facts(target: EncoderDecoder) -> dict[str, Any]:
         "vocab_size": target.config.vocab_size,
         "d_model": target.config.d_model,
         "decoder_layers": target.config.decoder_layers,
-        "heads": target.config.num_heads,
+        "heads": target.config.decoder.num_heads,
         "head_width": cross.shape[3],
     }
 

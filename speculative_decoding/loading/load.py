@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,6 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
 WEIGHTS = "weights.npz"
 BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
 SELF_DRAFT, SELF_DRAFT_BITS = "self-8bit", 8  # the target itself, quantised, where there is no smaller relative
-KEEP = ("wo", "head")
-DEFAULT_KEEP: Sequence[str] = ("head",)  # measured: docs/LOG.md, "What to quantise"
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
@@ -93,7 +91,7 @@ def open_model(
     raw, checkpoint = checked_config(folder, gguf), checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         storage = replace(storage, dtype=None)  # conversion stored that type already
-    raw, checkpoint = transformed(raw, checkpoint, storage)
+    checkpoint = transformed(raw, checkpoint, storage)
     if launched is None:
         model = models.build(raw, checkpoint)
     else:
@@ -122,28 +120,23 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
 class Storage:
     """How weights are stored, or kept in memory. Raises `InputError` that names what cannot be.
 
-    dtype: one of `DTYPES`; None: as they are. quantize: 4 or 8 bits, in groups of `group_size` columns; None: not.
-    keep: layers that stay in `dtype` when the others are quantised; `KEEP` names them.
+    dtype: one of `DTYPES`; None: as they are. quantize: 4 or 8 bits, in groups of `group_size` columns; None: not. The
+    head stays in `dtype`, which halves the divergence at 4 bits (docs/LOG.md, "What to quantise").
     """
 
     dtype: str | None = None
     quantize: int | None = None
     group_size: int = 64
-    keep: Sequence[str] = DEFAULT_KEEP
 
     def __post_init__(self) -> None:
         for name, choices in (("dtype", (None, *DTYPES)), ("quantize", (None, *BITS)), ("group_size", GROUP_SIZES)):
             value = getattr(self, name)
             if not any(type(value) is type(each) and value == each for each in choices):
                 raise InputError(f"{name} must be one of {', '.join(map(str, filter(None, choices)))}, not {value!r}")
-        if unknown := set(self.keep) - set(KEEP):
-            raise InputError(f"keep must be among {', '.join(KEEP)}, not {', '.join(sorted(unknown))}")
 
 
-def transformed(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
-) -> tuple[Mapping[str, Any], Checkpoint]:
-    """config.json and weights as `storage` says; each tensor is made when it is read.
+def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> Checkpoint:
+    """The weights as `storage` says; each tensor is made when it is read.
 
     Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
     Raises `CheckpointError` where config.json and tensors do not fit, before any is read.
@@ -155,22 +148,21 @@ def transformed(
             f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
         )
     if dtype == "float16":
-        raw, checkpoint = models.for_float16(raw, checkpoint)
+        models.require_fits_float16(raw, checkpoint)
     if dtype is not None:
         checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
     if quantize is not None:
         model = models.build(raw, checkpoint)
         sources = checked_sources(model, checkpoint)
         head = "head" if "head.weight" in sources else "embedding"  # where they are tied
-        kept = tuple(head if name == "head" else f"ff.{name}" for name in storage.keep)
         layers = quantizable(model, sources, storage.group_size)
-        names = {name for layer, names in layers.items() if not layer.endswith(kept) for name in names}
+        names = {name for layer, names in layers.items() if layer != head for name in names}
         if not names:
             raise InputError(
                 f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
-    return raw, checkpoint
+    return checkpoint
 
 
 def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:

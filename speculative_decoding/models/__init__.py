@@ -2,61 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short
-from . import t5_float16
 from .bart import BART
 from .bart_config import FAMILIES, BartConfig
 from .base import EncoderDecoder
+from .config import RawConfig
 from .gemma_config import t5gemma2_config, t5gemma_config
 from .t5 import T5
 from .t5_config import T5Config
 from .t5gemma import T5Gemma
 from .t5gemma2 import T5Gemma2
 
-RawConfig = Mapping[str, Any]  # a parsed config.json
-
 
 class Architecture(NamedTuple):
-    build: Callable[[RawConfig, Checkpoint | None, int], EncoderDecoder]
-    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
+    """config: of a parsed config.json, and of the checkpoint where that settles what config.json leaves open.
+    fits_float16: norms stand behind blocks, so that nothing adds up from layer to layer. Where it does, the stream
+    outgrows float16; Gemma's too, by the large norms behind its blocks (docs/LOG.md).
+    """
 
-
-def build_t5(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> T5:
-    return T5(T5Config.from_dict(raw, checkpoint), processes)
-
-
-def build_bart(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> BART:
-    return BART(BartConfig.from_dict(raw, checkpoint), processes)
-
-
-def build_t5gemma(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> T5Gemma:
-    return T5Gemma(t5gemma_config(raw), processes)
-
-
-def build_t5gemma2(raw: RawConfig, checkpoint: Checkpoint | None, processes: int) -> T5Gemma2:
-    return T5Gemma2(t5gemma2_config(raw), processes)
-
-
-def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models with norms behind blocks, in which nothing adds up from layer to layer."""
-    return raw, checkpoint
-
-
-def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models whose stream grows from layer to layer; Gemma's too, by the large norms behind its blocks (LOG.md)."""
-    raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
+    model: Callable[[Any, int], EncoderDecoder]
+    config: Callable[[RawConfig, Checkpoint | None], Any]
+    fits_float16: bool = False
 
 
 ARCHITECTURES = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(build_t5, t5_float16.for_float16)),
-    **{name: Architecture(build_bart, no_float16 if each.norm_first else unchanged) for name, each in FAMILIES.items()},
-    "t5gemma": Architecture(build_t5gemma, no_float16),
-    "t5gemma2": Architecture(build_t5gemma2, no_float16),
+    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict)),
+    **{name: Architecture(BART, BartConfig.from_dict, not each.norm_first) for name, each in FAMILIES.items()},
+    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw)),
+    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw)),
 }
 REFUSED = {
     "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
@@ -69,12 +47,13 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, processes: int =
     checkpoint: settles what some files' config.json leaves open. processes: how many share it; then it is what one of
     them has, see sharding.py.
     """
-    return find(raw).build(raw, checkpoint, processes)
+    found = find(raw)
+    return found.model(found.config(raw, checkpoint), processes)
 
 
-def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """config.json and weights of the same function, so scaled that they cannot overflow in float16."""
-    return find(raw).for_float16(raw, checkpoint)
+def require_fits_float16(raw: RawConfig, checkpoint: Checkpoint) -> None:
+    if not find(raw).fits_float16:
+        raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
 
 
 def find(raw: RawConfig) -> Architecture:
@@ -87,4 +66,4 @@ def find(raw: RawConfig) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-__all__ = ["EncoderDecoder", "build", "for_float16"]
+__all__ = ["EncoderDecoder", "build", "require_fits_float16"]

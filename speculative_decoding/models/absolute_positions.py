@@ -4,7 +4,6 @@ who sees only what is behind. T5's biases are in positions.py.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import lru_cache
 
 import mlx.core as mx
@@ -25,32 +24,9 @@ class AbsolutePositions(Prepared):
     lies outside of the table, so nothing is read that is none.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._ready: dict[int, tuple[object, mx.array]] = {}  # by capacity: what the table was made of, and the table
-
     def __call__(self, places: mx.array, capacity: int) -> mx.array:
-        """Positions (B, L) -> (B, L, d)."""
-        source, table = self._ready.get(capacity, (None, None))
-        if table is None or source is not self.source:
-            table = self._table(capacity)
-        return mx.take(table, places, axis=0)
-
-    @property
-    def source(self) -> object:
-        """What a table is made of: while this is the same object, so is the table."""
-        return None
-
-    @abstractmethod
-    def _table(self, capacity: int) -> mx.array:
-        """(capacity, d)."""
-
-    def prepare(self, capacity: int) -> mx.array:
-        self._ready[capacity] = self.source, self._table(capacity)
-        return self._ready[capacity][1]
-
-    def forget(self) -> None:
-        self._ready.clear()
+        """Positions (B, L) -> (B, L, d), of a table (capacity, d)."""
+        return mx.take(self.prepared(capacity), places, axis=0)
 
 
 class LearnedPositions(AbsolutePositions):
@@ -63,11 +39,7 @@ class LearnedPositions(AbsolutePositions):
         self.weight = mx.zeros((offset + positions, width))
         self.offset = offset
 
-    @property
-    def source(self) -> object:
-        return self.weight
-
-    def _table(self, capacity: int) -> mx.array:
+    def computed(self, capacity: int) -> mx.array:
         table = self.weight[self.offset : self.offset + capacity]
         return mx.pad(table, [(0, capacity - table.shape[0]), (0, 0)])
 
@@ -83,7 +55,11 @@ class SinusoidalPositions(AbsolutePositions):
         super().__init__()
         self.width, self.first, self.spread = width, first, spread
 
-    def _table(self, capacity: int) -> mx.array:
+    @property
+    def source(self) -> object:
+        return None
+
+    def computed(self, capacity: int) -> mx.array:
         return mx.array(sinusoids(self.first, capacity, self.width, self.spread))
 
 

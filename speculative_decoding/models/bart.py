@@ -7,104 +7,43 @@ et al. 2020, BART, 1910.13461; or in front of them) and in what the positions ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal
-from .attention import attend, split_heads
-from .bart_config import LEARNED_OFFSET, BartConfig
-from .bart_tensors import parameter_sources
+from .bart_config import LEARNED_OFFSET, LOGITS_BIAS, BartConfig, prefix_of
 from .base import EncoderDecoder
 from .cache import LayerMemory, additive
-from .config import ACTIVATIONS
 from .last_layer import LastLayer
-from .linear import Linear, matrix
+from .layers import Layer, last_layer
+from .linear import Linear
+from .tensors import HEAD, Sources, embedding_table, named
 
-LinearWithBias = partial(Linear, bias=True)
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, head_width: int) -> None:
-        super().__init__()
-        self.heads, self.inner, self.scale = heads, heads * head_width, head_width**-0.5
-        self.o = LinearWithBias(self.inner, width)
-
-
-class SelfAttention(Attention):
-    def __init__(self, width: int, heads: int, head_width: int) -> None:
-        super().__init__(width, heads, head_width)
-        self.qkv = LinearWithBias(width, 3 * self.inner)
-
-    def __call__(self, x: mx.array, batch: int, mask: mx.array, memory: LayerMemory | None = None) -> mx.array:
-        queries, keys, values = split_heads(self.qkv(x), batch, 3, self.heads)
-        if memory is not None:
-            keys, values = memory.append(keys, values)
-        return self.o(attend(queries, keys, values, mask, scale=self.scale))
-
-
-class CrossAttention(Attention):
-    def __init__(self, width: int, heads: int, head_width: int) -> None:
-        super().__init__(width, heads, head_width)
-        self.q, self.kv = LinearWithBias(width, self.inner), LinearWithBias(width, 2 * self.inner)
-
-    def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.heads)
-        return keys, values
-
-    def __call__(self, x: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
-        (queries,) = split_heads(self.q(x), memory.prompts, 1, self.heads)
-        return self.o(attend(queries, memory.cross_keys, memory.cross_values, memory_mask, scale=self.scale))
-
-
-class FeedForward(nn.Module):
-    def __init__(self, width: int, units: int, activation: str) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[activation]
-        self.wi, self.wo = LinearWithBias(width, units), LinearWithBias(units, width)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.wo(self.activation(self.wi(x)))
-
-
-class Layer(nn.Module):
-    def __init__(self, config: BartConfig, heads: int, head_width: int, units: int) -> None:
-        super().__init__()
-        width = config.d_model
-        self.norm_first = config.family.norm_first
-        self.self_norm, self.self_attention = nn.LayerNorm(width), SelfAttention(width, heads, head_width)
-        self.ff_norm, self.ff = nn.LayerNorm(width), FeedForward(width, units, config.activation_name)
-
-    def add(self, x: mx.array, norm: nn.LayerNorm, block: Callable[[mx.array], mx.array]) -> mx.array:
-        return x + block(norm(x)) if self.norm_first else norm(x + block(x))
-
-
-class EncoderLayer(Layer):
-    def __call__(self, x: mx.array, batch: int, mask: mx.array) -> mx.array:
-        x = self.add(x, self.self_norm, lambda x: self.self_attention(x, batch, mask))
-        return self.add(x, self.ff_norm, self.ff)
-
-
-class DecoderLayer(Layer):
-    def __init__(self, config: BartConfig, heads: int, head_width: int, units: int) -> None:
-        super().__init__(config, heads, head_width, units)
-        width = config.d_model
-        self.cross_norm, self.cross_attention = nn.LayerNorm(width), CrossAttention(width, heads, head_width)
-
-    def __call__(self, x: mx.array, batch: int, mask: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
-        x = self.add(x, self.self_norm, lambda x: self.self_attention(x, batch, mask, memory))
-        x = self.add(x, self.cross_norm, lambda x: self.cross_attention(x, memory_mask, memory))
-        return self.add(x, self.ff_norm, self.ff)
+ENCODER_LAYER = {
+    "self_attention.qkv": [f"self_attn.{part}_proj" for part in "qkv"],
+    "self_attention.o": ["self_attn.out_proj"],
+    "self_norm": ["self_attn_layer_norm"],
+    "ff.wi": ["fc1"],
+    "ff.wo": ["fc2"],
+    "ff_norm": ["final_layer_norm"],
+}
+DECODER_LAYER = ENCODER_LAYER | {
+    "cross_attention.q": ["encoder_attn.q_proj"],
+    "cross_attention.kv": [f"encoder_attn.{part}_proj" for part in "kv"],
+    "cross_attention.o": ["encoder_attn.out_proj"],
+    "cross_norm": ["encoder_attn_layer_norm"],
+}
 
 
 class Stack(nn.Module):
     """What encoder and decoder have in common: positions, layers, and norms where the family has them."""
 
-    def __init__(self, config: BartConfig, layers: list[nn.Module]) -> None:
+    def __init__(self, config: BartConfig, layers: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.layers, family = layers, config.family
+        self.layers, family = list(layers), config.family
         if family.embedding_norm:
             self.embedding_norm = nn.LayerNorm(config.d_model)
         if family.norm_first:
@@ -130,12 +69,11 @@ class BART(EncoderDecoder):
 
     def __init__(self, config: BartConfig, processes: int = 1) -> None:
         super().__init__()
-        self.config, own, width = config, config.share(processes), config.d_model
+        self.config, norm = config, partial(nn.LayerNorm, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        encoder = own.encoder_attention_heads, width // config.encoder_attention_heads, own.encoder_ffn_dim
-        decoder = own.decoder_attention_heads, width // config.decoder_attention_heads, own.decoder_ffn_dim
-        self.encoder = Stack(config, [EncoderLayer(config, *encoder) for _ in range(config.encoder_layers)])
-        self.decoder = Stack(config, [DecoderLayer(config, *decoder) for _ in range(config.decoder_layers)])
+        encoder, decoder = (stack.share(processes) for stack in (config.encoder, config.decoder))
+        self.encoder = Stack(config, [Layer(encoder, norm) for _ in range(config.encoder_layers)])
+        self.decoder = Stack(config, [Layer(decoder, norm, reads_memory=True) for _ in range(config.decoder_layers)])
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
         if config.has_logits_bias:
@@ -174,22 +112,24 @@ class BART(EncoderDecoder):
         return self.embedding(tokens) if scale == 1 else self.embedding(tokens) * scale
 
     def last_layer(self) -> LastLayer:
-        layer = self.decoder.layers[-1]
-        cross, norms = layer.cross_attention, [layer.self_norm, layer.cross_norm, layer.ff_norm]
-        if layer.norm_first:
-            norms = [*norms[1:], self.decoder.norm]
-        return LastLayer(
-            norms[0].weight,
-            matrix(cross.q) * cross.scale,
-            matrix(cross.o),
-            norms[1].weight,
-            [matrix(layer.ff.wi)],
-            matrix(layer.ff.wo),
-            norms[2].weight,
-            self.config.activation_name,
-            1.0,
-        )
+        return last_layer(self.decoder.layers[-1], self.config.decoder, self.decoder.get("norm"), 1.0)
 
     @classmethod
-    def parameter_sources(cls, config: BartConfig, names: Set[str]) -> dict[str, tuple[str, ...]]:
-        return parameter_sources(config, names)
+    def parameter_sources(cls, config: BartConfig, names: Set[str]) -> Sources:
+        prefix, family = prefix_of(names), config.family
+        sources: Sources = {"embedding.weight": (embedding_table(names, prefix),)}
+        if not config.tie_word_embeddings:
+            sources["head.weight"] = (HEAD,)
+        if config.has_logits_bias:
+            sources["logits_bias"] = (LOGITS_BIAS,)
+        norms = {"embedding_norm": ["layernorm_embedding"]} if family.embedding_norm else {}
+        norms |= {"norm": ["layer_norm"]} if family.norm_first else {}
+        stacks = ("encoder", config.encoder_layers, ENCODER_LAYER), ("decoder", config.decoder_layers, DECODER_LAYER)
+        for stack, depth, layer in stacks:
+            ours, theirs, both = f"{stack}.", f"{prefix}{stack}.", ("weight", "bias")
+            sources |= named(norms, ours, theirs, both)
+            for i in range(depth):
+                sources |= named(layer, f"{ours}layers.{i}.", f"{theirs}layers.{i}.", both)
+            if family.learned_positions:
+                sources |= named({"positions": ["embed_positions"]}, ours, theirs)
+        return sources

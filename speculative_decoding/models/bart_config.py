@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import mlx.core as mx
 
-from ..checkpoints import ID_FIELDS, Checkpoint
+from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
-from ..sampling.values import Switch, Text, Value, Whole
-from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require, shares
+from ..sampling.values import Switch, Text, Whole
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, stated
+from .tensors import HEAD, embedding_table, is_same_table
 
 LOGITS_BIAS = "final_logits_bias"
 LEARNED_OFFSET = 2  # rows in front of a learned table of positions that belong to no position
 STACKS = ("encoder", "decoder")
-SHORT_NAMES = {"swish": "silu"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Family:
     norm_first: bool
     embedding_norm: bool
     learned_positions: bool
-    defaults: Mapping[str, Any]
+    defaults: RawConfig
     spread: bool = False
 
 
@@ -52,59 +52,38 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "marian": Family(norm_first=False, embedding_norm=False, learned_positions=False, defaults=MARIAN_IDS),
 }
-CHECKS: Mapping[str, Value] = {
-    "vocab_size": Whole(2, 1 << 24),
-    "d_model": Whole(4, 1 << 18),
-    "encoder_layers": Whole(1, 512),
-    "decoder_layers": Whole(1, 512),
-    "encoder_attention_heads": Whole(1, 1 << 12),
-    "decoder_attention_heads": Whole(1, 1 << 12),
-    "encoder_ffn_dim": Whole(1, 1 << 22),
-    "decoder_ffn_dim": Whole(1, 1 << 22),
-    "max_position_embeddings": Whole(1, 1 << 24),
-    "activation_function": Text([*ACTIVATIONS, *SHORT_NAMES]),
-    "scale_embedding": Switch("true or false"),
-    "tie_word_embeddings": Switch("true or false"),
-    "share_encoder_decoder_embeddings": Switch("true or false"),
-}
 
 
 @dataclass(frozen=True)
-class BartConfig(EndIds):
-    """The fields of config.json that matter here, under their Hugging Face names. has_logits_bias: the checkpoint holds
-    a `final_logits_bias`, and it is not zero everywhere.
+class BartConfig:
+    """The fields of config.json that matter here, under their Hugging Face names, with what each may be.
+    has_logits_bias: the checkpoint holds a `final_logits_bias`, and it is not zero everywhere.
     """
 
-    model_type: str
-    vocab_size: int
-    d_model: int
-    encoder_layers: int
-    decoder_layers: int
-    encoder_attention_heads: int
-    decoder_attention_heads: int
-    encoder_ffn_dim: int
-    decoder_ffn_dim: int
+    model_type: Annotated[str, Text()]
+    vocab_size: Annotated[int, Whole(2, 1 << 24)]
+    d_model: Annotated[int, Whole(4, 1 << 18)]
+    encoder_layers: Annotated[int, Whole(1, 512)]
+    decoder_layers: Annotated[int, Whole(1, 512)]
+    encoder_attention_heads: Annotated[int, Whole(1, 1 << 12)]
+    decoder_attention_heads: Annotated[int, Whole(1, 1 << 12)]
+    encoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
+    decoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
     pad_token_id: int
-    eos_token_id: int | tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
-    max_position_embeddings: int = 1024
-    activation_function: str = "gelu"
-    scale_embedding: bool = False
-    tie_word_embeddings: bool = True
-    share_encoder_decoder_embeddings: bool = True
+    max_position_embeddings: Annotated[int, Whole(1, 1 << 24)] = 1024
+    activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
+    scale_embedding: Annotated[bool, Switch("true or false")] = False
+    tie_word_embeddings: Annotated[bool, Switch("true or false")] = True
+    share_encoder_decoder_embeddings: Annotated[bool, Switch("true or false")] = True
     has_logits_bias: bool = False
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> BartConfig:
+    def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
-        names = {f.name for f in fields(cls)} - {"has_logits_bias"}
-        given = {name: raw[name] for name in names if raw.get(name) is not None}
-        known: dict[str, Any] = {**FAMILIES[raw["model_type"]].defaults, **given}
-        for name, check in CHECKS.items():
-            if name in known or not hasattr(cls, name):
-                require(name, check, known.get(name))
-        known |= checked_ids({name: known.get(name) for name in ID_FIELDS}, known["vocab_size"])
-        config = cls(**known)
+        given = stated(raw, FAMILIES[raw["model_type"]].defaults)
+        config = cls(**checked_fields(cls, given), **checked_ids(given, given["vocab_size"]))
         config._check()
         return config if checkpoint is None else config.settled(checkpoint)
 
@@ -138,34 +117,39 @@ class BartConfig(EndIds):
         return replace(self, tie_word_embeddings=tied, has_logits_bias=bool(biased))
 
     @property
-    def memory_heads(self) -> int:
-        return self.decoder_attention_heads
-
-    @property
     def divided(self) -> dict[str, int]:
         names = ("attention_heads", "ffn_dim")
         return {each: getattr(self, each) for each in (f"{stack}_{name}" for stack in STACKS for name in names)}
 
-    def share(self, processes: int) -> BartConfig:
-        """The sizes of one of them; its heads are as wide as they were."""
-        return replace(self, **shares(self.divided, processes))
+    @property
+    def encoder(self) -> LayerConfig:
+        return self._stack("encoder")
+
+    @property
+    def decoder(self) -> LayerConfig:
+        return self._stack("decoder")
+
+    def _stack(self, stack: str) -> LayerConfig:
+        heads = getattr(self, f"{stack}_attention_heads")
+        return LayerConfig(
+            d_model=self.d_model,
+            d_ff=getattr(self, f"{stack}_ffn_dim"),
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=self.d_model // heads,
+            activation=self.activation_function,
+            scale=(self.d_model // heads) ** -0.5,
+            has_bias=True,
+            norm_first=self.family.norm_first,
+        )
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.model_type]
 
     @property
-    def activation_name(self) -> str:
-        return SHORT_NAMES.get(self.activation_function, self.activation_function)
-
-    @property
     def embedding_scale(self) -> float:
         return self.d_model**0.5 if self.scale_embedding else 1.0
-
-    @property
-    def num_heads(self) -> int:
-        """Of the encoder, which a source's memory is reckoned with."""
-        return self.encoder_attention_heads
 
     @property
     def max_source_tokens(self) -> int | None:

@@ -23,6 +23,7 @@ from .generation_config import GenerationConfig
 from .last_layer import LastLayer
 from .linear import Head, rows_of
 from .mirror import ALONE, Mirror
+from .tensors import Sources
 
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
@@ -120,7 +121,8 @@ class EncoderDecoder(nn.Module):
         projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
         layers, whole = [LayerCache.of(*each, beams) for each in projected], list[LayerMemory]()
         if self.shares_memory:
-            whole = [LayerMemory(*(self.mirror.gathered(each, self.config.memory_heads) for each in projected[-1]))]
+            heads = self.config.decoder.num_kv_heads
+            whole = [LayerMemory(*(self.mirror.gathered(each, heads) for each in projected[-1]))]
         cache = DecoderCache(layers, additive(mask, memory.dtype), whole, self.mirror, beams=beams)
         self.mirror.submitted(cache.arrays)
         return cache
@@ -250,7 +252,7 @@ class EncoderDecoder(nn.Module):
 
     @classmethod
     @abstractmethod
-    def parameter_sources(cls, config: Any, names: Set[str]) -> dict[str, tuple[str, ...]]:
+    def parameter_sources(cls, config: Any, names: Set[str]) -> Sources:
         """For each parameter the Hugging Face tensors it is made of, joined along their first axis.
 
         This is the only place where names are translated. `names` are those that the checkpoint offers: some
@@ -270,7 +272,7 @@ class EncoderDecoder(nn.Module):
             self.load_weights([(path, value)], strict=False)
 
 
-def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
+def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:
     """`parameter_sources`, with every name, shape and kind of number checked against the checkpoint without reading
     data, and without the model's own parameters, which MLX computes only where they are used.
     """
@@ -294,15 +296,13 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> dict[str, 
     return sources
 
 
-def with_quantized(
-    model: EncoderDecoder, sources: dict[str, tuple[str, ...]], checkpoint: Checkpoint
-) -> dict[str, tuple[str, ...]]:
+def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoint) -> Sources:
     """Turn layers into quantised ones where the checkpoint has scales for them; their parameters have three parts.
 
     Bits and group size are read off the shapes, so a folder needs to say nothing about how it was quantised.
     """
     settings: dict[str, dict[str, int]] = {}
-    expanded: dict[str, tuple[str, ...]] = {}
+    expanded: Sources = {}
     shapes = dict(tree_flatten(model.parameters()))
     try:
         for path, names in sources.items():

@@ -5,6 +5,7 @@ nothing of what is computed.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import UserDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -50,16 +51,37 @@ class Compiled:
 
 
 class Prepared(nn.Module):
-    """A layer that keeps something computed from its weights, so that no pass computes it again.
-
-    It may be used only while the weights are the very arrays that it was computed from. What depends on a request is
-    never kept.
+    """A layer that keeps something computed from its weights, so that no pass computes it again. What depends on a
+    request is never kept.
     """
 
-    @abstractmethod
-    def prepare(self, capacity: int) -> mx.array:
-        """Compute it for passes that attend over `capacity` positions; an array, to be evaluated before the pass."""
+    by_capacity = True  # whether it is another for passes that attend over another number of positions
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # By capacity: its source, and what was computed. No dict, of which MLX would make a child.
+        self._prepared: UserDict[int, tuple[object, mx.array]] = UserDict()
+
+    @property
+    def source(self) -> object:
+        """What it is computed from: it may be used only while this is the very same object."""
+        return self.weight
 
     @abstractmethod
+    def computed(self, capacity: int) -> mx.array:
+        """For passes that attend over `capacity` positions."""
+
+    def prepared(self, capacity: int = 0) -> mx.array:
+        """What is kept, or else computed anew."""
+        source, array = self._prepared.get(capacity * self.by_capacity, (None, None))
+        return self.computed(capacity) if array is None or source is not self.source else array
+
+    def prepare(self, capacity: int) -> mx.array:
+        """Compute and keep it; an array, to be evaluated before a pass."""
+        array = self.prepared(capacity)
+        self._prepared[capacity * self.by_capacity] = self.source, array
+        return array
+
     def forget(self) -> None:
         """Give back what was prepared."""
+        self._prepared.clear()

@@ -14,37 +14,40 @@ from .attention import attend, split_heads
 from .base import EncoderDecoder
 from .cache import LayerMemory
 from .compiled import Prepared
-from .config import ACTIVATIONS
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
+from .layers import FeedForward
 from .linear import Linear, matrix
 from .rope import Window, additive_mask
+from .tensors import Sources, named
 
 Masks = Mapping[Window, mx.array]
+FEED_FORWARD = {
+    "ff_norm": ["pre_feedforward_layernorm"],
+    "ff_post_norm": ["post_feedforward_layernorm"],
+    "ff.wi": ["mlp.gate_proj", "mlp.up_proj"],
+    "ff.wo": ["mlp.down_proj"],
+}
 
 
 class Norm(Prepared):
     """RMS norm (Zhang and Sennrich 2019, 1910.07467) times 1 + weight."""
 
+    by_capacity = False
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = mx.zeros((width,))
         self.eps = eps
-        self._ready: tuple[mx.array, ...] = ()  # a weight, and its factor
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.factor, self.eps)
 
     @property
     def factor(self) -> mx.array:
-        return self._ready[1] if self._ready and self._ready[0] is self.weight else 1 + self.weight
+        return self.prepared()
 
-    def prepare(self, capacity: int) -> mx.array:
-        if not self._ready or self._ready[0] is not self.weight:
-            self._ready = self.weight, 1 + self.weight
-        return self._ready[1]
-
-    def forget(self) -> None:
-        self._ready = ()
+    def computed(self, capacity: int) -> mx.array:
+        return 1 + self.weight
 
 
 class SelfAttention(nn.Module):
@@ -79,17 +82,6 @@ class SelfAttention(nn.Module):
         return self.o(attend(queries, keys, values, mask, scale=config.scale, soft_cap=config.attention_cap))
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[config.activation_name]
-        self.wi, self.wo = Linear(config.d_model, 2 * config.d_ff), Linear(config.d_ff, config.d_model)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        gate, x = mx.split(self.wi(x), 2, axis=-1)
-        return self.wo(self.activation(gate) * x)
-
-
 class EncoderLayer(nn.Module):
     def __init__(self, config: StackConfig, attention: SelfAttention) -> None:
         super().__init__()
@@ -118,7 +110,7 @@ class Gemma(EncoderDecoder):
     def __init__(self, config: GemmaConfig, processes: int, *, norm_heads: bool) -> None:
         super().__init__()
         self.config = config
-        encoder = config.share(processes).encoder
+        encoder = config.encoder.share(processes)
         attentions = (SelfAttention(encoder, kind, norm_heads=norm_heads) for kind in encoder.layers)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(encoder, [EncoderLayer(encoder, attention) for attention in attentions])
@@ -158,7 +150,7 @@ class Gemma(EncoderDecoder):
         """Of `LastLayer` what stands behind the attention."""
         layer, wi = self.decoder.layers[-1], mx.split(matrix(self.decoder.layers[-1].ff.wi), 2)
         wo, norm = through(layer.ff_post_norm, matrix(layer.ff.wo)), self.decoder.norm.factor
-        return layer.ff_norm.factor, [*wi], wo, norm, self.config.decoder.activation_name, 1.0
+        return layer.ff_norm.factor, [*wi], wo, norm, self.config.decoder.activation, 1.0
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.norm(hidden)
@@ -185,3 +177,22 @@ def through(norm: Norm, matrix: mx.array) -> mx.array:
     """(d, inputs), rescaled to what the norm behind it would make of it, if its inputs had a variance of 1."""
     size = mx.sqrt(mx.square(matrix.astype(mx.float32)).sum(axis=1).mean())
     return norm.factor[:, None] * matrix / mx.maximum(size, 1e-6)
+
+
+def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
+    """For `named`: of an attention with its norms."""
+    return {
+        f"{block}_norm": [f"pre_{tensor}_layernorm"],
+        f"{block}_post_norm": [f"post_{tensor}_layernorm"],
+        f"{block}_attention.q": [f"{tensor}.q_proj"],
+        f"{block}_attention.kv": [f"{tensor}.k_proj", f"{tensor}.v_proj"],
+        f"{block}_attention.o": [f"{tensor}.o_proj"],
+    }
+
+
+def stack_sources(stack: str, prefix: str, depth: int, layer: Mapping[str, Sequence[str]]) -> Sources:
+    """Of a whole stack; prefix: of its tensors."""
+    sources = named({"norm": ["norm"]}, f"{stack}.", f"{prefix}.")
+    for i in range(depth):
+        sources |= named(layer, f"{stack}.layers.{i}.", f"{prefix}.layers.{i}.")
+    return sources

@@ -4,51 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, NamedTuple
 
 from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
-from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, EndIds, checked_ids, require, shares
+from ..sampling.values import Number, Switch, Text, Whole
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, stated
 from .rope import Rope, Window
 
-RawConfig = Mapping[str, Any]
-
 SLIDING, FULL = "sliding_attention", "full_attention"
-TANH_GELU = "gelu_pytorch_tanh"
 MOST_POSITIONS = (1 << 31) - 1
-# For both stacks. What sizes claim is compared with the tensors before any is read.
-CHECKS: Mapping[str, Value] = {
-    "vocab_size": Whole(2, 1 << 24),
-    "hidden_size": Whole(1, 1 << 18),
-    "intermediate_size": Whole(1, 1 << 22),
-    "num_hidden_layers": Whole(1, 512),
-    "num_attention_heads": Whole(1, 1 << 12),
-    "num_key_value_heads": Whole(1, 1 << 12),
-    "head_dim": Whole(2, 1 << 14),
-    "hidden_activation": Text([*ACTIVATIONS, TANH_GELU]),
-    "max_position_embeddings": Whole(1, MOST_POSITIONS),
-    "rms_norm_eps": Number(1e-35, 1),  # smaller ones are zero in float32
-    "query_pre_attn_scalar": Number(1e-6, 1e6),
-    "sliding_window": Whole(1, MOST_POSITIONS),
-    "attention_bias": Switch("true or false"),
-}
-SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # numbers, or null: none
 SOFT_CAP, THETA, FACTOR = Number(1e-3, 1e9), Number(1, 1e12), Number(1e-6, 1e6)
-DEFAULTS: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": TANH_GELU,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "attention_bias": False,
-}
 IMAGE_TOKENS = {"boi": 255_999, "eoi": 256_000}
-T5GEMMA: RawConfig = DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-T5GEMMA_2: RawConfig = DEFAULTS | {"max_position_embeddings": 1 << 17} | dict.fromkeys(SOFT_CAPS)
+
+
+@dataclass(frozen=True)
+class StackFields:
+    """Of config.json for one stack, under their Hugging Face names, with what each may be."""
+
+    vocab_size: Annotated[int, Whole(2, 1 << 24)]
+    hidden_size: Annotated[int, Whole(1, 1 << 18)]
+    intermediate_size: Annotated[int, Whole(1, 1 << 22)]
+    num_hidden_layers: Annotated[int, Whole(1, 512)]
+    num_attention_heads: Annotated[int, Whole(1, 1 << 12)]
+    num_key_value_heads: Annotated[int, Whole(1, 1 << 12)] = 4
+    head_dim: Annotated[int, Whole(2, 1 << 14)] = 256
+    hidden_activation: Annotated[str, Text([*ACTIVATIONS])] = "gelu_pytorch_tanh"
+    max_position_embeddings: Annotated[int, Whole(1, MOST_POSITIONS)] = 8192
+    rms_norm_eps: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller ones are zero in float32
+    query_pre_attn_scalar: Annotated[float, Number(1e-6, 1e6)] = 256
+    sliding_window: Annotated[int, Whole(1, MOST_POSITIONS)] = 4096
+    attention_bias: Annotated[bool, Switch("true or false")] = False
+
+
+class Defaults(NamedTuple):
+    """What a family adds to those of `StackFields`. soft_caps: numbers, or null: none."""
+
+    fields: RawConfig
+    soft_caps: Mapping[str, float | None]
+
+
+T5GEMMA = Defaults({}, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+T5GEMMA_2 = Defaults({"max_position_embeddings": 1 << 17}, dict.fromkeys(T5GEMMA.soft_caps))
 
 
 @dataclass(frozen=True)
@@ -57,31 +55,15 @@ class LayerKind:
     window: Window
 
 
-@dataclass(frozen=True)
-class StackConfig:
-    """An encoder, or a decoder. scale: of the products of queries and keys. layers: which kind each is."""
+@dataclass(frozen=True, kw_only=True)
+class StackConfig(LayerConfig):
+    """An encoder, or a decoder. layers: which kind each is."""
 
     vocab_size: int
-    d_model: int
-    d_ff: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    activation: str
     norm_eps: float
-    scale: float
-    attention_cap: float | None
     logit_cap: float | None
     max_positions: int
     layers: Sequence[LayerKind]
-
-    @property
-    def divided(self) -> dict[str, int]:
-        return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
-
-    @property
-    def activation_name(self) -> str:
-        return "gelu_new" if self.activation == TANH_GELU else self.activation
 
     @property
     def windows(self) -> Sequence[Window]:
@@ -90,30 +72,20 @@ class StackConfig:
 
 
 @dataclass(frozen=True)
-class GemmaConfig(EndIds):
+class GemmaConfig:
     encoder: StackConfig
     decoder: StackConfig
     tie_word_embeddings: bool
     pad_token_id: int
-    eos_token_id: int | tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
     boi_token_index: int = MOST_POSITIONS  # of T5Gemma 2: the beginning of an image, and its end
     eoi_token_index: int = MOST_POSITIONS
 
     @property
-    def memory_heads(self) -> int:
-        return self.decoder.num_kv_heads
-
-    @property
     def divided(self) -> dict[str, int]:
-        """Of fewer heads of keys than processes, several have the same."""
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return {f"{name}.{size}": count for name, stack in stacks.items() for size, count in stack.divided.items()}
-
-    def share(self, processes: int) -> GemmaConfig:
-        """The sizes of one of them."""
-        encoder, decoder = (replace(each, **shares(each.divided, processes)) for each in (self.encoder, self.decoder))
-        return replace(self, encoder=encoder, decoder=decoder)
 
     @property
     def vocab_size(self) -> int:
@@ -128,10 +100,6 @@ class GemmaConfig(EndIds):
         return len(self.decoder.layers)
 
     @property
-    def num_heads(self) -> int:
-        return self.decoder.num_heads
-
-    @property
     def max_source_tokens(self) -> int:
         return self.encoder.max_positions
 
@@ -139,7 +107,7 @@ class GemmaConfig(EndIds):
 def t5gemma_config(raw: RawConfig) -> GemmaConfig:
     """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
     encoder, decoder = (Section(f"{name}.", section(raw, name), T5GEMMA) for name in ("encoder", "decoder"))
-    own, theirs = encoder.window(), decoder.window()
+    own, theirs = encoder.fields.sliding_window, decoder.fields.sliding_window
     return joined(
         raw,
         decoder,
@@ -155,7 +123,7 @@ def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
     outer = section(raw, "encoder")
     encoder = Section("encoder.text_config.", section(outer, "text_config"), T5GEMMA_2)
     decoder = Section("decoder.", section(raw, "decoder"), T5GEMMA_2)
-    own, theirs = encoder.window(), decoder.window()
+    own, theirs = encoder.fields.sliding_window, decoder.fields.sliding_window
     stacks = (
         encoder.stack({SLIDING: Window((own + 1) // 2 - 1, own // 2), FULL: Window()}, every=6, caps_scores=False),
         decoder.stack({SLIDING: Window(theirs - 1, 0), FULL: Window(None, 0)}, every=6, caps_scores=False),
@@ -177,8 +145,7 @@ def joined(raw: RawConfig, decoder: Section, encoder: StackConfig, decoder_stack
     for layer in (decoder.raw, raw):
         known |= {name: layer[name] for name in (*known, *ID_FIELDS) if layer.get(name) is not None}
     known.setdefault("decoder_start_token_id", known["bos_token_id"])
-    ids: Any = checked_ids({name: known[name] for name in ID_FIELDS}, encoder.vocab_size)
-    return GemmaConfig(encoder, decoder_stack, tied, **ids)
+    return GemmaConfig(encoder, decoder_stack, tied, **checked_ids(known, encoder.vocab_size))
 
 
 def section(raw: RawConfig, name: str) -> RawConfig:
@@ -191,51 +158,47 @@ def section(raw: RawConfig, name: str) -> RawConfig:
 class Section:
     """The part of config.json for one stack; path: where it stands there."""
 
-    def __init__(self, path: str, raw: RawConfig, defaults: RawConfig) -> None:
+    def __init__(self, path: str, raw: RawConfig, defaults: Defaults) -> None:
         self.path, self.raw = path, raw
-        self.known = {**defaults, **{name: raw[name] for name in CHECKS if raw.get(name) is not None}}
-        self.known |= {name: raw[name] for name in SOFT_CAPS if name in raw}
-        for name, check in CHECKS.items():
-            require(path + name, check, self.known.get(name))
-        for name in SOFT_CAPS:
-            if self.known[name] is not None:
-                require(path + name, SOFT_CAP, self.known[name])
-        self.require_that(not self.known["attention_bias"], "attention_bias", "false")
-        self.require_that(self.known["head_dim"] % 2 == 0, "head_dim", "even")
-        heads, shared = self.known["num_attention_heads"], self.known["num_key_value_heads"]
-        self.require_that(heads % shared == 0, "num_key_value_heads", f"a divisor of {heads}")
+        self.fields = StackFields(**checked_fields(StackFields, stated(raw, defaults.fields), path))
+        self.caps = {name: raw.get(name, usual) for name, usual in defaults.soft_caps.items()}
+        for name, cap in self.caps.items():
+            if cap is not None:
+                require(path + name, SOFT_CAP, cap)
+        known = self.fields
+        self.require_that(not known.attention_bias, "attention_bias", "false")
+        self.require_that(known.head_dim % 2 == 0, "head_dim", "even")
+        wanted = f"a divisor of {known.num_attention_heads}"
+        self.require_that(known.num_attention_heads % known.num_key_value_heads == 0, "num_key_value_heads", wanted)
 
     def require_that(self, holds: bool, name: str, wanted: str, found: object = None) -> None:
         if not holds:
-            found = self.known.get(name) if found is None else found
+            found = getattr(self.fields, name) if found is None else found
             raise CheckpointError(f"config.json: {self.path + name!r} must be {wanted}, not {short(found)}")
-
-    def window(self) -> int:
-        window: int = self.known["sliding_window"]
-        return window
 
     def stack(self, windows: Mapping[str, Window], *, every: int, caps_scores: bool = True) -> StackConfig:
         """windows: of each type of layer. every: which layers see all, where config.json does not say it."""
-        known = self.known
+        known = self.fields
         kinds = {kind: LayerKind(self.rope(kind, per_kind=every == 6), windows[kind]) for kind in windows}
         return StackConfig(
-            vocab_size=known["vocab_size"],
-            d_model=known["hidden_size"],
-            d_ff=known["intermediate_size"],
-            num_heads=known["num_attention_heads"],
-            num_kv_heads=known["num_key_value_heads"],
-            head_dim=known["head_dim"],
-            activation=known["hidden_activation"],
-            norm_eps=known["rms_norm_eps"],
-            scale=known["query_pre_attn_scalar"] ** -0.5,
-            attention_cap=known["attn_logit_softcapping"] if caps_scores else None,
-            logit_cap=known["final_logit_softcapping"],
-            max_positions=known["max_position_embeddings"],
+            vocab_size=known.vocab_size,
+            d_model=known.hidden_size,
+            d_ff=known.intermediate_size,
+            num_heads=known.num_attention_heads,
+            num_kv_heads=known.num_key_value_heads,
+            head_dim=known.head_dim,
+            activation=known.hidden_activation,
+            norm_eps=known.rms_norm_eps,
+            scale=known.query_pre_attn_scalar**-0.5,
+            is_gated=True,
+            attention_cap=self.caps["attn_logit_softcapping"] if caps_scores else None,
+            logit_cap=self.caps["final_logit_softcapping"],
+            max_positions=known.max_position_embeddings,
             layers=tuple(kinds[kind] for kind in self.layer_types(every)),
         )
 
     def layer_types(self, every: int) -> Sequence[str]:
-        found, count = self.raw.get("layer_types"), self.known["num_hidden_layers"]
+        found, count = self.raw.get("layer_types"), self.fields.num_hidden_layers
         if found is None:
             every = self.raw.get("sliding_window_pattern", every)
             require(self.path + "sliding_window_pattern", Whole(1, MOST_POSITIONS), every)

@@ -17,9 +17,10 @@ class Linear(Prepared, nn.Linear):
     view, but a node in the graph of every pass, unless it has been evaluated before the pass is traced.
     """
 
+    by_capacity = False
+
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
-        self._ready: tuple[mx.array, ...] = ()  # a weight, and its view
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.addmm(self.bias, x, self.transposed) if "bias" in self else x @ self.transposed
@@ -27,15 +28,10 @@ class Linear(Prepared, nn.Linear):
     @property
     def transposed(self) -> mx.array:
         """(inputs, outputs)."""
-        return self._ready[1] if self._ready and self._ready[0] is self.weight else self.weight.T
+        return self.prepared()
 
-    def prepare(self, capacity: int) -> mx.array:
-        if not self._ready or self._ready[0] is not self.weight:
-            self._ready = self.weight, self.weight.T
-        return self._ready[1]
-
-    def forget(self) -> None:
-        self._ready = ()
+    def computed(self, capacity: int) -> mx.array:
+        return self.weight.T
 
 
 def matrix(layer: nn.Module) -> mx.array:

@@ -41,7 +41,6 @@ class RelativePositionBias(Prepared):
         self.weight = mx.zeros((tables * num_buckets, heads))
         self.tables, self.num_buckets, self.heads = tables, num_buckets, heads
         self.max_distance, self.causal = max_distance, causal
-        self._ready: dict[int, tuple[mx.array, mx.array]] = {}  # by capacity: a weight, and its windows
 
     def __call__(self, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
         """The additive mask of each table, (B, H, length, capacity): query i of a row stands at position offset + i,
@@ -49,16 +48,13 @@ class RelativePositionBias(Prepared):
 
         offsets: (B,), one for each row.
         """
-        weight, windows = self._ready.get(capacity, (None, None))
-        if windows is None or weight is not self.weight:
-            windows = self._windows(capacity)
         # Which window each query of a row at offset 0 adds to its scores, (tables * H, length).
         first = (2 * capacity - 1) * np.arange(self.tables * self.heads)[:, None] + capacity - 1
         numbers = mx.array((first - np.arange(length)).astype(np.int32))
-        masks = mx.take(windows, numbers - offsets[:, None, None], axis=0)
+        masks = mx.take(self.prepared(capacity), numbers - offsets[:, None, None], axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
 
-    def _windows(self, capacity: int) -> mx.array:
+    def computed(self, capacity: int) -> mx.array:
         """For each (table, head) a line of biases by distance, 2 * capacity - 1 long, one behind the other; of that,
         every window of `capacity`, as views: one is what a query at one position adds to its scores.
         """
@@ -69,10 +65,3 @@ class RelativePositionBias(Prepared):
         buckets = buckets_by_distance(capacity, self.causal, self.num_buckets, self.max_distance)
         lines = mx.take(tables, mx.array(buckets), axis=1).swapaxes(1, 2).flatten()
         return mx.as_strided(lines, (lines.size - capacity + 1, capacity), (1, 1))
-
-    def prepare(self, capacity: int) -> mx.array:
-        self._ready[capacity] = self.weight, self._windows(capacity)
-        return self._ready[capacity][1]
-
-    def forget(self) -> None:
-        self._ready.clear()

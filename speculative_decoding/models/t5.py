@@ -13,101 +13,27 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import attend, split_heads
 from .base import EncoderDecoder
 from .cache import LayerMemory, additive
-from .config import ACTIVATIONS
 from .last_layer import LastLayer
-from .linear import Linear, matrix
+from .layers import Layer, last_layer
+from .linear import Linear
 from .positions import RelativePositionBias
 from .t5_config import T5Config
-from .t5_tensors import parameter_sources
-
-
-class SelfAttention(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.heads = config.num_heads
-        self.qkv = Linear(config.d_model, 3 * config.inner_width)
-        self.o = Linear(config.inner_width, config.d_model)
-
-    def __call__(self, x: mx.array, batch: int, bias: mx.array, memory: LayerMemory | None = None) -> mx.array:
-        queries, keys, values = split_heads(self.qkv(x), batch, 3, self.heads)
-        if memory is not None:
-            keys, values = memory.append(keys, values)
-        return self.o(attend(queries, keys, values, bias))
-
-
-class CrossAttention(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.heads = config.num_heads
-        self.q = Linear(config.d_model, config.inner_width)
-        self.kv = Linear(config.d_model, 2 * config.inner_width)
-        self.o = Linear(config.inner_width, config.d_model)
-
-    def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.heads)
-        return keys, values
-
-    def __call__(self, x: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
-        (queries,) = split_heads(self.q(x), memory.prompts, 1, self.heads)
-        return self.o(attend(queries, memory.cross_keys, memory.cross_values, memory_mask))
-
-
-class FeedForward(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.is_gated = config.is_gated
-        self.activation = ACTIVATIONS[config.activation_name]
-        self.wi = Linear(config.d_model, config.d_ff * (2 if config.is_gated else 1))
-        self.wo = Linear(config.d_ff, config.d_model)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        x = self.wi(x)
-        if self.is_gated:
-            gate, x = mx.split(x, 2, axis=-1)
-            return self.wo(self.activation(gate) * x)
-        return self.wo(self.activation(x))
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
-        self.self_norm, self.self_attention = norm(), SelfAttention(config)
-        self.ff_norm, self.ff = norm(), FeedForward(config)
-
-    def __call__(self, x: mx.array, batch: int, bias: mx.array) -> mx.array:
-        x = x + self.self_attention(self.self_norm(x), batch, bias)
-        return x + self.ff(self.ff_norm(x))
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
-        self.self_norm, self.self_attention = norm(), SelfAttention(config)
-        self.cross_norm, self.cross_attention = norm(), CrossAttention(config)
-        self.ff_norm, self.ff = norm(), FeedForward(config)
-
-    def __call__(self, x: mx.array, batch: int, bias: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
-        x = x + self.self_attention(self.self_norm(x), batch, bias, memory)
-        x = x + self.cross_attention(self.cross_norm(x), memory_mask, memory)
-        return x + self.ff(self.ff_norm(x))
+from .tensors import HEAD, Sources, embedding_table, named
 
 
 class Stack(nn.Module):
     """What encoder and decoder have in common: layers, position biases, and a norm at the end."""
 
-    def __init__(self, config: T5Config, layers: list[nn.Module], *, causal: bool) -> None:
+    def __init__(self, config: T5Config, layers: Sequence[Layer], *, causal: bool) -> None:
         super().__init__()
-        self.layers = layers
+        self.layers = list(layers)
         self.norm = nn.RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.position_biases = RelativePositionBias(
             len(layers) if config.bias_per_layer else 1,
             config.relative_attention_num_buckets,
-            config.num_heads,
+            layers[0].self_attention.config.num_heads,
             config.relative_attention_max_distance,
             causal=causal,
         )
@@ -123,10 +49,12 @@ class T5(EncoderDecoder):
 
     def __init__(self, config: T5Config, processes: int = 1) -> None:
         super().__init__()
-        self.config, own = config, config.share(processes)
+        self.config, own = config, config.encoder.share(processes)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = Stack(own, [EncoderLayer(own) for _ in range(config.num_layers)], causal=False)
-        self.decoder = Stack(own, [DecoderLayer(own) for _ in range(config.decoder_layers)], causal=True)
+        norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
+        encoder = [Layer(own, norm) for _ in range(config.num_layers)]
+        decoder = [Layer(own, norm, reads_memory=True) for _ in range(config.decoder_layers)]
+        self.encoder, self.decoder = Stack(config, encoder, causal=False), Stack(config, decoder, causal=True)
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 
@@ -162,21 +90,43 @@ class T5(EncoderDecoder):
         return self.embedding(tokens)
 
     def last_layer(self) -> LastLayer:
-        layer = self.decoder.layers[-1]
-        cross, ff = layer.cross_attention, layer.ff
-        wi = [*mx.split(matrix(ff.wi), 2)] if ff.is_gated else [matrix(ff.wi)]
-        return LastLayer(
-            layer.cross_norm.weight,
-            matrix(cross.q),
-            matrix(cross.o),
-            layer.ff_norm.weight,
-            wi,
-            matrix(ff.wo),
-            self.decoder.norm.weight,
-            self.config.activation_name,
-            self.logit_scale,
-        )
+        return last_layer(self.decoder.layers[-1], self.config.decoder, self.decoder.norm, self.logit_scale)
 
     @classmethod
-    def parameter_sources(cls, config: T5Config, names: Set[str]) -> dict[str, tuple[str, ...]]:
-        return parameter_sources(config, names)
+    def parameter_sources(cls, config: T5Config, names: Set[str]) -> Sources:
+        sources: Sources = {"embedding.weight": (embedding_table(names),)}
+        if not config.tie_word_embeddings:
+            sources["head.weight"] = (HEAD,)
+        for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
+            biases = range(depth if config.bias_per_layer else 1)
+            own = {
+                "norm": ["final_layer_norm"],
+                "position_biases": [f"block.{i}.layer.0.SelfAttention.relative_attention_bias" for i in biases],
+            }
+            sources |= named(own, f"{stack}.", f"{stack}.")
+            for i in range(depth):
+                layer = layer_names(config, has_cross_attention=stack == "decoder")
+                sources |= named(layer, f"{stack}.layers.{i}.", f"{stack}.block.{i}.layer.")
+        return sources
+
+
+def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, list[str]]:
+    """For `named`: of a layer."""
+    names = {
+        "self_norm": ["0.layer_norm"],
+        "self_attention.qkv": [f"0.SelfAttention.{part}" for part in "qkv"],
+        "self_attention.o": ["0.SelfAttention.o"],
+    }
+    if has_cross_attention:
+        names |= {
+            "cross_norm": ["1.layer_norm"],
+            "cross_attention.q": ["1.EncDecAttention.q"],
+            "cross_attention.kv": [f"1.EncDecAttention.{part}" for part in "kv"],
+            "cross_attention.o": ["1.EncDecAttention.o"],
+        }
+    last = 2 if has_cross_attention else 1
+    return names | {
+        "ff_norm": [f"{last}.layer_norm"],
+        "ff.wi": [f"{last}.DenseReluDense.{part}" for part in (("wi_0", "wi_1") if config.is_gated else ("wi",))],
+        "ff.wo": [f"{last}.DenseReluDense.wo"],
+    }

@@ -3,72 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from ..checkpoints import ID_FIELDS, Checkpoint
-from ..sampling.values import Number, Switch, Text, Value, Whole
-from .config import ACTIVATIONS, HEAD, EndIds, checked_ids, embedding_table, is_same_table, require, shares
+from ..checkpoints import Checkpoint
+from ..sampling.values import Number, Switch, Text, Whole
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, stated
+from .tensors import HEAD, embedding_table, is_same_table
 
-# What Hugging Face assumes for a family where its config.json is silent; for T5 itself the defaults below.
-FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+# What Hugging Face assumes where config.json is silent, for T5 and for its relatives; besides the defaults below.
+IDS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+FAMILY_DEFAULTS: Mapping[str, dict[str, Any]] = {
     "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "umt5": {"feed_forward_proj": "gated-gelu"},
 }
 MOST_DISTANCE = 1 << 24
-# No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the size
-# that a field says is checked before any is read (`checked_sources`).
-CHECKS: Mapping[str, Value] = {
-    "vocab_size": Whole(2, 1 << 24),
-    "d_model": Whole(1, 1 << 18),
-    "d_kv": Whole(1, 1 << 14),
-    "d_ff": Whole(1, 1 << 22),
-    "num_layers": Whole(1, 512),
-    "num_decoder_layers": Whole(1, 512),
-    "num_heads": Whole(1, 1 << 12),
-    "relative_attention_num_buckets": Whole(4, 1 << 14),
-    "relative_attention_max_distance": Whole(2, MOST_DISTANCE),
-    "n_positions": Whole(1, (1 << 31) - 1),
-    "layer_norm_epsilon": Number(1e-35, 1),  # smaller ones are zero in float32
-    "feed_forward_proj": Text([prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]),
-    "tie_word_embeddings": Switch("true or false"),
-    "scale_decoder_outputs": Switch("true or false"),
-}
+FEED_FORWARDS = [prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]
 
 
 @dataclass(frozen=True)
-class T5Config(EndIds):
-    """The fields of config.json that matter here, under their Hugging Face names."""
+class T5Config:
+    """The fields of config.json that matter here, under their Hugging Face names, with what each may be.
 
-    vocab_size: int
-    d_model: int
-    d_kv: int
-    d_ff: int
-    num_layers: int
-    num_heads: int
-    num_decoder_layers: int | None = None
-    relative_attention_num_buckets: int = 32
-    relative_attention_max_distance: int = 128
-    layer_norm_epsilon: float = 1e-6
-    feed_forward_proj: str = "relu"
-    tie_word_embeddings: bool = True
-    scale_decoder_outputs: bool | None = None  # transformers 5 writes this, and forces the flag above to true
-    model_type: str = "t5"
-    pad_token_id: int = 0
-    eos_token_id: int | tuple[int, ...] = 1
-    decoder_start_token_id: int = 0
-    n_positions: int | None = None
+    No T5 comes near the most, and a model without weights of that size costs little; whether the tensors are of the
+    size that a field says is checked before any is read (`checked_sources`).
+    """
+
+    vocab_size: Annotated[int, Whole(2, 1 << 24)]
+    d_model: Annotated[int, Whole(1, 1 << 18)]
+    d_kv: Annotated[int, Whole(1, 1 << 14)]
+    d_ff: Annotated[int, Whole(1, 1 << 22)]
+    num_layers: Annotated[int, Whole(1, 512)]
+    num_heads: Annotated[int, Whole(1, 1 << 12)]
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    decoder_start_token_id: int
+    num_decoder_layers: Annotated[int | None, Whole(1, 512)] = None
+    relative_attention_num_buckets: Annotated[int, Whole(4, 1 << 14)] = 32
+    relative_attention_max_distance: Annotated[int, Whole(2, MOST_DISTANCE)] = 128
+    layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller ones are zero in float32
+    feed_forward_proj: Annotated[str, Text(FEED_FORWARDS)] = "relu"
+    tie_word_embeddings: Annotated[bool, Switch("true or false")] = True
+    # transformers 5 writes this, and forces the flag above to true
+    scale_decoder_outputs: Annotated[bool | None, Switch("true or false")] = None
+    model_type: Annotated[str, Text()] = "t5"
+    n_positions: Annotated[int | None, Whole(1, (1 << 31) - 1)] = None
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> T5Config:
+    def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
-        given = {f.name: raw[f.name] for f in fields(cls) if raw.get(f.name) is not None}
-        known: dict[str, Any] = {**FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}), **given}
-        for name, check in CHECKS.items():
-            if name in known or not hasattr(cls, name):
-                require(name, check, known.get(name))
-        known |= checked_ids({name: known.get(name, getattr(cls, name)) for name in ID_FIELDS}, known["vocab_size"])
-        config = cls(**known)
+        given = stated(raw, IDS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
+        config = cls(**checked_fields(cls, given), **checked_ids(given, given["vocab_size"]))
         far = Whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
         require("relative_attention_max_distance", far, config.relative_attention_max_distance)
         return config if checkpoint is None else config.settled(checkpoint)
@@ -84,25 +69,12 @@ class T5Config(EndIds):
         return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
 
     @property
-    def memory_heads(self) -> int:
-        return self.num_heads
-
-    @property
     def divided(self) -> dict[str, int]:
         return {"num_heads": self.num_heads, "d_ff": self.d_ff}
-
-    def share(self, processes: int) -> T5Config:
-        """The sizes of one of them."""
-        return replace(self, **shares(self.divided, processes))
 
     @property
     def is_gated(self) -> bool:
         return self.feed_forward_proj.startswith("gated-")
-
-    @property
-    def activation_name(self) -> str:
-        name = self.feed_forward_proj.removeprefix("gated-")
-        return "gelu_new" if self.feed_forward_proj == "gated-gelu" else name
 
     @property
     def head_is_scaled(self) -> bool:
@@ -114,8 +86,19 @@ class T5Config(EndIds):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
-    def inner_width(self) -> int:
-        return self.num_heads * self.d_kv
+    def encoder(self) -> LayerConfig:
+        name = self.feed_forward_proj.removeprefix("gated-")
+        return LayerConfig(
+            d_model=self.d_model,
+            d_ff=self.d_ff,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.d_kv,
+            activation="gelu_new" if self.feed_forward_proj == "gated-gelu" else name,
+            is_gated=self.is_gated,
+        )
+
+    decoder = encoder
 
     @property
     def bias_per_layer(self) -> bool:

@@ -10,39 +10,13 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import attend, split_heads
 from .cache import LayerMemory
-from .gemma import FeedForward, Gemma, Masks, Norm, SelfAttention, Stack, through
+from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
-from .gemma_tensors import layer_sources, stack_sources
 from .last_layer import LastLayer
-from .linear import Linear, matrix
-
-
-class CrossAttention(nn.Module):
-    def __init__(self, config: StackConfig, memory_width: int) -> None:
-        super().__init__()
-        self.config = config
-        inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q, self.kv = Linear(config.d_model, inner), Linear(memory_width, 2 * shared)
-        self.o = Linear(inner, config.d_model)
-
-    def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.config.num_kv_heads)
-        return keys, values
-
-    def __call__(self, x: mx.array, memory_mask: mx.array, memory: LayerMemory) -> mx.array:
-        config = self.config
-        (queries,) = split_heads(self.q(x), memory.prompts, 1, config.num_heads)
-        found = attend(
-            queries,
-            memory.cross_keys,
-            memory.cross_values,
-            memory_mask,
-            scale=config.scale,
-            soft_cap=config.attention_cap,
-        )
-        return self.o(found)
+from .layers import CrossAttention, FeedForward
+from .linear import matrix
+from .tensors import Sources
 
 
 class DecoderLayer(nn.Module):
@@ -65,7 +39,7 @@ class DecoderLayer(nn.Module):
 class T5Gemma(Gemma):
     def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
         super().__init__(config, processes, norm_heads=False)
-        decoder, width = config.share(processes).decoder, config.encoder.d_model
+        decoder, width = config.decoder.share(processes), config.encoder.d_model
         self.source_table = nn.Embedding(config.vocab_size, width)
         self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, width) for kind in decoder.layers])
 
@@ -86,14 +60,14 @@ class T5Gemma(Gemma):
         )
 
     @classmethod
-    def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> dict[str, tuple[str, ...]]:
-        sources: dict[str, tuple[str, ...]] = {
+    def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> Sources:
+        sources: Sources = {
             "embedding.weight": ("model.decoder.embed_tokens.weight",),
             "source_table.weight": ("model.encoder.embed_tokens.weight",),
         }
         if not config.tie_word_embeddings:
             sources["head.weight"] = ("lm_head.out_proj.weight",)
-        own = layer_sources()
-        sources |= stack_sources("encoder", "model.encoder", len(config.encoder.layers), own)
-        own |= layer_sources("cross", "cross_attn")
-        return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, own)
+        layer = attention_names("self", "self_attn") | FEED_FORWARD
+        sources |= stack_sources("encoder", "model.encoder", len(config.encoder.layers), layer)
+        layer |= attention_names("cross", "cross_attn")
+        return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, layer)

@@ -12,11 +12,12 @@ import mlx.nn as nn
 
 from .attention import Keys, attend_together
 from .cache import LayerMemory
-from .gemma import FeedForward, Gemma, Masks, Norm, SelfAttention, Stack, through
+from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
-from .gemma_tensors import layer_sources, stack_sources
 from .last_layer import LastLayer
+from .layers import FeedForward
 from .linear import matrix
+from .tensors import Sources
 
 TEXT = "model.encoder.text_model"  # as transformers 5 names it in memory; files leave out the last word
 TABLES = ("model.encoder.embed_tokens", f"{TEXT}.embed_tokens", "model.decoder.embed_tokens")
@@ -58,7 +59,7 @@ class T5Gemma2(Gemma):
 
     def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
         super().__init__(config, processes, norm_heads=True)
-        self.end_of_image, own = mx.zeros((config.d_model,)), config.share(processes).decoder
+        self.end_of_image, own = mx.zeros((config.d_model,)), config.decoder.share(processes)
         self.decoder = Stack(own, [DecoderLayer(own, kind) for kind in own.layers])
 
     @property
@@ -93,15 +94,16 @@ class T5Gemma2(Gemma):
         )
 
     @classmethod
-    def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> dict[str, tuple[str, ...]]:
+    def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> Sources:
         table = next((name for name in TABLES if f"{name}.weight" in names), TABLES[0])
         encoder = TEXT if f"{TEXT}.norm.weight" in names else "model.encoder"
-        sources: dict[str, tuple[str, ...]] = {
+        sources: Sources = {
             "embedding.weight": (f"{table}.weight",),
             "end_of_image": (f"{table}.eoi_embedding",),
         }
         if not config.tie_word_embeddings:
             sources["head.weight"] = ("lm_head.out_proj.weight",)
-        own = layer_sources() | {f"self_attention.{part}_norm": [f"self_attn.{part}_norm"] for part in "qk"}
-        sources |= stack_sources("encoder", encoder, len(config.encoder.layers), own)
-        return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, own)
+        layer = attention_names("self", "self_attn") | FEED_FORWARD
+        layer |= {f"self_attention.{part}_norm": [f"self_attn.{part}_norm"] for part in "qk"}
+        sources |= stack_sources("encoder", encoder, len(config.encoder.layers), layer)
+        return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, layer)

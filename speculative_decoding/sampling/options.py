@@ -17,7 +17,6 @@ from .values import Either, Number, Several, Switch, Text, Value, Whole
 
 ACCEPTANCE = ("rejection", "block", "coupled")
 DRAFTERS = ("model", "ngram", "auto", "none")
-SCHEDULES = ("auto", "heuristic", "heuristic_transient")
 MAX_SEED = 2**32 - 1
 MOST_DRAFTED = 64
 MOST_TOKENS = 1 << 20
@@ -109,9 +108,8 @@ class GenerationOptions:
     ] = None
     num_draft: Annotated[
         int | str | Any,
-        Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
-        f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it; "
-        "or as in transformers: heuristic, heuristic_transient",
+        Either((Whole(0, MOST_DRAFTED), Text(("auto",))), "a DraftLength"),
+        f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it",
     ] = "auto"
     acceptance: Annotated[
         str,

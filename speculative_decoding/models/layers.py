@@ -1,0 +1,105 @@
+"""Layers of a Transformer (Vaswani et al. 2017, arXiv 1706.03762) as T5 and BART have them: attention over the tokens
+before a token and over the memory, a feed-forward, and a norm in front of each block or behind it. What positions mean
+is in the masks that they are given. Gemma's layers share the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .attention import attend, split_heads
+from .cache import LayerMemory
+from .config import ACTIVATIONS, LayerConfig
+from .last_layer import LastLayer
+from .linear import Linear, matrix
+
+
+class SelfAttention(nn.Module):
+    """As many heads of keys as of queries."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        self.config, inner = config, config.num_heads * config.head_dim
+        self.qkv = Linear(config.d_model, 3 * inner, config.has_bias)
+        self.o = Linear(inner, config.d_model, config.has_bias)
+
+    def __call__(self, x: mx.array, batch: int, mask: mx.array, memory: LayerMemory | None = None) -> mx.array:
+        queries, keys, values = split_heads(self.qkv(x), batch, 3, self.config.num_heads)
+        if memory is not None:
+            keys, values = memory.append(keys, values)
+        return self.o(attend(queries, keys, values, mask, scale=self.config.scale))
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, config: LayerConfig, memory_width: int) -> None:
+        super().__init__()
+        self.config = config
+        inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q = Linear(config.d_model, inner, config.has_bias)
+        self.kv = Linear(memory_width, 2 * shared, config.has_bias)
+        self.o = Linear(inner, config.d_model, config.has_bias)
+
+    def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.config.num_kv_heads)
+        return keys, values
+
+    def __call__(self, x: mx.array, mask: mx.array, memory: LayerMemory) -> mx.array:
+        (queries,) = split_heads(self.q(x), memory.prompts, 1, self.config.num_heads)
+        scale, soft_cap = self.config.scale, self.config.attention_cap
+        return self.o(attend(queries, memory.cross_keys, memory.cross_values, mask, scale=scale, soft_cap=soft_cap))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        self.is_gated, self.activation = config.is_gated, ACTIVATIONS[config.activation]
+        self.wi = Linear(config.d_model, config.d_ff * (1 + config.is_gated), config.has_bias)
+        self.wo = Linear(config.d_ff, config.d_model, config.has_bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = self.wi(x)
+        if self.is_gated:
+            gate, x = mx.split(x, 2, axis=-1)
+            return self.wo(self.activation(gate) * x)
+        return self.wo(self.activation(x))
+
+
+class Layer(nn.Module):
+    """Of an encoder, or of a decoder, which also reads a memory."""
+
+    def __init__(self, config: LayerConfig, norm: Callable[[], nn.Module], *, reads_memory: bool = False) -> None:
+        super().__init__()
+        self.norm_first = config.norm_first
+        self.self_norm, self.self_attention = norm(), SelfAttention(config)
+        if reads_memory:
+            self.cross_norm, self.cross_attention = norm(), CrossAttention(config, config.d_model)
+        self.ff_norm, self.ff = norm(), FeedForward(config)
+
+    def __call__(
+        self,
+        x: mx.array,
+        batch: int,
+        mask: mx.array,
+        memory_mask: mx.array | None = None,
+        memory: LayerMemory | None = None,
+    ) -> mx.array:
+        x = self.add(x, self.self_norm, self.self_attention, batch, mask, memory)
+        if memory is not None:
+            x = self.add(x, self.cross_norm, self.cross_attention, memory_mask, memory)
+        return self.add(x, self.ff_norm, self.ff)
+
+    def add(self, x: mx.array, norm: nn.Module, block: nn.Module, *rest: object) -> mx.array:
+        return x + block(norm(x), *rest) if self.norm_first else norm(x + block(x, *rest))
+
+
+def last_layer(layer: Layer, config: LayerConfig, norm: nn.Module | None, logit_scale: float) -> LastLayer:
+    """norm: at the end of the decoder, where norms stand in front of blocks."""
+    norms = [layer.self_norm, layer.cross_norm, layer.ff_norm, norm][config.norm_first :]
+    cross_norm, ff_norm, last_norm = (each.weight for each in norms[:3])
+    cross, wi, wo = layer.cross_attention, matrix(layer.ff.wi), matrix(layer.ff.wo)
+    q, o = matrix(cross.q) * config.scale, matrix(cross.o)
+    halves = [*mx.split(wi, 2)] if config.is_gated else [wi]
+    return LastLayer(cross_norm, q, o, ff_norm, halves, wo, last_norm, config.activation, logit_scale)
