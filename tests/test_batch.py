@@ -249,7 +249,7 @@ class Erratic(DraftLength):
 @pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
 def test_whatever_a_length_decides_changes_nothing(drafter: str) -> None:
     length = Erratic()
-    for num_draft in (length, "auto"):
+    for num_draft in (length, "auto", "heuristic", "heuristic_transient"):
         check_identity(4, drafter, num_draft=num_draft, max_tokens=20)
     assert length.skipped > 5
 

@@ -22,7 +22,7 @@ from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, abouts, default
+from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, abouts, default
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -214,7 +214,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--num-draft", "-1"], "--num-draft: must be a whole number, 0 to 64 or one of auto"),
+        (["--num-draft", "-1"], "--num-draft: must be a whole number, 0 to 64 or one of auto, heuristic"),
         (["--num-draft", "many"], "--num-draft"),
         (["--delta", "1.5"], "--delta: must be a number, 0 to 1, not '1.5'"),
         (["--delta", "nan"], "--delta"),
@@ -422,7 +422,7 @@ def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
     without = {"logprobs", "timed"}  # for Python
     flags = {name for action in main_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in abouts()} - flags == {flag(name) for name in without}
-    for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", ("auto",))):
+    for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", SCHEDULES)):
         for name in names:
             assert vars(main_parser().parse_args([flag(option), name])) == {option: name}
     assert not vars(main_parser().parse_args([]))  # what is not given leaves no value

@@ -52,8 +52,8 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "num_return_sequences": ([1], [*COUNT, 1025]),
     "drafter": (["model", "ngram", "auto", "none", NgramDrafter(), None], ["Model", "", 5, True, ["model"]]),
     "num_draft": (
-        [0, 1, 64, "auto", FixedLength(3)],
-        [-1, 65, 2.5, 2.0, True, "5", "fast", "heuristic", "", None, [3]],
+        [0, 1, 64, "auto", "heuristic", "heuristic_transient", FixedLength(3)],
+        [-1, 65, 2.5, 2.0, True, "5", "fast", "", None, [3]],
     ),
     "acceptance": (["rejection", "block", "coupled"], ["typical", "", None, 1]),
     "delta": ([0, 0.5, 1], [-0.1, 1.1, NAN, None, True]),
@@ -115,7 +115,7 @@ WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "top_k": ({"0": 0, "50": 50}, ["-1", "2.5", "five", ""]),
     "top_p": ({"1": 1.0, ".5": 0.5}, ["0", "1.1", "nan"]),
     "seed": ({"4294967295": 2**32 - 1}, ["4294967296", "-1", "1.0"]),
-    "num_draft": ({"0": 0, "64": 64, "auto": "auto"}, ["65", "-1", "5.0", "fast", ""]),
+    "num_draft": ({"0": 0, "64": 64, "auto": "auto", "heuristic": "heuristic"}, ["65", "-1", "5.0", "fast", ""]),
     "drafter": ({"ngram": "ngram", "none": "none"}, ["None", "draft", ""]),
     "acceptance": ({"block": "block"}, ["Block", ""]),
     "stop": ({"a b": "a b"}, [""]),  # each time the flag is given

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
-from speculative_decoding.draft_length import AdaptiveLength, Drafted, FixedLength
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength, HeuristicLength
 from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
@@ -90,11 +88,7 @@ def test_a_quantised_target_is_not_its_own_draft() -> None:
 
 
 def test_a_length_that_learns_is_one_for_the_session(session: Session) -> None:
-    class Growing(FixedLength):
-        def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
-            self.most += 1
-
-    length = Growing(3)
+    length = HeuristicLength(start=3)
     ours = Session(session.model, session.tokenizer, session.draft_model, GenerationOptions(num_draft=length))
     before = length.describe()
     ours.generate(PROMPT)
@@ -107,8 +101,10 @@ def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None
         return [session.length_of(options), session.length_of(options), session.length_of(options, slots=4)]
 
     assert all(isinstance(length, FixedLength) for length in lengths(3))
-    one, again, other = lengths("auto")  # learns from request to request, apart for each number of rows
-    assert one is again and one is not other
+    for name in ("heuristic", "auto"):  # learn from request to request, apart for each number of rows
+        one, again, other = lengths(name)
+        assert one is again and one is not other
+    assert isinstance(lengths("heuristic")[0], HeuristicLength)
     with pytest.raises(InputError, match="num_draft must be .*, not 'many'"):
         lengths("many")
 

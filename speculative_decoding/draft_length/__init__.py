@@ -6,10 +6,10 @@ from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from .adaptive import AdaptiveLength
-from .base import Choice, Drafted, DraftLength, FixedLength
+from .base import Choice, Drafted, DraftLength, FixedLength, HeuristicLength
 from .costs import predicted
 
-__all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", "choose_length"]
+__all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", "HeuristicLength", "choose_length"]
 
 
 def choose_length(
@@ -17,14 +17,18 @@ def choose_length(
     target: EncoderDecoder | None = None,
     draft_model: EncoderDecoder | DraftHead | None = None,
 ) -> DraftLength:
-    """num_draft: a number, "auto", or a `DraftLength` as it is. The costs that "auto" begins with
+    """num_draft: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. The costs that "auto" begins with
     are predicted from the shapes of the models, which only that needs.
     """
     if isinstance(num_draft, DraftLength):
         return num_draft
     if isinstance(num_draft, int):
         return FixedLength(num_draft)
-    if num_draft != "auto":
-        raise InputError(f"num_draft must be a whole number, auto or a DraftLength, not {num_draft!r}")
-    assert target is not None
-    return AdaptiveLength(predicted(target, draft_model))
+    if not isinstance(num_draft, str):
+        raise InputError(
+            f"num_draft must be a whole number, the name of a schedule or a DraftLength, not {num_draft!r}"
+        )
+    if num_draft == "auto":
+        assert target is not None
+        return AdaptiveLength(predicted(target, draft_model))
+    return HeuristicLength(transient=num_draft == "heuristic_transient")

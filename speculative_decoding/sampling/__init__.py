@@ -2,12 +2,13 @@
 
 from .constraints import Constraints, History
 from .distribution import are_raw, logprobs, perturbed, scores, token_logprobs
-from .options import ACCEPTANCE, DRAFTERS, GenerationOptions
+from .options import ACCEPTANCE, DRAFTERS, SCHEDULES, GenerationOptions
 from .random import Use
 
 __all__ = [
     "ACCEPTANCE",
     "DRAFTERS",
+    "SCHEDULES",
     "Constraints",
     "GenerationOptions",
     "History",

@@ -17,6 +17,7 @@ from .values import Either, Number, Several, Switch, Text, Value, Whole
 
 ACCEPTANCE = ("rejection", "block", "coupled")
 DRAFTERS = ("model", "ngram", "auto", "none")
+SCHEDULES = ("auto", "heuristic", "heuristic_transient")
 MAX_SEED = 2**32 - 1
 MOST_DRAFTED = 64
 MOST_TOKENS = 1 << 20
@@ -108,8 +109,9 @@ class GenerationOptions:
     ] = None
     num_draft: Annotated[
         int | str | Any,
-        Either((Whole(0, MOST_DRAFTED), Text(("auto",))), "a DraftLength"),
-        f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it",
+        Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
+        f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it; "
+        "or as in transformers: heuristic, heuristic_transient",
     ] = "auto"
     acceptance: Annotated[
         str,
