@@ -258,6 +258,10 @@ def test_a_missing_tensor_is_named_whatever_type_is_computed_in(folder: Path, dt
         load(folder, dtype=dtype)
 
 
-def test_float16_is_refused_for_t5(folder: Path) -> None:
-    with pytest.raises(InputError, match="a t5 model may overflow in float16; choose bfloat16"):
-        load(folder, dtype="float16")
+def test_weights_that_are_not_finite_cannot_be_rescaled_for_float16(folder: Path) -> None:
+    for value in (np.inf, np.nan):
+        tensors = load_file(folder / "model.safetensors")
+        tensors["shared.weight"][3, 4] = value
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match="not finite"):
+            load(folder, dtype="float16")

@@ -57,9 +57,9 @@ def convert(
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
     original = checkpoints.read(folder)
-    raw = checked_config(folder)
+    config = checked_config(folder)
     load_tokenizer(folder)
-    checkpoint = transformed(raw, original, storage)
+    raw, checkpoint = transformed(config, original, storage)
     model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)

@@ -91,7 +91,7 @@ def open_model(
     raw, checkpoint = checked_config(folder, gguf), checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         storage = replace(storage, dtype=None)  # conversion stored that type already
-    checkpoint = transformed(raw, checkpoint, storage)
+    raw, checkpoint = transformed(raw, checkpoint, storage)
     if launched is None:
         model = models.build(raw, checkpoint)
     else:
@@ -135,8 +135,10 @@ class Storage:
                 raise InputError(f"{name} must be one of {', '.join(map(str, filter(None, choices)))}, not {value!r}")
 
 
-def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> Checkpoint:
-    """The weights as `storage` says; each tensor is made when it is read.
+def transformed(
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+) -> tuple[Mapping[str, Any], Checkpoint]:
+    """config.json and weights as `storage` says; each tensor is made when it is read.
 
     Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
     Raises `CheckpointError` where config.json and tensors do not fit, before any is read.
@@ -148,7 +150,7 @@ def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
             f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
         )
     if dtype == "float16":
-        models.require_fits_float16(raw, checkpoint)
+        raw, checkpoint = models.for_float16(raw, checkpoint)
     if dtype is not None:
         checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
     if quantize is not None:
@@ -162,7 +164,7 @@ def transformed(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
                 f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
-    return checkpoint
+    return raw, checkpoint
 
 
 def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short
+from . import t5_float16
 from .bart import BART
 from .bart_config import FAMILIES, BartConfig
 from .base import EncoderDecoder
@@ -20,21 +21,31 @@ from .t5gemma2 import T5Gemma2
 
 
 class Architecture(NamedTuple):
-    """config: of a parsed config.json, and of the checkpoint where that settles what config.json leaves open.
-    fits_float16: norms stand behind blocks, so that nothing adds up from layer to layer. Where it does, the stream
-    outgrows float16; Gemma's too, by the large norms behind its blocks (docs/LOG.md).
-    """
+    """config: of a parsed config.json, and of the checkpoint where that settles what config.json leaves open."""
 
     model: Callable[[Any, int], EncoderDecoder]
     config: Callable[[RawConfig, Checkpoint | None], Any]
-    fits_float16: bool = False
+    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
+
+
+def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """For models with norms behind blocks, in which nothing adds up from layer to layer."""
+    return raw, checkpoint
+
+
+def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """For models whose stream grows from layer to layer; Gemma's too, by the large norms behind its blocks (LOG.md)."""
+    raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
 
 
 ARCHITECTURES = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict)),
-    **{name: Architecture(BART, BartConfig.from_dict, not each.norm_first) for name, each in FAMILIES.items()},
-    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw)),
-    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw)),
+    **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict, t5_float16.for_float16)),
+    **{
+        name: Architecture(BART, BartConfig.from_dict, no_float16 if each.norm_first else unchanged)
+        for name, each in FAMILIES.items()
+    },
+    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw), no_float16),
+    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw), no_float16),
 }
 REFUSED = {
     "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
@@ -51,9 +62,9 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, processes: int =
     return found.model(found.config(raw, checkpoint), processes)
 
 
-def require_fits_float16(raw: RawConfig, checkpoint: Checkpoint) -> None:
-    if not find(raw).fits_float16:
-        raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
+def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """config.json and weights of the same function, so scaled that they cannot overflow in float16."""
+    return find(raw).for_float16(raw, checkpoint)
 
 
 def find(raw: RawConfig) -> Architecture:
@@ -66,4 +77,4 @@ def find(raw: RawConfig) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-__all__ = ["EncoderDecoder", "build", "require_fits_float16"]
+__all__ = ["EncoderDecoder", "build", "for_float16"]
