@@ -1,6 +1,6 @@
-"""`python -m speculative_decoding report TRACE...`: what the rounds of one or more runs say, as a table and a picture.
+"""`python -m speculative_decoding report TRACE...`: what the rounds of one or more runs say, as a table.
 
-Reads what `main.py --trace` wrote. Knows nothing of models; of matplotlib only when it draws.
+Reads what `main.py --trace` wrote. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, writing
+from ..errors import InputError
 from . import common
-from .parser import File, Parser, require_writable, word
-
-COLOURS = {"encode": "#7f7f7f", "draft": "#2ca02c", "verify": "#1f77b4", "host": "#d62728"}
+from .parser import Parser
 
 Rounds = Sequence[Mapping[str, Any]]  # of one file, each as `views.Trace` describes it
 
@@ -80,6 +78,7 @@ def markdown(runs: Mapping[str, Rounds]) -> str:
             "tokens": str(tokens),
             "tokens/round": f"{tokens / len(rounds):.2f}",
             "accepted": f"{total(rounds, 'accepted') / drafted:.1%}" if drafted else "-",
+            "by place, %": " ".join(f"{100 * share:.0f}" for share in accepted_by_position(rounds)) or "-",
             "tokens/s": f"{tokens / seconds:.1f}" if seconds else "-",
         }
         table.append(cells | {f"{part} s": f"{spent:.3f}" for part, spent in parts.items()})
@@ -87,56 +86,17 @@ def markdown(runs: Mapping[str, Rounds]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def draw(runs: Mapping[str, Rounds], path: Path) -> None:
-    """Write a PNG: where drafts are accepted, where the time goes.
-
-    Raises `InputError` if it cannot be written, or matplotlib is not there.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "a picture needs matplotlib: pip install matplotlib, or this package with its extra [plots]"
-        ) from error
-    figure = Figure(figsize=(9, 3.6 + 0.15 * len(runs)), layout="constrained")
-    FigureCanvasAgg(figure)
-    accepted, times = figure.subplots(1, 2)
-    for number, (name, rounds) in enumerate(runs.items()):
-        shares = [100 * share for share in accepted_by_position(rounds)]
-        accepted.plot(range(1, len(shares) + 1), shares, marker="o", label=name)
-        left = 0.0
-        for part, seconds in seconds_by_part(rounds).items():
-            times.barh(name, seconds, left=left, color=COLOURS[part], label=None if number else part)
-            left += seconds
-    accepted.set(title="Accepted", xlabel="token of the draft", ylabel="% of the rounds that drafted it", ylim=(0, 105))
-    accepted.xaxis.get_major_locator().set_params(integer=True)
-    accepted.legend()
-    times.set(title="Where the time goes", xlabel="seconds")
-    times.invert_yaxis()
-    times.legend()
-    with writing("--png", path):
-        figure.savefig(path, dpi=110, format="png")
-
-
-def report(traces: Sequence[Path], picture: Path) -> int:
-    require_writable("png", picture)
-    if picture in traces:
-        raise InputError(f"--png {picture}: is a trace; name another file")
+def report(traces: Sequence[Path]) -> int:
     stems = [path.stem for path in traces]
-    runs = {path.stem if stems.count(path.stem) == 1 else str(path): read_trace(path) for path in traces}
-    print(markdown(runs))
-    draw(runs, picture)
-    common.say(f"picture: {picture}")
+    print(markdown({path.stem if stems.count(path.stem) == 1 else str(path): read_trace(path) for path in traces}))
     return 0
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding report") -> int:
     parser = Parser(
         prog=program,
-        description="What main.py --trace wrote, of one run or of several, as a picture and as a Markdown table.",
+        description="What main.py --trace wrote, of one run or of several, as a Markdown table.",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files that --trace wrote")
-    parser.add_argument("--png", type=word(File()), metavar="FILE", help="the picture, by default beside the trace")
     chosen = parser.parse_args(argv)
-    return common.run("report", lambda: report(chosen.traces, chosen.png or chosen.traces[0].with_suffix(".png")))
+    return common.run("report", lambda: report(chosen.traces))

@@ -1,4 +1,4 @@
-"""Train a draft for a target and a kind of text: flags, a bar with what was reached so far, curves."""
+"""Train a draft for a target and a kind of text: flags, a bar with what was reached so far."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
 from ..training.course import Course, CourseOptions
 from ..training.processes import Processes
-from ..training.trainer import HISTORY, Report, Schedule
+from ..training.trainer import Report, Schedule
 from . import common
 from .common import say
 from .models import find
 from .parser import File, Parser, add_flags, chosen_as
 
 RATES = {"head": 1e-3, "model": 3e-4}
-PICTURE = "curves.png"
 USUAL = CourseOptions()
 
 
@@ -140,8 +139,11 @@ def finish(course: Course, output: Path, made_for: str) -> None:
         say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
     facts = {"made_for": made_for, "steps": course.trainer.step, "positions": course.trainer.positions}
     by_file = {Path(name).name: tokens for name, tokens in measured.items()}  # no folders: a draft is passed on
+    facts |= {
+        "tokens_per_call_by_step": {int(step): found for step, *_, found in course.trainer.history if found == found}
+    }
     facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": by_file}
-    course.finish(output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
+    course.finish(output, **facts)
     say(f"written to {output}; {course.work} may be deleted, or trained on with --resume and more --minutes")
 
 
@@ -196,26 +198,6 @@ def bar(name: str) -> Iterator[Callable[[float, str], None]]:
     with Progress(*columns, TextColumn("{task.description}"), console=console) as shown:
         task = shown.add_task("", total=1.0)
         yield lambda done, text: shown.update(task, completed=done, description=text)
-
-
-def draw(path: Path, history: Sequence[Sequence[float]]) -> None:
-    """Loss, agreement and tokens per call over the steps; nothing where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        say("no matplotlib, so no picture of the curves; pip install matplotlib")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
-    for axis, name in zip(axes, HISTORY[2:], strict=True):
-        column = HISTORY.index(name)
-        points = [(row[0], row[column]) for row in history if row[column] == row[column]]
-        axis.plot(*zip(*points, strict=True), marker="o" if name == HISTORY[-1] else None) if points else None
-        axis.set(title=name.replace("_", " "), xlabel="step")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
