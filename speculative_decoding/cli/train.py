@@ -1,10 +1,9 @@
-"""Train a draft for a target and a kind of text: flags, a bar with what was reached so far."""
+"""Train a draft for a target and a kind of text: flags, and what was reached so far."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated as A
@@ -24,6 +23,7 @@ from . import common
 from .common import say
 from .models import find
 from .parser import File, Parser, add_flags, chosen_as
+from .progress import progress
 
 RATES = {"head": 1e-3, "model": 3e-4}
 USUAL = CourseOptions()
@@ -102,31 +102,36 @@ def train(chosen: argparse.Namespace) -> int:
     for each in (target, draft):
         if each is not None:
             each.load_weights()
-    say_if, bar_if = (say, bar) if processes.is_first else (silent, no_bar)
+    is_first = processes.is_first
+
+    def say_if_first(text: str) -> None:
+        if is_first:
+            say(text)
+
     held = sum(map(len, course.held_out.values()))
     total = len(course.training_prompts)
     with_others = f"{processes.size} processes; " if processes.size > 1 else ""
-    say_if(
+    say_if_first(
         f"{total} prompts to train on, {held} held out; about {course.memory / 1e9:.1f} GB of memory; "
         f"{with_others}work in {work}"
     )
-    with bar_if("outputs") as show:
-        course.write_outputs(lambda done: show(done / total, f"{done} outputs"))
+    with progress(is_shown=is_first) as show:
+        course.write_outputs(lambda done: show(done, total, f"{done} outputs"))
     kept, size = course.keeps_features, course.lessons.nbytes / 1e9
     positions = sum(len(each.output) for each in course.examples)
     where = "kept on the disk" if kept else "computed when needed: more than --max-disk-gb, or half of what is free"
-    say_if(f"{positions} positions; features of {size:.2f} GB, {where}")
+    say_if_first(f"{positions} positions; features of {size:.2f} GB, {where}")
     if kept:
-        with bar_if("features") as show:
-            course.keep_features(lambda done: show(done / len(course.examples), f"features of {done}"))
+        with progress(is_shown=is_first) as show:
+            course.keep_features(lambda done: show(done, len(course.examples), f"features of {done} outputs"))
     if course.trainer.step:
-        say_if(f"going on behind step {course.trainer.step}")
+        say_if_first(f"going on behind step {course.trainer.step}")
     reached: float | None = None
-    with bar_if("training") as show:
+    with progress(is_shown=is_first) as show:
         for report in course.train():
             reached = report.tokens_per_call or reached
-            show(report.progress, described(report, reached))
-    if processes.is_first:
+            show(report.progress, 1.0, described(report, reached))
+    if is_first:
         finish(course, flags.output, folder.name)
     return 0
 
@@ -166,38 +171,6 @@ def described(report: Report, tokens_per_call: float | None) -> str:
     text = f"step {report.step}, loss {report.loss:.3f}, agreement {report.agreement:.3f}"
     text += "" if tokens_per_call is None else f", {tokens_per_call:.2f} tokens per call"
     return f"{text}, {report.positions / max(report.seconds, 1e-9):.0f} positions/s"
-
-
-def silent(text: str) -> None:
-    """What the processes behind the first say."""
-
-
-@contextmanager
-def no_bar(name: str) -> Iterator[Callable[[float, str], None]]:
-    yield lambda done, text: None
-
-
-@contextmanager
-def bar(name: str) -> Iterator[Callable[[float, str], None]]:
-    """What to call with how much is done, 0 to 1, and what to say of it: a bar at a terminal, elsewhere lines."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        said = [-1]
-
-        def note(done: float, text: str) -> None:
-            if int(20 * done) > said[0]:
-                said[0] = int(20 * done)
-                say(f"{name} {done:.0%}: {text}")
-
-        yield note
-        return
-    columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console) as shown:
-        task = shown.add_task("", total=1.0)
-        yield lambda done, text: shown.update(task, completed=done, description=text)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
