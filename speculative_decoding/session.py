@@ -25,7 +25,7 @@ from .drafters import (
     require_same_tokens,
     usual_drafter,
 )
-from .engine import Engine, Request, responses, result_of
+from .engine import Engine, Event, Request, responses, result_of
 from .errors import InputError
 from .loading.draft_head import OpenedHead, open_draft
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
@@ -108,10 +108,15 @@ class Session:
         Arguments are checked here and now, before the first response is asked for. Raises `InputError` that names the
         option. Leaving the stream early leaves no trace in the next. The keywords: see `GenerationOptions`.
         """
-        requests, stream = self._submit(prompt, given)
+        return (response for event in self.rounds(prompt, **given) for response in responses(event))
+
+    @takes_keywords_of(StreamKeywords)
+    def rounds(self, prompt: str, given: Mapping[str, Any]) -> Iterator[Event]:
+        """`stream`, but all that came of a round at once."""
+        requests, events = self._submit(prompt, given)
         if (count := requests[0].row.options.num_return_sequences) > 1:
             raise InputError(f"num_return_sequences {count}: a stream is of one output; use generate or batch")
-        return stream
+        return events
 
     @overload
     @takes_keywords_of(StreamKeywords)
@@ -133,8 +138,8 @@ class Session:
         Raises `InputError`; with several prompts it says which.
         """
         if isinstance(prompt, str):
-            requests, stream = self._submit(prompt, given)
-            for _ in stream:
+            requests, events = self._submit(prompt, given)
+            for _ in events:
                 pass
             return result_of(requests)
         results: dict[int, GenerationResult] = {}
@@ -223,8 +228,8 @@ class Session:
                 )
         return choose_drafter(options, self.model, self._draft, ngram)
 
-    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[list[Request], Iterator[GenerationResponse]]:
-        """A request, or one for each sample, and the stream that decodes them."""
+    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[list[Request], Iterator[Event]]:
+        """A request, or one for each sample, and what decodes them."""
         own = dict(given)
         on_round = own.pop("on_round", None)
         if on_round is not None and not callable(on_round):
@@ -233,7 +238,7 @@ class Session:
         slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
         engine = self.engine(options, slots)
         requests = engine.submit_samples(prompt, options, self.length_of(options, slots))
-        return requests, stream_of(engine, requests, on_round)
+        return requests, rounds_of(engine, requests, on_round)
 
     def _batch(
         self, prompts: Iterable[str | Mapping[str, Any]], options: GenerationOptions, engine: Engine, slots: int
@@ -267,14 +272,12 @@ class Session:
         return engine.submit_samples(text, row, self.length_of(row, slots))
 
 
-def stream_of(
-    engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None
-) -> Iterator[GenerationResponse]:
+def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:
     while not all(request.finish_reason for request in requests):
         for event in engine.step():
             if on_round is not None:
                 on_round(event.round)
-            yield from responses(event)
+            yield event
     for request in requests:
         if request.error:
             raise InputError(request.error)

@@ -34,7 +34,7 @@ def interact(plan: Plan, views: Views) -> int:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C while a text is written: the first wants it to stop behind the next token, of which the function tells;
+    """Ctrl-C while a text is written: the first wants it to stop behind the round that runs, as the function tells;
     the second stops it at once.
     """
     is_wanted = False
