@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import InputError
@@ -96,17 +96,10 @@ async def unless_gone(receive: Receive, work: Awaitable[Answer], seconds: float 
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-class JSONAnswer(Response):
-    media_type = JSON
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def refusal(path: str, error: ServerError) -> JSONAnswer:
+def refusal(path: str, error: ServerError) -> JSONResponse:
     """In the shape that the path's clients expect."""
     content = {"error": error.message} if path in LIBRETRANSLATE else error.content
-    return JSONAnswer(content, error.status, dict(error.headers or {}))
+    return JSONResponse(content, error.status, dict(error.headers or {}))
 
 
 class EventStream(Response):
