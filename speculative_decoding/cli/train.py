@@ -13,7 +13,7 @@ from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading import conversion
 from ..loading.draft_head import OpenedHead, open_draft
-from ..loading.load import DTYPES, Opened, open_model
+from ..loading.load import Opened, open_model
 from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
 from ..training.course import Course, CourseOptions
@@ -26,11 +26,10 @@ from .parser import File, Parser, add_flags, chosen_as
 from .progress import progress
 
 RATES = {"head": 1e-3, "model": 3e-4}
-USUAL = CourseOptions()
 
 
 @dataclass(frozen=True)
-class TrainFlags:
+class TrainFlags(CourseOptions):
     """Raises `InputError` for what does not go together."""
 
     model: A[str | None, Text(), "the target: a folder, or one under models/"] = None
@@ -43,17 +42,7 @@ class TrainFlags:
     steps: A[int | None, Whole(1), "train so many steps; the same seed gives the same weights"] = None
     resume: A[bool, Switch(), "go on with an unfinished training, with the same options"] = False
     force: A[bool, Switch(), "replace an existing output folder"] = False
-    seed: A[int, Whole(0), "of everything that is random"] = 0
     learning_rate: A[float | None, Number(0, above=True), "the highest (default: 0.001, for a model 0.0003)"] = None
-    max_tokens: A[int, Whole(1), "of an output"] = USUAL.max_tokens
-    slots: A[int, Whole(1), "prompts that are decoded together"] = USUAL.slots
-    frequent: A[int, Whole(1), "ids that a head may propose, besides those of the prompt"] = USUAL.frequent
-    held_out: A[int, Whole(0), "prompts that are measured on and not trained on"] = USUAL.held_out
-    max_disk_gb: A[float, Number(0), "features that need more are computed when needed"] = USUAL.max_disk_gb
-    sampled_share: A[
-        float, Number(0, 1), "of the target's outputs, drawn at temperature 1: for a draft that serves samples"
-    ] = USUAL.sampled_share
-    dtype: A[str, Text(tuple(DTYPES)), "that the draft's weights are stored in"] = USUAL.dtype
 
     def __post_init__(self) -> None:
         if self.model is None or self.output is None:
@@ -90,14 +79,12 @@ def train(chosen: argparse.Namespace) -> int:
     assert flags.model is not None and flags.output is not None
     folder = find(flags.model, "--model")
     conversion.require_free(flags.output, folder, flags.force)
-    texts = {str(path): common.read_text(path, "--prompts").split("\n") for path in files}
-    prompts = {name: [line for line in lines if line.strip()] for name, lines in texts.items()}
+    prompts = {str(path): common.read_prompts(path, "--prompts") for path in files}
     target = open_model(folder, dtype="float32")
     draft = opened_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")
-    own = {name: getattr(flags, name) for name in asdict(USUAL)}
     session, processes = Session(target.model, target.tokenizer), Processes.launched()
-    course = Course(session, prompts, work, flags.schedule, CourseOptions(**own), draft, processes)
+    course = Course(session, prompts, work, flags.schedule, flags, draft, processes)
     course.begin(flags.settings(files), resume=flags.resume)
     for each in (target, draft):
         if each is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated as A
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ from ..loading.safe_folder import whole_folder, write_file
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, usual_layers
+from ..sampling.values import Number, Text, Whole
 from ..session import Session
 from .batches import CHAIN, EXAMPLES, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
 from .lessons import Lessons
@@ -44,19 +46,18 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class CourseOptions:
-    """frequent: how many ids a head may propose besides a source's. held_out: prompts to measure on, not to train on.
-    max_disk_gb: features that need more are computed whenever they are needed. dtype: that weights are stored in.
-    sampled_share: see `Wanted`.
-    """
+    """Their flags are made from these fields."""
 
-    seed: int = 0
-    max_tokens: int = 128
-    slots: int = 32
-    frequent: int = 3072
-    held_out: int = 150
-    max_disk_gb: float = 10.0
-    dtype: str = "bfloat16"
-    sampled_share: float = 0.0
+    seed: A[int, Whole(0), "of everything that is random"] = 0
+    max_tokens: A[int, Whole(1), "of an output"] = 128
+    slots: A[int, Whole(1), "prompts that are decoded together"] = 32
+    frequent: A[int, Whole(1), "ids that a head may propose, besides those of the prompt"] = 3072
+    held_out: A[int, Whole(0), "prompts that are measured on and not trained on"] = 150
+    max_disk_gb: A[float, Number(0), "features that need more are computed when needed"] = 10.0
+    dtype: A[str, Text(tuple(DTYPES)), "that the draft's weights are stored in"] = "bfloat16"
+    sampled_share: A[
+        float, Number(0, 1), "of the target's outputs, drawn at temperature 1: for a draft that serves samples"
+    ] = 0.0
 
 
 @dataclass
