@@ -29,7 +29,7 @@ from .engine import Engine, Event, Request, responses, result_of
 from .errors import InputError
 from .loading.draft_head import OpenedHead, open_draft
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
-from .loading.pair import load_pair
+from .loading.pair import Pair
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
@@ -324,5 +324,6 @@ def load(
         opened_draft = open_target(quantize=SELF_DRAFT_BITS)
     elif draft is not None:
         opened_draft = open_draft(draft, target, dtype=dtype)
-    load_pair(target, opened_draft)
-    return Session(target.model, target.tokenizer, None if opened_draft is None else opened_draft.model, options)
+    pair = Pair(target, opened_draft)
+    pair.load_weights()
+    return Session(pair.target, pair.tokenizer, pair.draft, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated as A
@@ -100,11 +100,18 @@ def main_parser(program: str = "main.py") -> Parser:
     )
     add_flags(parser, "prompts and views", Views)
     add_flags(parser, "many prompts", Files)
-    add_flags(parser, "models", ModelNames)
     add_flags(parser, "several machines, with mlx.launch", Together)
-    add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON)
-    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
+    add_decoding_flags(parser)
     return parser
+
+
+def add_decoding_flags(
+    parser: Parser, title: str = "decoding", *, without: Collection[str] = (), lists: Collection[str] = ()
+) -> None:
+    """Those of all commands that decode. without, lists: see `add_flags`."""
+    add_flags(parser, "models", ModelNames)
+    add_flags(parser, title, GenerationOptions, without=(*FOR_PYTHON, *without), lists=lists)
+    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
 
 
 def require_consistent(given: Mapping[str, Any]) -> None:

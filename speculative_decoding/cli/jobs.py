@@ -19,6 +19,7 @@ from ..jobs.job import Engine
 from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
+from ..loading.pair import Pair
 from ..machines import Launched
 from ..sampling import GenerationOptions
 from ..session import Session
@@ -26,7 +27,6 @@ from .common import printing, say, write_stats
 from .compare import summary_notes
 from .drafting import Plan
 from .flags import Files
-from .models import Pair
 from .progress import progress
 
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
