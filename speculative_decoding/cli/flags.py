@@ -30,7 +30,7 @@ NEEDED = dict.fromkeys(("output", "slots", "max_memory", "input_format"), "input
 READ, WRITTEN = ("input", "draft_vocab_text"), ("output", "stats_json", "trace", "ngram_store")
 PROMPT = "what to decode; without it each line of standard input, and at a terminal an example"
 SHOW_DRAFT = "show which tokens were accepted, rejected and corrected, in the text or in a line per round"
-TRACE = "a line of JSON for every round; python -m speculative_decoding report makes a table of it"
+TRACE = "write a line of JSON there for every round"
 INPUT = (
     "decode each line: text (.txt), or a JSON object (.jsonl) with prompt, its own options, and fields to carry "
     "through; - is standard input"

@@ -30,9 +30,6 @@ LOST = "has ended, or is out of reach for 20 seconds; what was written stays, an
 def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
     """The exit status of a command, alone or together. decode: what it does, or the first of several processes."""
     rank = started_as()
-    if rank is None:
-        alone = parser.parse_args(argv)
-        return common.run(parser.prog, lambda: decode(alone, None))
     if rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it too, and ends in order
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -40,20 +37,22 @@ def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
         warnings.simplefilter("ignore")  # the first process says the same
     else:
         chosen = parser.parse_args(argv)
-    return common.run(parser.prog, lambda: run_as(rank, parser.prog, chosen, decode))
+    return common.run(
+        parser.prog, lambda: decode(chosen, None) if rank is None else run_as(rank, parser, chosen, decode)
+    )
 
 
-def run_as(rank: int, program: str, chosen: argparse.Namespace, decode: Decode) -> int:
+def run_as(rank: int, parser: Parser, chosen: argparse.Namespace, decode: Decode) -> int:
     def lost(peer: int, status: int | None, why: str) -> None:
         """One process says it, and then this one ends at once: its main thread may wait for numbers from the other."""
         if not rank:
             processes.channel.leave(status or 1)
         if not rank or (status is None and rank == SAYS):
-            common.say(f"{program}: error: process {peer + 1}: {why or LOST}")
+            common.say(f"{parser.prog}: error: process {peer + 1}: {why or LOST}")
         os._exit(status or 1)
 
     if not rank:
-        common.say(f"{program}: waits for the other processes, {JOIN_SECONDS} seconds at most")
+        common.say(f"{parser.prog}: waits for the other processes, {JOIN_SECONDS} seconds at most")
     processes = launched(lost)
     status, why = 1, "failed; see what it said"
     try:

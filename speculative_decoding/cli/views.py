@@ -167,7 +167,7 @@ class DraftView:
 
 
 class Trace:
-    """A watcher that writes a line of JSON for every round, for programs and `python -m speculative_decoding report`:
+    """A watcher that writes a line of JSON for every round, for programs:
     at once and whole, so that an interrupted run leaves whole lines.
 
     Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`; the first of a
