@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -40,7 +40,7 @@ async def whole(service: Service, asked: Completion, shape: Shape) -> dict[str, 
         return shape.answer(choices) | {"usage": shape.usage(decoding.rows)}
 
 
-async def chunks(service: Service, asked: Completion, shape: Shape) -> AsyncIterator[dict[str, Any] | str | None]:
+async def chunks(service: Service, asked: Completion, shape: Shape) -> AsyncGenerator[dict[str, Any] | str | None]:
     """The first is None, as soon as all prompts are known to be fit; before it `ServerError` is raised for one that is
     not, and behind it given out.
     """
