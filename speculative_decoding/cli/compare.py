@@ -22,7 +22,8 @@ from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
 from ..session import Session
 from .common import note_unknown, printing, say
-from .views import INTERRUPTED, DraftView, Watcher, plain_text, watch
+from .flags import Views
+from .views import INTERRUPTED, DraftView, Trace, Watcher, make_console, plain_text, watch
 
 SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
 IDENTICAL = "identical"
@@ -72,6 +73,10 @@ class Runner:
     cut: int = 0
     _explained: str | None = None  # the show_draft of the last legend
     _unknown: set[str] = field(default_factory=set)  # characters that were said to be
+
+    @classmethod
+    def of(cls, views: Views) -> Runner:
+        return cls(make_console(), views.show_draft, [] if views.trace is None else [Trace(views.trace)])
 
     def run(
         self, session: Session, names: Sequence[str], prompt: str, is_stopped: Callable[[], bool] = lambda: False

@@ -22,7 +22,6 @@ from .drafting import Plan
 from .flags import Views
 from .parser import flag
 from .verify import require_comparable
-from .views import make_console, traces_to
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 
@@ -45,8 +44,8 @@ def decode_prompts(plan: Plan, views: Views) -> int:
     if first.strip():
         encode_prompt(pair.target, pair.tokenizer, first, plan.options.allow_long_prompt)
     same = True
-    with plan.session(pair) as session, traces_to(views.trace) as traces:
-        runner = Runner(make_console(), views.show_draft, traces)
+    with plan.session(pair) as session:
+        runner = Runner.of(views)
         answer, *others = ways(session)
         names = [answer, *others] if views.compare else [answer]
         for prompt in chain([first], prompts):

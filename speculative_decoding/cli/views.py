@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -167,15 +166,17 @@ class DraftView:
 
 
 class Trace:
-    """A watcher that writes a line of JSON for every round, for programs:
-    at once and whole, so that an interrupted run leaves whole lines.
+    """A watcher that writes a line of JSON for every round, at once and whole, so that an interrupted run leaves whole
+    lines. The file is a new one.
 
     Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`; the first of a
     request also encode_seconds.
     """
 
-    def __init__(self, path: Path, file: TextIO) -> None:
-        self._path, self._file, self._requests = path, file, count()
+    def __init__(self, path: Path) -> None:
+        self._path, self._requests = path, count()
+        with writing("--trace", path):
+            path.write_text("")
 
     def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
         request, position = next(self._requests), 0
@@ -184,23 +185,7 @@ class Trace:
             if number == 0:
                 line["encode_seconds"] = event.request.stats.encode_seconds
             line |= {"text": "".join(event.texts), **{name: getattr(event.round, name) for name in COPIED}}
-            with writing("--trace", self._path):
-                self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                self._file.flush()
+            with writing("--trace", self._path), self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
             position += len(event.round.tokens)
             yield event
-
-
-@contextmanager
-def traces_to(path: Path | None) -> Iterator[list[Watcher]]:
-    """A trace, where a file is named."""
-    if path is None:
-        yield []
-        return
-    with writing("--trace", path):
-        file = path.open("w", encoding="utf-8")
-    try:
-        yield [Trace(path, file)]
-    finally:
-        with suppress(OSError):  # of what was refused already
-            file.close()
