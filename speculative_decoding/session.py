@@ -94,8 +94,8 @@ class Session:
 
     def __repr__(self) -> str:
         given = {name: value for name, value in vars(self.options).items() if value != default(name)}
-        own = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-        draft = "no draft model" if own is None else f"draft {type(own).__name__}"
+        network = self._draft_network
+        draft = "no draft model" if network is None else f"draft {type(network).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {given}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -171,9 +171,9 @@ class Session:
                 f"drafter must be given by name for several prompts, not {options.drafter!r}: each row needs its own"
             )
         if max_memory_gb is not None:
-            draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-            max_memory_gb = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
-            slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens, options.num_beams)
+            most = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
+            models = self.model, self._draft_network
+            slots = slots_within(most, slots, *models, options.max_tokens, options.num_beams)
         return self._batch(prompts, options, self.engine(options, slots), slots)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
@@ -201,8 +201,7 @@ class Session:
         if not isinstance(name, str):
             return choose_length(name)
         if (name, slots) not in self._lengths:
-            draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-            self._lengths[name, slots] = choose_length(name, self.model, draft)
+            self._lengths[name, slots] = choose_length(name, self.model, self._draft_network)
         return self._lengths[name, slots]
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
@@ -215,6 +214,10 @@ class Session:
     def _draft(self) -> DraftModel | DraftHead | None:
         given = self.draft_model
         return DraftModel(given) if isinstance(given, EncoderDecoder) else given
+
+    @property
+    def _draft_network(self) -> EncoderDecoder | DraftHead | None:
+        return self._draft.model if isinstance(self._draft, DraftModel) else self._draft
 
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram, ours = self.ngram, self.options
