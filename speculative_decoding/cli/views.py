@@ -24,17 +24,7 @@ from .common import printing
 
 INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
 
-COPIED = (
-    "tokens",
-    "proposed",
-    "drafted",
-    "accepted",
-    "kind",
-    "seconds",
-    "draft_seconds",
-    "verify_seconds",
-    "finish_reason",
-)
+COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft_seconds", "verify_seconds")
 # Control characters would be obeyed by a terminal; a line end and a tab are text.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
@@ -169,8 +159,8 @@ class Trace:
     """A watcher that writes a line of JSON for every round, at once and whole, so that an interrupted run leaves whole
     lines. The file is a new one.
 
-    Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`; the first of a
-    request also encode_seconds.
+    Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`, finish_reason;
+    the first of a request also encode_seconds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -185,6 +175,7 @@ class Trace:
             if number == 0:
                 line["encode_seconds"] = event.request.stats.encode_seconds
             line |= {"text": "".join(event.texts), **{name: getattr(event.round, name) for name in COPIED}}
+            line["finish_reason"] = event.round.finish_reason
             with writing("--trace", self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
             position += len(event.round.tokens)
