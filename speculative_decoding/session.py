@@ -94,8 +94,7 @@ class Session:
 
     def __repr__(self) -> str:
         given = {name: value for name, value in vars(self.options).items() if value != default(name)}
-        network = self._draft_network
-        draft = "no draft model" if network is None else f"draft {type(network).__name__}"
+        draft = "no draft model" if self._draft is None else f"draft {type(self._draft_network).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {given}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -172,8 +171,7 @@ class Session:
             )
         if max_memory_gb is not None:
             most = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
-            models = self.model, self._draft_network
-            slots = slots_within(most, slots, *models, options.max_tokens, options.num_beams)
+            slots = slots_within(most, slots, self.model, self._draft_network, options.max_tokens, options.num_beams)
         return self._batch(prompts, options, self.engine(options, slots), slots)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
