@@ -20,12 +20,13 @@ import mlx.core as mx
 
 from speculative_decoding.backend.kernels import check as check_kernels
 from speculative_decoding.cli.common import run, say
-from speculative_decoding.cli.models import ModelNames, Pair, find
+from speculative_decoding.cli.models import ModelNames, find
 from speculative_decoding.cli.parser import chosen_as
 from speculative_decoding.decoding.ways import PLAIN, ways
 from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES, open_model
+from speculative_decoding.loading.pair import Pair
 from speculative_decoding.models.base import EncoderDecoder
 
 from .interleave import Contender, Run, take_turns

@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 
-from speculative_decoding.cli.common import run, say
+from speculative_decoding.cli.common import read_prompts, run, say
 from speculative_decoding.cli.parser import word
-from speculative_decoding.cli.verify import PROMPTS, read_prompt_files
+from speculative_decoding.cli.verify import bundled_prompts
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.values import Whole
 
@@ -42,7 +42,7 @@ MIXED: Sequence[dict[str, Any]] = (
 
 def requests_of(count: int) -> list[dict[str, Any]]:
     """Prompts of all files in turn, each with one of the options."""
-    files = [list(filter(str.strip, read_prompt_files([path]))) for path in sorted(PROMPTS.glob("*.txt"))]
+    files = map(read_prompts, bundled_prompts())
     prompts = [prompt for row in zip(*files, strict=False) for prompt in row][:count]
     if len(prompts) < count:
         raise InputError(f"--prompts {count}: there are {len(prompts)}; choose fewer")

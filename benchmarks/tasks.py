@@ -9,7 +9,8 @@ from typing import cast
 
 import mlx.core as mx
 
-from speculative_decoding.cli.verify import PROMPTS, read_prompt_files
+from speculative_decoding.cli.common import read_prompts
+from speculative_decoding.cli.verify import bundled_prompts
 from speculative_decoding.decoding.request import encode_prompt
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.tokenizer import Tokenizer
@@ -37,8 +38,8 @@ def tasks_from_files(
 ) -> list[Task]:
     """A task for each file, of its first `limit` prompts; without paths the bundled files."""
     tasks = []
-    for path in paths or sorted(PROMPTS.glob("*.txt"), reverse=True):
-        prompts = [prompt for prompt in read_prompt_files([path]) if prompt.strip()][:limit]
+    for path in paths or reversed(bundled_prompts()):
+        prompts = read_prompts(path)[:limit]
         if not prompts:
             raise InputError(f"prompts {path}: holds none; give it a prompt a line")
         name = str(path) if sum(path.stem == other.stem for other in paths) > 1 else path.stem

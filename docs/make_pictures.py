@@ -1,7 +1,7 @@
-"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG; and plots.
+"""Record the pictures of docs/: real sessions in tmux, in colour, without it, and in 40 columns, as SVG; and a plot.
 
-`python docs/make_pictures.py [NAME...]` from the repository's folder, all or those named: speed, sessions, report.
-Needs tmux for sessions and matplotlib for the others; speed takes some minutes of a quiet machine.
+`python docs/make_pictures.py [NAME...]` from the repository's folder, all or those named: speed, sessions.
+Needs tmux for sessions and matplotlib for speed, which takes some minutes of a quiet machine.
 """
 
 from __future__ import annotations
@@ -182,29 +182,6 @@ def every_command() -> None:
     terminal.picture("every-command", "each command")
 
 
-def report() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        traces = []
-        for name, options in (
-            ("model", ["--drafter", "model", "--num-draft", "5"]),
-            ("ngram", ["--drafter", "ngram", "--num-draft", "8"]),
-        ):
-            traces.append(f"{folder}/{name}.jsonl")
-            prompts = b"\n".join(Path("data/grammar.txt").read_bytes().split(b"\n")[:40])
-            command = [sys.executable, "main.py", "--trace", traces[-1], *options]
-            subprocess.run(command, input=prompts, check=True, stdout=subprocess.DEVNULL)
-        command = [
-            sys.executable,
-            "-m",
-            "speculative_decoding",
-            "report",
-            *traces,
-            "--png",
-            str(PICTURES / "report.png"),
-        ]
-        subprocess.run(command, check=True)
-
-
 def speed() -> None:
     """Plain decoding against the default settings, the bundled pair on 15 prompts a task."""
     ways = ["--drafter", "auto", "--num-draft", "auto"]
@@ -255,7 +232,7 @@ def sessions() -> None:
 
 
 def main() -> None:
-    makers = {"speed": speed, "sessions": sessions, "report": report}
+    makers = {"speed": speed, "sessions": sessions}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(makers)} (default: all)")
     names = parser.parse_args().names or list(makers)

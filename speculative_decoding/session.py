@@ -25,11 +25,11 @@ from .drafters import (
     require_same_tokens,
     usual_drafter,
 )
-from .engine import Engine, Request, responses, result_of
+from .engine import Engine, Event, Request, responses, result_of
 from .errors import InputError
 from .loading.draft_head import OpenedHead, open_draft
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
-from .loading.pair import load_pair
+from .loading.pair import Pair
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
@@ -94,8 +94,7 @@ class Session:
 
     def __repr__(self) -> str:
         given = {name: value for name, value in vars(self.options).items() if value != default(name)}
-        own = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-        draft = "no draft model" if own is None else f"draft {type(own).__name__}"
+        draft = "no draft model" if self._draft is None else f"draft {type(self._draft_network).__name__}"
         return f"<Session: target {type(self.model).__name__}, {draft}, options {given}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -108,10 +107,15 @@ class Session:
         Arguments are checked here and now, before the first response is asked for. Raises `InputError` that names the
         option. Leaving the stream early leaves no trace in the next. The keywords: see `GenerationOptions`.
         """
-        requests, stream = self._submit(prompt, given)
+        return (response for event in self.rounds(prompt, **given) for response in responses(event))
+
+    @takes_keywords_of(StreamKeywords)
+    def rounds(self, prompt: str, given: Mapping[str, Any]) -> Iterator[Event]:
+        """`stream`, but all that came of a round at once."""
+        requests, events = self._submit(prompt, given)
         if (count := requests[0].row.options.num_return_sequences) > 1:
             raise InputError(f"num_return_sequences {count}: a stream is of one output; use generate or batch")
-        return stream
+        return events
 
     @overload
     @takes_keywords_of(StreamKeywords)
@@ -133,8 +137,8 @@ class Session:
         Raises `InputError`; with several prompts it says which.
         """
         if isinstance(prompt, str):
-            requests, stream = self._submit(prompt, given)
-            for _ in stream:
+            requests, events = self._submit(prompt, given)
+            for _ in events:
                 pass
             return result_of(requests)
         results: dict[int, GenerationResult] = {}
@@ -166,9 +170,8 @@ class Session:
                 f"drafter must be given by name for several prompts, not {options.drafter!r}: each row needs its own"
             )
         if max_memory_gb is not None:
-            draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-            max_memory_gb = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
-            slots = slots_within(max_memory_gb, slots, self.model, draft, options.max_tokens, options.num_beams)
+            most = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
+            slots = slots_within(most, slots, self.model, self._draft_network, options.max_tokens, options.num_beams)
         return self._batch(prompts, options, self.engine(options, slots), slots)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
@@ -196,8 +199,7 @@ class Session:
         if not isinstance(name, str):
             return choose_length(name)
         if (name, slots) not in self._lengths:
-            draft = self._draft.model if isinstance(self._draft, DraftModel) else self._draft
-            self._lengths[name, slots] = choose_length(name, self.model, draft)
+            self._lengths[name, slots] = choose_length(name, self.model, self._draft_network)
         return self._lengths[name, slots]
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
@@ -211,6 +213,10 @@ class Session:
         given = self.draft_model
         return DraftModel(given) if isinstance(given, EncoderDecoder) else given
 
+    @property
+    def _draft_network(self) -> EncoderDecoder | DraftHead | None:
+        return self._draft.model if isinstance(self._draft, DraftModel) else self._draft
+
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram, ours = self.ngram, self.options
         if options.drafter in ("ngram", "auto"):
@@ -223,8 +229,8 @@ class Session:
                 )
         return choose_drafter(options, self.model, self._draft, ngram)
 
-    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[list[Request], Iterator[GenerationResponse]]:
-        """A request, or one for each sample, and the stream that decodes them."""
+    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[list[Request], Iterator[Event]]:
+        """A request, or one for each sample, and what decodes them."""
         own = dict(given)
         on_round = own.pop("on_round", None)
         if on_round is not None and not callable(on_round):
@@ -233,7 +239,7 @@ class Session:
         slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
         engine = self.engine(options, slots)
         requests = engine.submit_samples(prompt, options, self.length_of(options, slots))
-        return requests, stream_of(engine, requests, on_round)
+        return requests, rounds_of(engine, requests, on_round)
 
     def _batch(
         self, prompts: Iterable[str | Mapping[str, Any]], options: GenerationOptions, engine: Engine, slots: int
@@ -267,14 +273,12 @@ class Session:
         return engine.submit_samples(text, row, self.length_of(row, slots))
 
 
-def stream_of(
-    engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None
-) -> Iterator[GenerationResponse]:
+def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:
     while not all(request.finish_reason for request in requests):
         for event in engine.step():
             if on_round is not None:
                 on_round(event.round)
-            yield from responses(event)
+            yield event
     for request in requests:
         if request.error:
             raise InputError(request.error)
@@ -321,5 +325,6 @@ def load(
         opened_draft = open_target(quantize=SELF_DRAFT_BITS)
     elif draft is not None:
         opened_draft = open_draft(draft, target, dtype=dtype)
-    load_pair(target, opened_draft)
-    return Session(target.model, target.tokenizer, None if opened_draft is None else opened_draft.model, options)
+    pair = Pair(target, opened_draft)
+    pair.load_weights()
+    return Session(pair.target, pair.tokenizer, pair.draft, options)

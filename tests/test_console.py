@@ -468,7 +468,7 @@ def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("> ")
     terminal.type(f"{GERMAN}\n")
     shown = terminal.wait_for("tokens/s")
-    assert "\x1b[32mDie" in shown and "\x1b[9;31mrejected" in shown and shown.count("Methode gibt") == 0
+    assert "\x1b[32mDie" in shown and "\x1b[9;31mrejected" in shown and shown.count(TEXT) == 0
     terminal.type("/quit\n")
     assert terminal.process.wait(timeout=PATIENCE) == 0
     history = tmp_path / ".speculative_decoding_history"

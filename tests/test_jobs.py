@@ -624,7 +624,7 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
     subprocess.run(command, cwd=ROOT, stderr=theirs, check=True, env=os.environ | {"COLUMNS": "120", "TERM": "xterm"})
     seen = os.read(ours, 1_000_000).decode()
     assert "100%" in seen and "12 lines, " in seen and "tokens/s" in seen
-    monkeypatch.setattr("speculative_decoding.cli.jobs.NOTE_SECONDS", 0)
+    monkeypatch.setattr("speculative_decoding.cli.progress.NOTE_SECONDS", 0)
     _, _, err = main(capfd, *arguments, tmp_path / "out", "--force")
     assert re.search(r"^12 lines, .*, about 0 min left$", err, re.MULTILINE) and "100%" not in err
 

@@ -290,6 +290,7 @@ WAYS_IN: dict[str, tuple[Callable[..., Any], list[str]]] = {  # with the keyword
     "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram"]),
     "Session.generate": (Session.generate, ["on_round"]),
     "Session.stream": (Session.stream, ["on_round"]),
+    "Session.rounds": (Session.rounds, ["on_round"]),
     "Session.batch": (Session.batch, ["slots", "max_memory_gb"]),
 }
 

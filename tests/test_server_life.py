@@ -172,8 +172,8 @@ def test_while_there_is_nothing_to_do_nothing_is_done(gated: tuple[Serving, Gate
 def test_a_client_that_does_not_read_holds_no_place() -> None:
     request = Request([("abc", GenerationOptions()), ("b", GenerationOptions())], wants_rejected=False)
     for row, reason in zip(request.rows, ("stop", None), strict=True):
-        request._receive(row.work, Started(3))
-        request._receive(row.work, Step(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
+        request._receive(row, Started(3))
+        request._receive(row, Step(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
     assert request.unfinished == 1
     request.fail(ServerError(504, "late"))
     assert request.unfinished == 0

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from speculative_decoding import stream_generate
+from speculative_decoding import Session
 from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
@@ -44,14 +44,9 @@ def show(
     """(what was shown, the text, the rounds)."""
     events: list[Round] = []
 
-    def start(on_round):  # type: ignore[no-untyped-def]
-        def both(event: Round) -> None:
-            events.append(event)
-            on_round(event)
-
-        return stream_generate(model, tokenizer, prompt, on_round=both, **options)  # type: ignore[arg-type]
-
-    found = watch(start, [DraftView(console, tokenizer, rounds=rounds)])
+    draft = options.pop("draft_model", None)
+    started = Session(model, tokenizer, draft).rounds(prompt, on_round=events.append, **options)  # type: ignore[arg-type]
+    found = watch(started, [DraftView(console, tokenizer, rounds=rounds)])
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue(), found.text, events
 

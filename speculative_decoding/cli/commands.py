@@ -19,6 +19,7 @@ from rich.text import Text as Line
 
 from ..errors import InputError
 from ..loading.load import BUNDLED, MODELS, SELF_DRAFT
+from ..loading.pair import Pair
 from ..sampling import GenerationOptions
 from ..sampling.options import abouts, default
 from ..sampling.values import Several, Switch, Text, Value
@@ -26,7 +27,7 @@ from ..session import Session
 from .compare import Runner, table, ways
 from .drafting import Plan, make_plan
 from .flags import FOR_PYTHON
-from .models import ModelNames, Pair
+from .models import ModelNames
 from .parser import flag, metavar, word
 from .views import make_console
 

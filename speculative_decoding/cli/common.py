@@ -36,6 +36,11 @@ def read_text(path: Path, what: str) -> str:
         raise InputError(f"{what} {path}: not readable as UTF-8 text ({error})") from error
 
 
+def read_prompts(path: Path, what: str = "prompts") -> list[str]:
+    """A prompt a line, without blank lines. Raises likewise."""
+    return [line for line in read_text(path, what).split("\n") if line.strip()]  # other line breaks may be text
+
+
 def write_stats(path: Path, content: Mapping[str, Any]) -> None:
     with writing("--stats-json", path):
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

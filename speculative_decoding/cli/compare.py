@@ -9,20 +9,21 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
 from ..decoding.divergence import first_divergence
-from ..decoding.results import GenerationResponse, GenerationResult
+from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
 from ..drafters import DraftHead, DraftModel
+from ..engine import Event
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
 from ..session import Session
 from .common import note_unknown, printing, say
-from .views import INTERRUPTED, DraftView, OnRound, Watcher, plain_text, watch
+from .flags import Views
+from .views import INTERRUPTED, DraftView, Trace, Watcher, make_console, plain_text, watch
 
 SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
 IDENTICAL = "identical"
@@ -36,25 +37,23 @@ def ways(session: Session) -> list[str]:
     return [*speculative, TARGET, *([] if session.draft_model is None or is_head else [DRAFTER])]
 
 
-def start(
-    on_round: OnRound | None, name: str, session: Session, prompt: str, *, timed: bool = False
-) -> Iterator[GenerationResponse]:
-    """The stream of that way."""
+def start(name: str, session: Session, prompt: str, *, timed: bool = False) -> Iterator[Event]:
+    """Decode in that way."""
     if name == SPECULATIVE:
-        return session.stream(prompt, on_round=on_round, timed=timed)
+        return session.rounds(prompt, timed=timed)
     if name == DRAFTER:
         draft = session.draft_model
         model = draft.model if isinstance(draft, DraftModel) else draft
         assert isinstance(model, EncoderDecoder)
         session = Session(model, session.tokenizer, options=replace(session.options, drafter="none"))
-    return session.stream(prompt, on_round=on_round, timed=timed, drafter="none")
+    return session.rounds(prompt, timed=timed, drafter="none")
 
 
 def warm_up(session: Session, prompt: str) -> None:
     """The first passes of a process are slower than the others; none of the ways is to pay for it. Nothing learns."""
     short = replace(session, ngram=None, options=replace(session.options, max_tokens=WARM_UP_TOKENS))
     for name in reversed(ways(short)):
-        list(start(None, name, short, prompt))
+        list(start(name, short, prompt))
 
 
 @dataclass
@@ -74,6 +73,10 @@ class Runner:
     cut: int = 0
     _explained: str | None = None  # the show_draft of the last legend
     _unknown: set[str] = field(default_factory=set)  # characters that were said to be
+
+    @classmethod
+    def of(cls, views: Views) -> Runner:
+        return cls(make_console(), views.show_draft, [] if views.trace is None else [Trace(views.trace)])
 
     def run(
         self, session: Session, names: Sequence[str], prompt: str, is_stopped: Callable[[], bool] = lambda: False
@@ -130,8 +133,7 @@ class Runner:
             watchers.append(plain_text(sys.stdout if is_answer else sys.stderr))
         traces = self.traces if is_answer else ()
         timed = shows_draft or bool(traces)
-        begin = partial(start, name=name, session=session, prompt=prompt, timed=timed)
-        return watch(begin, [*watchers, *traces], is_stopped)
+        return watch(start(name, session, prompt, timed=timed), [*watchers, *traces], is_stopped)
 
     def sum_up(self) -> None:
         """All prompts, if there was more than one."""

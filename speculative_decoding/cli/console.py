@@ -17,7 +17,7 @@ from .common import say
 from .compare import Runner, speed, summary_notes
 from .drafting import Plan
 from .flags import Views
-from .views import has_colour, make_console, traces_to
+from .views import has_colour
 
 PROMPT = "> "
 HISTORY = "~/.speculative_decoding_history"
@@ -26,7 +26,7 @@ HISTORY_LINES = 1000
 
 def interact(plan: Plan, views: Views) -> int:
     """The exit status."""
-    with traces_to(views.trace) as traces, State(plan, Runner(make_console(), views.show_draft, traces)) as state:
+    with State(plan, Runner.of(views)) as state:
         state.open(plan)
         with edited_lines():
             return Conversation(state).run()
@@ -34,7 +34,7 @@ def interact(plan: Plan, views: Views) -> int:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C while a text is written: the first wants it to stop behind the next token, of which the function tells;
+    """Ctrl-C while a text is written: the first wants it to stop behind the round that runs, as the function tells;
     the second stops it at once.
     """
     is_wanted = False

@@ -14,6 +14,7 @@ from ..loading.load import BITS, DTYPES, GROUP_SIZES
 from . import common
 from .common import say
 from .parser import Parser
+from .progress import progress
 
 
 def convert_parser(program: str) -> Parser:
@@ -53,26 +54,18 @@ def convert(chosen: argparse.Namespace) -> int:
     if "quantize" not in given and "group_size" in given:
         raise InputError("--group-size says how to quantise; give --quantize 4 or 8 too, or leave it out")
 
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    read, started = 0, time.perf_counter()
+    storage = {name: given.pop(name) for name in ("dtype", "quantize", "group_size") if name in given}
+    stored = Storage(**{"dtype": "bfloat16", **storage})
+    with progress() as show:
 
-    parts = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    bar = Progress(*parts, TextColumn("{task.description}"), console=Console(stderr=True))
-    task = bar.add_task("", total=None)
+        def shown(name: str, done: int, total: int) -> None:
+            nonlocal read
+            read = total
+            show(done, total, name)
 
-    def show(name: str, done: int, total: int) -> None:
-        bar.start()  # not before there is something to show, so that an error stands alone
-        bar.update(task, description=name, completed=done, total=total)
-
-    started = time.perf_counter()
-    try:
-        storage = {name: given.pop(name) for name in ("dtype", "quantize", "group_size") if name in given}
-        stored = Storage(**{"dtype": "bfloat16", **storage})
-        output = conversion.convert(given.pop("model"), given.pop("output", None), stored, **given, progress=show)
-    finally:
-        if bar.live.is_started:
-            bar.stop()
-    seconds, read = time.perf_counter() - started, bar.tasks[task].total or 0
+        output = conversion.convert(given.pop("model"), given.pop("output", None), stored, **given, progress=shown)
+    seconds = time.perf_counter() - started
     written = sum(path.stat().st_size for path in output.iterdir())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # bytes
     say(

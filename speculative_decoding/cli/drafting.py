@@ -13,12 +13,13 @@ from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, usual_dra
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
 from ..loading.hub import suggested_draft
+from ..loading.pair import Pair
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..session import Session
 from .common import read_text
 from .flags import DraftFlags
-from .models import Folders, ModelNames, Pair
+from .models import Folders, ModelNames
 from .parser import chosen_as, flag, given_options, in_words_of_flags, require_writable
 
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up

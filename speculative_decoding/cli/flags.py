@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated as A
@@ -30,7 +30,7 @@ NEEDED = dict.fromkeys(("output", "slots", "max_memory", "input_format"), "input
 READ, WRITTEN = ("input", "draft_vocab_text"), ("output", "stats_json", "trace", "ngram_store")
 PROMPT = "what to decode; without it each line of standard input, and at a terminal an example"
 SHOW_DRAFT = "show which tokens were accepted, rejected and corrected, in the text or in a line per round"
-TRACE = "a line of JSON for every round; python -m speculative_decoding report makes a picture of it"
+TRACE = "write a line of JSON there for every round"
 INPUT = (
     "decode each line: text (.txt), or a JSON object (.jsonl) with prompt, its own options, and fields to carry "
     "through; - is standard input"
@@ -100,11 +100,18 @@ def main_parser(program: str = "main.py") -> Parser:
     )
     add_flags(parser, "prompts and views", Views)
     add_flags(parser, "many prompts", Files)
-    add_flags(parser, "models", ModelNames)
     add_flags(parser, "several machines, with mlx.launch", Together)
-    add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON)
-    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
+    add_decoding_flags(parser)
     return parser
+
+
+def add_decoding_flags(
+    parser: Parser, title: str = "decoding", *, without: Collection[str] = (), lists: Collection[str] = ()
+) -> None:
+    """Those of all commands that decode. without, lists: see `add_flags`."""
+    add_flags(parser, "models", ModelNames)
+    add_flags(parser, title, GenerationOptions, without=(*FOR_PYTHON, *without), lists=lists)
+    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
 
 
 def require_consistent(given: Mapping[str, Any]) -> None:

@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from io import BufferedReader
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..jobs.job import Engine
 from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
+from ..loading.pair import Pair
 from ..machines import Launched
 from ..sampling import GenerationOptions
 from ..session import Session
@@ -27,10 +27,9 @@ from .common import printing, say, write_stats
 from .compare import summary_notes
 from .drafting import Plan
 from .flags import Files
-from .models import Pair
+from .progress import progress
 
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
-NOTE_SECONDS = 30.0  # between notes where there is no terminal
 
 
 def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Launched | None = None) -> int:
@@ -68,9 +67,9 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Lau
         )
         is_watched = output is not None or not sys.stdout.isatty()  # records and a bar on one screen are neither
         try:
-            with running, progress(size, is_watched=is_watched) as show:
+            with running, progress(may_be_bar=is_watched) as show:
                 for now in job.run():
-                    show(now)
+                    show(now.input_bytes, size, pace(now))
         except KeyboardInterrupt:
             way_out = "" if output is None else "; the same command with --resume goes on from there"
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
@@ -125,38 +124,6 @@ def fingerprint(opened: Opened | OpenedHead) -> str:
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in opened.folder.iterdir()}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
-
-
-@contextmanager
-def progress(size: int | None, *, is_watched: bool) -> Iterator[Callable[[Totals], None]]:
-    """What to call after each row. size: of the input in bytes, if that is known."""
-    if not (is_watched and sys.stderr.isatty()):
-        yield notes(size)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bar:
-        task = bar.add_task("", total=size)
-        yield lambda totals: bar.update(task, completed=totals.input_bytes, description=pace(totals))
-
-
-def notes(size: int | None) -> Callable[[Totals], None]:
-    """A line every `NOTE_SECONDS`, none for a short job."""
-    start, said, first = time.monotonic(), 0.0, -1  # byte where it began: a job that is resumed does not begin with 0
-
-    def show(totals: Totals) -> None:
-        nonlocal said, first
-        seconds, done = time.monotonic() - start, totals.input_bytes
-        first = done if first < 0 else first
-        if seconds - said >= NOTE_SECONDS:
-            said, left = seconds, ""
-            if size is not None and done > first:
-                left = f", about {seconds * (size - done) / (done - first) / 60:.0f} min left"
-            say(pace(totals) + left)
-
-    return show
 
 
 def pace(totals: Totals) -> str:

@@ -7,20 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import InputError
-from ..machines import Launched, started_as
-from . import common
+from ..machines import Launched
+from . import together
 from .drafting import plan_of
 from .flags import Files, Together, Views, main_parser, require_consistent
 from .parser import chosen_as, require_writable
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
-    if started_as() is None:
-        chosen = main_parser(program).parse_args(argv)
-        return common.run(program, lambda: decode(chosen))
-    from .together import run_together
-
-    return run_together(main_parser(program), argv, decode)
+    return together.run(main_parser(program), argv, decode)
 
 
 def decode(chosen: argparse.Namespace, launched: Launched | None = None) -> int:

@@ -11,11 +11,8 @@ from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
-from ..loading.pair import load_pair
-from ..loading.tokenizer import Tokenizer
+from ..loading.pair import Pair
 from ..machines import Launched
-from ..models.base import EncoderDecoder
-from ..models.draft_head import DraftHead
 from ..sampling.values import Text
 
 PREFERRED = ("t5-11b", "t5-small")
@@ -71,35 +68,6 @@ class Folders:
             if isinstance(draft, Opened):
                 require_same_tokens(target.model, draft.model)
         return Pair(target, draft)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target, and a draft if there is one, without weights until they are loaded."""
-
-    opened_target: Opened
-    opened_draft: Opened | OpenedHead | None
-
-    @property
-    def target(self) -> EncoderDecoder:
-        return self.opened_target.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.opened_target.tokenizer
-
-    @property
-    def draft(self) -> EncoderDecoder | DraftHead | None:
-        return None if self.opened_draft is None else self.opened_draft.model
-
-    @property
-    def folders(self) -> dict[str, str | None]:
-        """For statistics."""
-        draft = None if self.opened_draft is None else str(self.opened_draft.folder)
-        return {"model": str(self.opened_target.folder), "draft_model": draft}
-
-    def load_weights(self) -> None:
-        load_pair(self.opened_target, self.opened_draft)
 
 
 def find(name: str, option: str) -> Path:

@@ -16,7 +16,6 @@ COMMANDS = {  # name: (module beside this one, flags that go without saying, wha
     "verify": ("verify", (), "does a draft change anything?"),
     "train": ("train", (), "a draft for a target and a kind of text"),
     "serve": ("serve", (), "texts for many clients at once, over HTTP"),
-    "report": ("report", (), "what `generate --trace` wrote, as a table and a picture"),
 }
 
 

@@ -14,6 +14,7 @@ from ..decoding.divergence import first_divergence
 from ..decoding.request import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
+from ..jobs.rows import decoded, read_lines
 from ..session import Session
 from .common import say, write_stats
 from .compare import Runner, summary, warm_up, ways
@@ -21,7 +22,6 @@ from .drafting import Plan
 from .flags import Views
 from .parser import flag
 from .verify import require_comparable
-from .views import make_console, traces_to
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 
@@ -44,8 +44,8 @@ def decode_prompts(plan: Plan, views: Views) -> int:
     if first.strip():
         encode_prompt(pair.target, pair.tokenizer, first, plan.options.allow_long_prompt)
     same = True
-    with plan.session(pair) as session, traces_to(views.trace) as traces:
-        runner = Runner(make_console(), views.show_draft, traces)
+    with plan.session(pair) as session:
+        runner = Runner.of(views)
         answer, *others = ways(session)
         names = [answer, *others] if views.compare else [answer]
         for prompt in chain([first], prompts):
@@ -92,13 +92,11 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
         yield EXAMPLE
         return
     is_empty = True
-    for number, line in enumerate(sys.stdin.buffer, start=1):
+    for line in read_lines(sys.stdin.buffer):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"standard input, line {number}: not UTF-8 ({error.reason}); convert it to UTF-8"
-            ) from error
+            text = decoded(line)
+        except InputError as error:
+            raise InputError(f"standard input, line {line.number}: {error}") from error
         is_empty = is_empty and not text.strip()
         yield text
     if is_empty:

@@ -19,16 +19,15 @@ from typing import Annotated as A
 
 from ..checkpoints import read_config
 from ..errors import InputError
-from ..machines import Launched, started_as
-from ..sampling import GenerationOptions
+from ..loading.pair import Pair
+from ..machines import Launched
 from ..sampling.values import Several, Switch, Text, Whole
 from ..server.limits import Limits
-from .common import read_text, run, say
+from . import together
+from .common import read_text, say
 from .drafting import Plan, plan_of
-from .flags import FOR_PYTHON, DraftFlags
-from .models import ModelNames, Pair
+from .flags import add_decoding_flags
 from .parser import File, Parser, add_flags, chosen_as
-from .together import run_together
 
 if TYPE_CHECKING:
     import uvicorn
@@ -40,7 +39,7 @@ PROGRAM = "python -m speculative_decoding.serve"
 EXTRA = ("starlette", "uvicorn", "prometheus_client")
 VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 LEAST_TOKEN = 16  # characters
-WITHOUT = (*FOR_PYTHON, "seed", "strict", "num_return_sequences")  # options of decoding that are no flags here
+WITHOUT = ("seed", "strict", "num_return_sequences")  # options of decoding that are no flags here
 MOST_CONNECTIONS = 1000
 IDLE_SECONDS = 75  # of a connection: longer than clients and proxies keep theirs, who else write into a closed one
 CLOSING_SECONDS = 5  # for answers that are written already
@@ -102,18 +101,12 @@ def serve_parser(program: str) -> Parser:
     parser = Parser(prog=program, description=description)
     add_flags(parser, "listening", Listening)
     add_flags(parser, "limits", Limits)
-    add_flags(parser, "models", ModelNames)
-    add_flags(parser, "decoding, where a request does not say", GenerationOptions, without=WITHOUT)
-    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
+    add_decoding_flags(parser, "decoding, where a request does not say", without=WITHOUT)
     return parser
 
 
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    parser = serve_parser(program)
-    if started_as() is not None:
-        return run_together(parser, argv, serve)
-    chosen = parser.parse_args(argv)
-    return run(program, lambda: serve(chosen))
+    return together.run(serve_parser(program), argv, serve)
 
 
 def serve(chosen: argparse.Namespace, launched: Launched | None = None) -> int:

@@ -21,16 +21,15 @@ from .drafting import plan_of
 from .flags import Files, Together
 from .parser import Parser, chosen_as
 
+Decode = Callable[[argparse.Namespace, Launched | None], int]
 GRACE_SECONDS = 5.0
 SAYS = 1  # of the others, who says that the first is gone
 LOST = "has ended, or is out of reach for 20 seconds; what was written stays, and a job goes on with --resume"
 
 
-def run_together(
-    parser: Parser, argv: Sequence[str] | None, decode: Callable[[argparse.Namespace, Launched], int]
-) -> int:
-    """The exit status. decode: what the first process does."""
-    rank = started_as() or 0
+def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
+    """The exit status of a command, alone or together. decode: what it does, or the first of several processes."""
+    rank = started_as()
     if rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it too, and ends in order
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -38,22 +37,22 @@ def run_together(
         warnings.simplefilter("ignore")  # the first process says the same
     else:
         chosen = parser.parse_args(argv)
-    return common.run(parser.prog, lambda: run_as(rank, parser.prog, chosen, decode))
+    return common.run(
+        parser.prog, lambda: decode(chosen, None) if rank is None else run_as(rank, parser, chosen, decode)
+    )
 
 
-def run_as(
-    rank: int, program: str, chosen: argparse.Namespace, decode: Callable[[argparse.Namespace, Launched], int]
-) -> int:
+def run_as(rank: int, parser: Parser, chosen: argparse.Namespace, decode: Decode) -> int:
     def lost(peer: int, status: int | None, why: str) -> None:
         """One process says it, and then this one ends at once: its main thread may wait for numbers from the other."""
         if not rank:
             processes.channel.leave(status or 1)
         if not rank or (status is None and rank == SAYS):
-            common.say(f"{program}: error: process {peer + 1}: {why or LOST}")
+            common.say(f"{parser.prog}: error: process {peer + 1}: {why or LOST}")
         os._exit(status or 1)
 
     if not rank:
-        common.say(f"{program}: waits for the other processes, {JOIN_SECONDS} seconds at most")
+        common.say(f"{parser.prog}: waits for the other processes, {JOIN_SECONDS} seconds at most")
     processes = launched(lost)
     status, why = 1, "failed; see what it said"
     try:

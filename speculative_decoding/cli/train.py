@@ -1,10 +1,9 @@
-"""Train a draft for a target and a kind of text: flags, a bar with what was reached so far, curves."""
+"""Train a draft for a target and a kind of text: flags, and what was reached so far."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated as A
@@ -14,24 +13,23 @@ from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading import conversion
 from ..loading.draft_head import OpenedHead, open_draft
-from ..loading.load import DTYPES, Opened, open_model
+from ..loading.load import Opened, open_model
 from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
 from ..training.course import Course, CourseOptions
 from ..training.processes import Processes
-from ..training.trainer import HISTORY, Report, Schedule
+from ..training.trainer import Report, Schedule
 from . import common
 from .common import say
 from .models import find
 from .parser import File, Parser, add_flags, chosen_as
+from .progress import progress
 
 RATES = {"head": 1e-3, "model": 3e-4}
-PICTURE = "curves.png"
-USUAL = CourseOptions()
 
 
 @dataclass(frozen=True)
-class TrainFlags:
+class TrainFlags(CourseOptions):
     """Raises `InputError` for what does not go together."""
 
     model: A[str | None, Text(), "the target: a folder, or one under models/"] = None
@@ -44,17 +42,7 @@ class TrainFlags:
     steps: A[int | None, Whole(1), "train so many steps; the same seed gives the same weights"] = None
     resume: A[bool, Switch(), "go on with an unfinished training, with the same options"] = False
     force: A[bool, Switch(), "replace an existing output folder"] = False
-    seed: A[int, Whole(0), "of everything that is random"] = 0
     learning_rate: A[float | None, Number(0, above=True), "the highest (default: 0.001, for a model 0.0003)"] = None
-    max_tokens: A[int, Whole(1), "of an output"] = USUAL.max_tokens
-    slots: A[int, Whole(1), "prompts that are decoded together"] = USUAL.slots
-    frequent: A[int, Whole(1), "ids that a head may propose, besides those of the prompt"] = USUAL.frequent
-    held_out: A[int, Whole(0), "prompts that are measured on and not trained on"] = USUAL.held_out
-    max_disk_gb: A[float, Number(0), "features that need more are computed when needed"] = USUAL.max_disk_gb
-    sampled_share: A[
-        float, Number(0, 1), "of the target's outputs, drawn at temperature 1: for a draft that serves samples"
-    ] = USUAL.sampled_share
-    dtype: A[str, Text(tuple(DTYPES)), "that the draft's weights are stored in"] = USUAL.dtype
 
     def __post_init__(self) -> None:
         if self.model is None or self.output is None:
@@ -91,43 +79,46 @@ def train(chosen: argparse.Namespace) -> int:
     assert flags.model is not None and flags.output is not None
     folder = find(flags.model, "--model")
     conversion.require_free(flags.output, folder, flags.force)
-    texts = {str(path): common.read_text(path, "--prompts").split("\n") for path in files}
-    prompts = {name: [line for line in lines if line.strip()] for name, lines in texts.items()}
+    prompts = {str(path): common.read_prompts(path, "--prompts") for path in files}
     target = open_model(folder, dtype="float32")
     draft = opened_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")
-    own = {name: getattr(flags, name) for name in asdict(USUAL)}
     session, processes = Session(target.model, target.tokenizer), Processes.launched()
-    course = Course(session, prompts, work, flags.schedule, CourseOptions(**own), draft, processes)
+    course = Course(session, prompts, work, flags.schedule, flags, draft, processes)
     course.begin(flags.settings(files), resume=flags.resume)
     for each in (target, draft):
         if each is not None:
             each.load_weights()
-    say_if, bar_if = (say, bar) if processes.is_first else (silent, no_bar)
+    is_first = processes.is_first
+
+    def say_if_first(text: str) -> None:
+        if is_first:
+            say(text)
+
     held = sum(map(len, course.held_out.values()))
     total = len(course.training_prompts)
     with_others = f"{processes.size} processes; " if processes.size > 1 else ""
-    say_if(
+    say_if_first(
         f"{total} prompts to train on, {held} held out; about {course.memory / 1e9:.1f} GB of memory; "
         f"{with_others}work in {work}"
     )
-    with bar_if("outputs") as show:
-        course.write_outputs(lambda done: show(done / total, f"{done} outputs"))
+    with progress(is_shown=is_first) as show:
+        course.write_outputs(lambda done: show(done, total, f"{done} outputs"))
     kept, size = course.keeps_features, course.lessons.nbytes / 1e9
     positions = sum(len(each.output) for each in course.examples)
     where = "kept on the disk" if kept else "computed when needed: more than --max-disk-gb, or half of what is free"
-    say_if(f"{positions} positions; features of {size:.2f} GB, {where}")
+    say_if_first(f"{positions} positions; features of {size:.2f} GB, {where}")
     if kept:
-        with bar_if("features") as show:
-            course.keep_features(lambda done: show(done / len(course.examples), f"features of {done}"))
+        with progress(is_shown=is_first) as show:
+            course.keep_features(lambda done: show(done, len(course.examples), f"features of {done} outputs"))
     if course.trainer.step:
-        say_if(f"going on behind step {course.trainer.step}")
+        say_if_first(f"going on behind step {course.trainer.step}")
     reached: float | None = None
-    with bar_if("training") as show:
+    with progress(is_shown=is_first) as show:
         for report in course.train():
             reached = report.tokens_per_call or reached
-            show(report.progress, described(report, reached))
-    if processes.is_first:
+            show(report.progress, 1.0, described(report, reached))
+    if is_first:
         finish(course, flags.output, folder.name)
     return 0
 
@@ -140,8 +131,11 @@ def finish(course: Course, output: Path, made_for: str) -> None:
         say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
     facts = {"made_for": made_for, "steps": course.trainer.step, "positions": course.trainer.positions}
     by_file = {Path(name).name: tokens for name, tokens in measured.items()}  # no folders: a draft is passed on
+    facts |= {
+        "tokens_per_call_by_step": {int(step): found for step, *_, found in course.trainer.history if found == found}
+    }
     facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": by_file}
-    course.finish(output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
+    course.finish(output, **facts)
     say(f"written to {output}; {course.work} may be deleted, or trained on with --resume and more --minutes")
 
 
@@ -164,58 +158,6 @@ def described(report: Report, tokens_per_call: float | None) -> str:
     text = f"step {report.step}, loss {report.loss:.3f}, agreement {report.agreement:.3f}"
     text += "" if tokens_per_call is None else f", {tokens_per_call:.2f} tokens per call"
     return f"{text}, {report.positions / max(report.seconds, 1e-9):.0f} positions/s"
-
-
-def silent(text: str) -> None:
-    """What the processes behind the first say."""
-
-
-@contextmanager
-def no_bar(name: str) -> Iterator[Callable[[float, str], None]]:
-    yield lambda done, text: None
-
-
-@contextmanager
-def bar(name: str) -> Iterator[Callable[[float, str], None]]:
-    """What to call with how much is done, 0 to 1, and what to say of it: a bar at a terminal, elsewhere lines."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        said = [-1]
-
-        def note(done: float, text: str) -> None:
-            if int(20 * done) > said[0]:
-                said[0] = int(20 * done)
-                say(f"{name} {done:.0%}: {text}")
-
-        yield note
-        return
-    columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console) as shown:
-        task = shown.add_task("", total=1.0)
-        yield lambda done, text: shown.update(task, completed=done, description=text)
-
-
-def draw(path: Path, history: Sequence[Sequence[float]]) -> None:
-    """Loss, agreement and tokens per call over the steps; nothing where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        say("no matplotlib, so no picture of the curves; pip install matplotlib")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
-    for axis, name in zip(axes, HISTORY[2:], strict=True):
-        column = HISTORY.index(name)
-        points = [(row[0], row[column]) for row in history if row[column] == row[column]]
-        axis.plot(*zip(*points, strict=True), marker="o" if name == HISTORY[-1] else None) if points else None
-        axis.set(title=name.replace("_", " "), xlabel="step")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:

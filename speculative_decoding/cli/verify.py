@@ -7,7 +7,7 @@ them, what comes is compared with regular decoding of each prompt alone.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -22,9 +22,9 @@ from ..sampling.options import default
 from ..sampling.values import Whole
 from . import common
 from .drafting import COPIES, USES_MODEL, Plan, make_plan
-from .flags import FOR_PYTHON, DraftFlags
+from .flags import DraftFlags, add_decoding_flags
 from .models import ModelNames
-from .parser import Parser, add_flags, chosen_as, given_options, word
+from .parser import Parser, chosen_as, given_options, word
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
@@ -36,9 +36,7 @@ def verify_parser(program: str) -> Parser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("prompts", nargs="*", type=Path, help="a prompt a line (default: the bundled files)")
-    add_flags(parser, "models", ModelNames)
-    add_flags(parser, "decoding", GenerationOptions, without=FOR_PYTHON, lists=("drafter", "num_draft", "seed"))
-    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
+    add_decoding_flags(parser, lists=("drafter", "num_draft", "seed"))
     slots = "decode so many prompts together (several: each is tried; default: 1)"
     parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help=slots)
     return parser
@@ -52,12 +50,11 @@ def require_comparable(options: GenerationOptions, who: str) -> None:
         )
 
 
-def read_prompt_files(paths: Sequence[Path]) -> Iterator[str]:
-    found = paths or sorted(PROMPTS.glob("*.txt"))
-    if not found:
+def bundled_prompts() -> list[Path]:
+    """Their files. Raises `InputError` where they are not installed."""
+    if not (found := sorted(PROMPTS.glob("*.txt"))):
         raise InputError("the bundled prompts come with the repository alone; name a file with a prompt a line")
-    for path in found:
-        yield from common.read_text(path, "prompts").split("\n")  # other line breaks may be text
+    return found
 
 
 def verify(chosen: argparse.Namespace) -> int:
@@ -73,7 +70,8 @@ def verify(chosen: argparse.Namespace) -> int:
         make_plan(folders, given | way.keywords, flags)  # raises for what has no effect
     plan = Plan(folders, GenerationOptions(**given), flags)
     require_comparable(plan.options, "verify")
-    prompts = [prompt for prompt in read_prompt_files(getattr(chosen, "prompts", [])) if prompt.strip()]
+    files = getattr(chosen, "prompts", []) or bundled_prompts()
+    prompts = [prompt for path in files for prompt in common.read_prompts(path)]
     used = {way.drafter for way in tried}
     pair = plan.open(use_draft=not used.isdisjoint(USES_MODEL))
     identical = tokens = 0

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -17,13 +15,13 @@ from typing import Any, NamedTuple, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from ..decoding.results import GenerationResponse, GenerationResult
+from ..decoding.results import GenerationResult
 from ..decoding.stats import Round
+from ..engine import Event
 from ..errors import writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer, text_behind
 from .common import printing
 
-OnRound = Callable[[Round], None]
 INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
 
 COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft_seconds", "verify_seconds")
@@ -32,56 +30,39 @@ CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 
 
-@dataclass(frozen=True)
-class Step:
-    """A token as it comes. number: of its round, and place: of the token in the round, both from 0."""
-
-    response: GenerationResponse
-    round: Round
-    number: int
-    place: int
-
-    @property
-    def ends_round(self) -> bool:
-        return self.place + 1 == len(self.round.tokens)
-
-
-Watcher = Callable[[Iterator[Step]], Iterator[Step]]  # shows each step, and hands it on
+Watcher = Callable[[Iterator[Event]], Iterator[Event]]  # shows what each round brought, and hands it on
 
 
 def watch(
-    start: Callable[[OnRound], Iterator[GenerationResponse]],
-    watchers: Sequence[Watcher] = (),
-    is_stopped: Callable[[], bool] = lambda: False,
+    events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: Callable[[], bool] = lambda: False
 ) -> GenerationResult:
-    """Run a stream to its end, or to the first token at which it is to stop. The first watcher sees a token first."""
-    rounds: list[Round] = []
-    stream = start(rounds.append)  # a wrong request raises before anything is shown
+    """Run a generation to its end, or to the first round behind which it is to stop. The first watcher sees a round
+    first; with beams all that there is to see comes with the last.
+    """
 
-    def numbered() -> Iterator[Step]:
-        place = 0
-        for response in stream:  # behind the event of its round
-            yield Step(response, rounds[-1], len(rounds) - 1, place)
-            if is_stopped():
-                return
-            place = (place + 1) % len(rounds[-1].tokens)
+    def until_stopped() -> Iterator[Event]:
+        for event in events:
+            if event.texts:
+                yield event
+                if is_stopped():
+                    return
 
-    steps = numbered()
+    watched = until_stopped()
     for watcher in watchers:
-        steps = watcher(steps)
-    responses = [step.response for step in steps]
-    text, tokens = "".join(each.text for each in responses), [each.token for each in responses]
-    return GenerationResult(text, tokens, responses[-1].finish_reason or INTERRUPTED, responses[-1].stats)
+        watched = watcher(watched)
+    *_, last = watched
+    request = last.request
+    return GenerationResult(request.text, request.tokens, request.finish_reason or INTERRUPTED, request.stats)
 
 
 def plain_text(file: TextIO) -> Watcher:
     """The text as it comes, and a line end behind it."""
 
-    def show(steps: Iterator[Step]) -> Iterator[Step]:
-        for step in steps:
+    def show(events: Iterator[Event]) -> Iterator[Event]:
+        for event in events:
             with printing():
-                print(step.response.text, end="", flush=True, file=file)
-            yield step
+                print(*event.texts, sep="", end="", flush=True, file=file)
+            yield event
         with printing():
             print(flush=True, file=file)
 
@@ -136,25 +117,24 @@ class DraftView:
         line.rstrip()
         self._console.print(line)
 
-    def __call__(self, steps: Iterator[Step]) -> Iterator[Step]:
-        tokens: list[int] = []
-        line = Text()
-        for step in steps:
-            if step.place == step.round.accepted:  # the first that was not drafted: in its place stood the rejected
-                self._add(line, text_behind(self._tokenizer, tokens, step.round.rejected), REJECTED)
-            self._add(line, step.response.text, ACCEPTED if step.response.from_draft else OWN)
-            tokens.append(step.response.token)
-            if self._rounds and step.ends_round:
-                line = self._end_round(step, line)
-            elif not self._rounds:
+    def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
+        before: list[int] = []
+        for number, event in enumerate(events, start=1):
+            round, kept, line = event.round, event.round.accepted, Text()
+            self._add(line, "".join(event.texts[:kept]), ACCEPTED)
+            if kept < len(event.texts):  # the first that was not drafted: in its place stood the rejected
+                rejected = text_behind(self._tokenizer, before + round.tokens[:kept], round.rejected)
+                self._add(line, rejected, REJECTED)
+                self._add(line, "".join(event.texts[kept:]), OWN)
+            before += round.tokens
+            if self._rounds:
+                self._end_round(number, round, line)
+            else:
                 self._console.print(line, end="", soft_wrap=True)  # whatever comes next, the terminal wraps
-                line = Text()
-            yield step
+            yield event
         if not self._rounds:
-            self._add(line, "\n", PLAIN)
+            self._add(line := Text(), "\n", PLAIN)
             self._console.print(line, end="", soft_wrap=True)
-        elif not step.ends_round:  # stopped inside a round
-            self._end_round(step, line)
 
     def _add(self, line: Text, text: str, kind: Kind) -> None:
         """To the line, in the kind's colour, or between marks that stand where the kind changes."""
@@ -165,56 +145,38 @@ class DraftView:
         line.append(visible(text), kind.style if self._colour else "")
         self._kind = kind
 
-    def _end_round(self, step: Step, line: Text) -> Text:
-        """Print it behind its numbers; a new line."""
-        event, close = step.round, "" if self._colour else self._kind.behind
-        kind = f", {event.kind}" if event.kind else ""
-        drafted = f"{event.accepted} of {event.drafted} accepted{kind}" if event.drafted else "nothing drafted"
-        draft = "" if event.draft_seconds is None else f" (draft {1000 * event.draft_seconds:.1f})"
-        numbers = f"round {step.number + 1}: {drafted}, {1000 * event.seconds:.1f} ms{draft}: "
+    def _end_round(self, number: int, round: Round, line: Text) -> None:
+        """Print the line behind the round's numbers."""
+        kind, close = f", {round.kind}" if round.kind else "", "" if self._colour else self._kind.behind
+        drafted = f"{round.accepted} of {round.drafted} accepted{kind}" if round.drafted else "nothing drafted"
+        draft = "" if round.draft_seconds is None else f" (draft {1000 * round.draft_seconds:.1f})"
+        numbers = f"round {number}: {drafted}, {1000 * round.seconds:.1f} ms{draft}: "
         self._console.print(Text(numbers, "dim" if self._colour else "").append_text(line).append(close))
         self._kind = PLAIN
-        return Text()
 
 
 class Trace:
-    """A watcher that writes a line of JSON for every round, for programs and `python -m speculative_decoding report`:
-    when all its tokens are out, at once and whole, so that an interrupted run leaves whole lines.
+    """A watcher that writes a line of JSON for every round, at once and whole, so that an interrupted run leaves whole
+    lines. The file is a new one.
 
     Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`, finish_reason;
     the first of a request also encode_seconds.
     """
 
-    def __init__(self, path: Path, file: TextIO) -> None:
-        self._path, self._file, self._requests = path, file, count()
+    def __init__(self, path: Path) -> None:
+        self._path, self._requests = path, count()
+        with writing("--trace", path):
+            path.write_text("")
 
-    def __call__(self, steps: Iterator[Step]) -> Iterator[Step]:
-        request, position, text = next(self._requests), 0, ""
-        for step in steps:
-            text += step.response.text
-            if step.ends_round:
-                line: dict[str, Any] = {"request": request, "round": step.number, "position": position}
-                if step.number == 0:
-                    line["encode_seconds"] = step.response.stats.encode_seconds
-                line |= {"text": text, **{name: getattr(step.round, name) for name in COPIED}}
-                line["finish_reason"] = step.round.finish_reason
-                with writing("--trace", self._path):
-                    self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    self._file.flush()
-                position, text = position + len(step.round.tokens), ""
-            yield step
-
-
-@contextmanager
-def traces_to(path: Path | None) -> Iterator[list[Watcher]]:
-    """A trace, where a file is named."""
-    if path is None:
-        yield []
-        return
-    with writing("--trace", path):
-        file = path.open("w", encoding="utf-8")
-    try:
-        yield [Trace(path, file)]
-    finally:
-        with suppress(OSError):  # of what was refused already
-            file.close()
+    def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
+        request, position = next(self._requests), 0
+        for number, event in enumerate(events):
+            line: dict[str, Any] = {"request": request, "round": number, "position": position}
+            if number == 0:
+                line["encode_seconds"] = event.request.stats.encode_seconds
+            line |= {"text": "".join(event.texts), **{name: getattr(event.round, name) for name in COPIED}}
+            line["finish_reason"] = event.round.finish_reason
+            with writing("--trace", self._path), self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            position += len(event.round.tokens)
+            yield event

@@ -13,12 +13,12 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
 from ..errors import one_line
-from .bodies import JSONAnswer, refusal
+from .bodies import refusal
 from .completions import completions
 from .errors import ServerError
 from .guard import Guard
@@ -63,16 +63,8 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         client = (scope.get("client") or ("-",))[0]
         prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
         path = one_line(scope["path"])[:200]
-        LOG.log(
-            logging.DEBUG if path in PROBES else logging.INFO,
-            "%s %s %s %d %.3f s%s",
-            client,
-            scope["method"],
-            path,
-            status or GONE,
-            seconds,
-            prompts,
-        )
+        level = logging.DEBUG if path in PROBES else logging.INFO
+        LOG.log(level, f"{client} {scope['method']} {path} {status or GONE} {seconds:.3f} s{prompts}")
 
     def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServerError)
@@ -118,20 +110,20 @@ def about_model(settings: Settings) -> dict[str, object]:
 
 
 async def models(request: Request) -> Response:
-    return JSONAnswer({"object": "list", "data": [about_model(request.app.state.settings)]})
+    return JSONResponse({"object": "list", "data": [about_model(request.app.state.settings)]})
 
 
 async def model(request: Request) -> Response:
     settings: Settings = request.app.state.settings
     if request.path_params["name"] != settings.model:
         raise ServerError(404, f"there is no such model here, only {settings.model!r}", "model", "model_not_found")
-    return JSONAnswer(about_model(settings))
+    return JSONResponse(about_model(settings))
 
 
 async def health(request: Request) -> Response:
     """Ready to take requests, or 503 with what it does instead."""
     state = request.app.state.service.state
-    return JSONAnswer({"status": "ok" if state == READY else state}, 200 if state == READY else 503)
+    return JSONResponse({"status": "ok" if state == READY else state}, 200 if state == READY else 503)
 
 
 async def metrics(request: Request) -> Response:

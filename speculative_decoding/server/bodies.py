@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..errors import InputError
@@ -96,42 +96,34 @@ async def unless_gone(receive: Receive, work: Awaitable[Answer], seconds: float 
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-class JSONAnswer(Response):
-    media_type = JSON
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def refusal(path: str, error: ServerError) -> JSONAnswer:
+def refusal(path: str, error: ServerError) -> JSONResponse:
     """In the shape that the path's clients expect."""
     content = {"error": error.message} if path in LIBRETRANSLATE else error.content
-    return JSONAnswer(content, error.status, dict(error.headers or {}))
+    return JSONResponse(content, error.status, dict(error.headers or {}))
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Server-sent events, each written as soon as it is there; within `seconds` and some for a slow reader, who else
     would keep a connection for ever.
     """
 
-    def __init__(self, events: AsyncIterator[Mapping[str, Any] | str | None], seconds: float) -> None:
+    def __init__(self, events: AsyncGenerator[Mapping[str, Any] | str | None], seconds: float) -> None:
         """events: content of `data:` lines; None for a comment that keeps the connection open."""
-        super().__init__(media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        lines = (line_of(event) async for event in events)
+        super().__init__(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._events, self._seconds = events, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def write() -> None:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in self._events:
-                text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-                line = ": waiting\n\n" if event is None else f"data: {text}\n\n"
-                await send({"type": "http.response.body", "body": line.encode(), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
         try:
-            await unless_gone(receive, write(), self._seconds + WRITING_SECONDS)
+            await unless_gone(receive, self.stream_response(send), self._seconds + WRITING_SECONDS)
         except (ClientDisconnect, TimeoutError, OSError):
             pass  # nobody is there to be told
         finally:
-            await self._events.aclose()  # type: ignore[attr-defined]
+            await self._events.aclose()
+
+
+def line_of(event: Mapping[str, Any] | str | None) -> str:
+    if event is None:
+        return ": waiting\n\n"
+    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n"

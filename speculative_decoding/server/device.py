@@ -46,20 +46,36 @@ class Started(NamedTuple):
 
 
 @dataclass(eq=False)
-class Work:
-    """A prompt. receive: is called on the event loop with a `Started`, each `Step`, or the error that ends it.
+class Row:
+    """A prompt, and its text as it grows. receive: is called on the event loop with a `Started`, each `Step`, or the
+    error that ends it. index: in the client's request. pieces: the text of each token.
 
-    request: belongs to the device's thread.
+    request: belongs to the device's thread; all else to the event loop.
     """
 
     prompt: str
     options: GenerationOptions
-    receive: Callable[[Work, Started | Step | ServerError], None]
+    receive: Callable[[Row, Started | Step | ServerError], None]
+    index: int = 0
     wants_rejected: bool = False
     request: Request | None = field(default=None, init=False)
+    prompt_tokens: int = field(default=0, init=False)
+    pieces: list[str] = field(default_factory=list, init=False)
+    logprobs: list[float] = field(default_factory=list, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+    stats: GenerationStats | None = field(default=None, init=False)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def add(self, step: Step) -> None:
+        self.pieces += step.texts
+        self.logprobs += step.round.logprobs or []
+        self.finish_reason, self.stats = step.round.finish_reason, step.stats
 
 
-Told = tuple[Work, Started | Step | ServerError]
+Told = tuple[Row, Started | Step | ServerError]
 
 
 class Device:
@@ -72,9 +88,9 @@ class Device:
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
         self._open_session, self._limits = open_session, limits
         self._wake = threading.Condition()
-        self._inbox: list[tuple[Work, bool]] = []  # and whether it is to be submitted, or cancelled
+        self._inbox: list[tuple[Row, bool]] = []  # and whether it is to be submitted, or cancelled
         self._ends = False
-        self._working: dict[Request, Work] = {}
+        self._working: dict[Request, Row] = {}
         self._failures = 0
         self.decoding = self.waiting = 0  # prompts in slots, and in front of them
 
@@ -84,13 +100,13 @@ class Device:
         self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="device")
         self._thread.start()
 
-    def submit(self, works: Sequence[Work]) -> None:
+    def submit(self, rows: Sequence[Row]) -> None:
         """All are told that they have started, or have not, before any of them is decoded."""
-        self._put(works, True)
+        self._put(rows, True)
 
-    def cancel(self, works: Sequence[Work]) -> None:
+    def cancel(self, rows: Sequence[Row]) -> None:
         """Their slots are free before the next round. Nothing happens to those that have ended."""
-        self._put(works, False)
+        self._put(rows, False)
 
     def stop(self) -> None:
         """End behind the round that runs, and wait for that."""
@@ -99,9 +115,9 @@ class Device:
             self._wake.notify()
         self._thread.join()
 
-    def _put(self, works: Sequence[Work], is_new: bool) -> None:
+    def _put(self, rows: Sequence[Row], is_new: bool) -> None:
         with self._wake:
-            self._inbox += [(work, is_new) for work in works]
+            self._inbox += [(row, is_new) for row in rows]
             self._wake.notify()
 
     def _run(self, on_ready: Callable[[Session], None], on_end: Callable[[Exception | None], None]) -> None:
@@ -129,7 +145,7 @@ class Device:
                     self.decoding, self.waiting = engine.decoding, engine.waiting
             except Exception as error:
                 LOG.exception("a round failed, and with it %d prompts", len(self._working))
-                self._tell([(work, ServerError(500, FAILED, code="round_failed")) for work in self._working.values()])
+                self._tell([(row, ServerError(500, FAILED, code="round_failed")) for row in self._working.values()])
                 self._working.clear()
                 self.decoding = self.waiting = 0
                 self._failures += 1
@@ -144,19 +160,19 @@ class Device:
                 self._wake.wait()
             inbox, self._inbox = self._inbox, []
         told: list[Told] = []
-        for work, is_new in inbox:
+        for row, is_new in inbox:
             if is_new:
-                told.append((work, self._submit(session, engine, work)))
-            elif work.request in self._working:
-                engine.cancel(work.request)
-                del self._working[work.request]
+                told.append((row, self._submit(session, engine, row)))
+            elif row.request in self._working:
+                engine.cancel(row.request)
+                del self._working[row.request]
         self._tell(told)
         return not self._ends
 
-    def _submit(self, session: Session, engine: Engine, work: Work) -> Started | ServerError:
-        length = session.length_of(work.options, self._limits.slots)
+    def _submit(self, session: Session, engine: Engine, row: Row) -> Started | ServerError:
+        length = session.length_of(row.options, self._limits.slots)
         try:
-            request = engine.submit(work.prompt, work.options, length)
+            request = engine.submit(row.prompt, row.options, length)
         except InputError as error:
             return ServerError.of(error)
         except Exception:
@@ -168,24 +184,24 @@ class Device:
         except ServerError as error:
             engine.cancel(request)
             return error
-        work.request = request
-        self._working[request] = work
+        row.request = request
+        self._working[request] = row
         return Started(request.stats.prompt_tokens)
 
     def _told(self, session: Session, event: Event) -> Told:
         request, round = event.request, event.round
-        work = self._working[request]
+        row = self._working[request]
         if round.finish_reason:
             del self._working[request]
             if request.error:
                 LOG.error("a request failed: %s", request.error)
-                return work, ServerError(500, request.error, code="not_finite")
+                return row, ServerError(500, request.error, code="not_finite")
             self._failures = 0
         rejected = ""
-        if work.wants_rejected and round.accepted < len(round.tokens):  # what stands behind an end was never judged
+        if row.wants_rejected and round.accepted < len(round.tokens):  # what stands behind an end was never judged
             before = request.tokens[: len(request.tokens) - len(round.tokens) + round.accepted]
             rejected = text_behind(session.tokenizer, before, round.rejected)
-        return work, Step(round, event.texts, rejected, request.stats if round.finish_reason else None)
+        return row, Step(round, event.texts, rejected, request.stats if round.finish_reason else None)
 
     def _tell(self, told: Sequence[Told]) -> None:
         if told:
@@ -197,8 +213,8 @@ class Device:
 
 
 def hand_out(told: Sequence[Told]) -> None:
-    for work, item in told:
-        work.receive(work, item)
+    for row, item in told:
+        row.receive(row, item)
 
 
 def warm_up(session: Session, slots: int) -> None:

@@ -8,12 +8,10 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from ..decoding.stats import GenerationStats
 from ..sampling import GenerationOptions
 from ..session import Session
-from .device import FAILED, Device, Started, Step, Work
+from .device import FAILED, Device, Row, Started, Step
 from .errors import ServerError
 from .limits import Limits
 from .metrics import Metrics
@@ -21,32 +19,6 @@ from .metrics import Metrics
 LOADING, READY, STOPPING, FAILED_STATE = "loading", "ready", "stopping", "failed"
 USUAL_SECONDS = 1.0  # of a prompt, before one was decoded
 MEMORY = 0.9  # of what prompts took
-
-
-@dataclass(eq=False)
-class Row:
-    """A prompt of a request, and its text as it grows. index: in the request. pieces: the text of each token."""
-
-    index: int
-    work: Work
-    prompt_tokens: int = 0
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-    stats: GenerationStats | None = None
-
-    @property
-    def options(self) -> GenerationOptions:
-        return self.work.options
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    def add(self, step: Step) -> None:
-        self.pieces += step.texts
-        self.logprobs += step.round.logprobs or []
-        self.finish_reason, self.stats = step.round.finish_reason, step.stats
 
 
 class Request:
@@ -61,18 +33,14 @@ class Request:
         """on_first: is called with each row's first token. unfinished: rows of which more is to come, read or not."""
         self._on_first, self.has_failed, self.unfinished = on_first, False, len(prompts)
         self._items: asyncio.Queue[tuple[Row, Started | Step] | ServerError] = asyncio.Queue()
-        self.rows = [
-            Row(index, Work(prompt, options, self._receive, wants_rejected))
-            for index, (prompt, options) in enumerate(prompts)
-        ]
-        self._row_of = {row.work: row for row in self.rows}
+        self.rows = [Row(*prompt, self._receive, index, wants_rejected) for index, prompt in enumerate(prompts)]
 
-    def _receive(self, work: Work, item: Started | Step | ServerError) -> None:
+    def _receive(self, row: Row, item: Started | Step | ServerError) -> None:
         if isinstance(item, ServerError):
             self.fail(item)
             return
         self.unfinished -= isinstance(item, Step) and item.round.finish_reason is not None
-        self._items.put_nowait((self._row_of[work], item))
+        self._items.put_nowait((row, item))
 
     def fail(self, error: ServerError) -> None:
         self.unfinished = 0
@@ -171,7 +139,7 @@ class Service:
         timer = loop.call_later(limits.max_seconds, self._fail, request, late)
         self._requests.add(request)
         self._empty.clear()
-        self._device.submit([row.work for row in request.rows])
+        self._device.submit(request.rows)
         try:
             yield request
         finally:
@@ -179,7 +147,7 @@ class Service:
             self._requests.discard(request)
             if not self._requests:
                 self._empty.set()
-            self._device.cancel([row.work for row in request.rows if row.finish_reason is None])
+            self._device.cancel([row for row in request.rows if row.finish_reason is None])
             for row in request.rows:
                 if row.finish_reason is not None:
                     self._seconds = MEMORY * self._seconds + (1 - MEMORY) * (loop.time() - begun)
@@ -214,4 +182,4 @@ class Service:
     def _fail(self, request: Request, error: ServerError) -> None:
         """Its slots are free before it has read why."""
         request.fail(error)
-        self._device.cancel([row.work for row in request.rows])
+        self._device.cancel(request.rows)

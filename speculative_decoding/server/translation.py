@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from ..decoding.request import language_token
 from ..errors import InputError
@@ -16,7 +16,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import accepted
 from ..sampling.values import Either, Several, Text
 from ..session import Session
-from .bodies import FORM, JSONAnswer, read_object, unless_gone
+from .bodies import FORM, read_object, unless_gone
 from .errors import ServerError
 from .guard import require_token
 from .service import Service
@@ -79,7 +79,7 @@ async def translate(request: Request) -> Response:
     texts, options = understood(fields, request)
     request.scope["prompts"] = [text for text, _ in options]
     found = await unless_gone(request.receive, translated(service, options))
-    return JSONAnswer({"translatedText": found[0] if isinstance(texts, str) else found})
+    return JSONResponse({"translatedText": found[0] if isinstance(texts, str) else found})
 
 
 def understood(fields: Mapping[str, Any], request: Request) -> tuple[Any, list[tuple[str, GenerationOptions]]]:
@@ -128,4 +128,4 @@ async def translated(service: Service, prompts: list[tuple[str, GenerationOption
 async def languages(request: Request) -> Response:
     service: Service = request.app.state.service
     translation: Translation = request.app.state.settings.translation
-    return JSONAnswer(translation.languages(service.session))
+    return JSONResponse(translation.languages(service.session))

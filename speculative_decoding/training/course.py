@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated as A
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ from ..loading.safe_folder import whole_folder, write_file
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, usual_layers
+from ..sampling.values import Number, Text, Whole
 from ..session import Session
 from .batches import CHAIN, EXAMPLES, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
 from .lessons import Lessons
@@ -44,19 +46,18 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class CourseOptions:
-    """frequent: how many ids a head may propose besides a source's. held_out: prompts to measure on, not to train on.
-    max_disk_gb: features that need more are computed whenever they are needed. dtype: that weights are stored in.
-    sampled_share: see `Wanted`.
-    """
+    """Their flags are made from these fields."""
 
-    seed: int = 0
-    max_tokens: int = 128
-    slots: int = 32
-    frequent: int = 3072
-    held_out: int = 150
-    max_disk_gb: float = 10.0
-    dtype: str = "bfloat16"
-    sampled_share: float = 0.0
+    seed: A[int, Whole(0), "of everything that is random"] = 0
+    max_tokens: A[int, Whole(1), "of an output"] = 128
+    slots: A[int, Whole(1), "prompts that are decoded together"] = 32
+    frequent: A[int, Whole(1), "ids that a head may propose, besides those of the prompt"] = 3072
+    held_out: A[int, Whole(0), "prompts that are measured on and not trained on"] = 150
+    max_disk_gb: A[float, Number(0), "features that need more are computed when needed"] = 10.0
+    dtype: A[str, Text(tuple(DTYPES)), "that the draft's weights are stored in"] = "bfloat16"
+    sampled_share: A[
+        float, Number(0, 1), "of the target's outputs, drawn at temperature 1: for a draft that serves samples"
+    ] = 0.0
 
 
 @dataclass
@@ -206,17 +207,17 @@ class Course:
         own = nbytes(self.draft.model) if isinstance(self.draft, Opened) else 12 * width * width * 4
         return nbytes(self.session.model) + 4 * own + 4 * EXAMPLES * 16 * CHAIN * size * 4
 
-    def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
-        """Write the folder, whole or not at all. draw: adds files to it."""
+    def finish(self, output: Path, **facts: Any) -> None:
+        """Write the folder, whole or not at all. facts: for its manifest."""
         student, dtype = self.student, DTYPES[self.options.dtype]
         with writing("--output", output, WAY_OUT):
             if isinstance(student, HeadStudent):
-                write_draft_head(output, student.draft(), student.target, dtype, also=draw, **facts)
+                write_draft_head(output, student.draft(), student.target, dtype, **facts)
             elif isinstance(self.draft, Opened):
-                write_model(output, self.draft, dtype, also=draw, **facts)
+                write_model(output, self.draft, dtype, **facts)
 
 
-def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable[[Path], None], **facts: Any) -> None:
+def write_model(output: Path, opened: Opened, dtype: mx.Dtype, **facts: Any) -> None:
     """A trained model, in a folder as conversion writes it. opened: what it was before."""
     model = opened.model
     parameters: Any = dict(tree_flatten(model.parameters()))
@@ -229,7 +230,6 @@ def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable
         for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
             if (opened.folder / name).is_file():
                 shutil.copyfile(opened.folder / name, partial / name)
-        also(partial)
         stored = next(name for name, each in DTYPES.items() if each == dtype)
         manifest.write(partial, source=opened.folder.name, dtype=stored, quantization=None, **facts)
 
