@@ -34,7 +34,7 @@ FLOORS: list[tuple[str, ...]] = [
 ]
 LOOSE_FILES = 10
 LONGEST_FILE, MEDIAN_FILE = 330, 110
-MOST_LINES = {"speculative_decoding": 17_500, "benchmarks": 1_480}  # to be lowered: 9,500 was the aim
+MOST_LINES = {"speculative_decoding": 17_040, "benchmarks": 1_575}  # to be lowered: 9,500 was the aim
 PARAMETERS = 8
 PARAMETERS_MAY_BE_MORE: set[str] = set()  # "cli.main.function": why
 

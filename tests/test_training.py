@@ -22,7 +22,6 @@ from mlx.utils import tree_flatten
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli import train as train_command
-from speculative_decoding.loading import manifest
 from speculative_decoding.loading.load import WEIGHTS, Opened, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.attention import capped
@@ -420,6 +419,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_module, "LIKELY_OTHERS", 4)
         patch.setattr(batches_module, "RANDOM_OTHERS", 4)
+        patch.setattr(train_command, "draw", lambda *_: None)
         status = train_command.main(arguments(folder, "one"))
     said = [process.communicate() for process in started]
     assert status == 0
@@ -474,7 +474,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call
 def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     status, err = command()
     assert status == 0 and "tokens per target call with drafts of 7" in err and "kept on the disk" in err
-    assert manifest.read(tmp_path / "head")["tokens_per_call_by_step"].keys() == {"4"}
+    assert (tmp_path / "head" / "curves.png").stat().st_size > 1000
     assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
     status, err = command()
     assert status == 2 and "exists already; give --force" in err

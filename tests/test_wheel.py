@@ -96,5 +96,5 @@ def test_it_asks_for_what_it_imports_and_for_nothing_else(site: Path) -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").split(".")[0])
     others = imported - sys.stdlib_module_names
-    assert others - names == {"prometheus_client", "starlette", "uvicorn"}  # the extra [server]
+    assert others - names == {"matplotlib", "prometheus_client", "starlette", "uvicorn"}  # the extras [plots], [server]
     assert names - others == {"protobuf", "scipy_openblas32"}

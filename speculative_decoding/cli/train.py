@@ -1,4 +1,4 @@
-"""Train a draft for a target and a kind of text: flags, and what was reached so far."""
+"""Train a draft for a target and a kind of text: flags, what was reached so far, curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
 from ..training.course import Course, CourseOptions
 from ..training.processes import Processes
-from ..training.trainer import Report, Schedule
+from ..training.trainer import HISTORY, Report, Schedule
 from . import common
 from .common import say
 from .models import find
@@ -26,6 +26,7 @@ from .parser import File, Parser, add_flags, chosen_as
 from .progress import progress
 
 RATES = {"head": 1e-3, "model": 3e-4}
+PICTURE = "curves.png"
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,8 @@ def finish(course: Course, output: Path, made_for: str) -> None:
         say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
     facts = {"made_for": made_for, "steps": course.trainer.step, "positions": course.trainer.positions}
     by_file = {Path(name).name: tokens for name, tokens in measured.items()}  # no folders: a draft is passed on
-    facts |= {
-        "tokens_per_call_by_step": {int(step): found for step, *_, found in course.trainer.history if found == found}
-    }
     facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": by_file}
-    course.finish(output, **facts)
+    course.finish(output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
     say(f"written to {output}; {course.work} may be deleted, or trained on with --resume and more --minutes")
 
 
@@ -158,6 +156,26 @@ def described(report: Report, tokens_per_call: float | None) -> str:
     text = f"step {report.step}, loss {report.loss:.3f}, agreement {report.agreement:.3f}"
     text += "" if tokens_per_call is None else f", {tokens_per_call:.2f} tokens per call"
     return f"{text}, {report.positions / max(report.seconds, 1e-9):.0f} positions/s"
+
+
+def draw(path: Path, history: Sequence[Sequence[float]]) -> None:
+    """Loss, agreement and tokens per call over the steps; nothing where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        say("no matplotlib, so no picture of the curves; pip install matplotlib")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
+    for axis, name in zip(axes, HISTORY[2:], strict=True):
+        column = HISTORY.index(name)
+        points = [(row[0], row[column]) for row in history if row[column] == row[column]]
+        axis.plot(*zip(*points, strict=True), marker="o" if name == HISTORY[-1] else None) if points else None
+        axis.set(title=name.replace("_", " "), xlabel="step")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,11 @@ def write_draft_head(
     head: DraftHead,
     target: EncoderDecoder,
     dtype: mx.Dtype,
+    *,
+    also: Callable[[Path], None] = lambda folder: None,
     **facts: Any,
 ) -> None:
-    """A folder that appears whole or not at all. facts: for its manifest."""
+    """A folder that appears whole or not at all. also: adds files to it. facts: for its manifest."""
     folded = head.folded()
     content = {"kind": KIND, **asdict(folded.config), "target": target_facts(target)}
     content = {name: value for name, value in content.items() if name not in ("scale", "logit_scale")}
@@ -132,4 +134,5 @@ def write_draft_head(
         parameters: list[tuple[str, mx.array]] = tree_flatten(folded.parameters())  # type: ignore[assignment]
         write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
         (partial / CONFIG).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        also(partial)
         manifest.write(partial, **facts)

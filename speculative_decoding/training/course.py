@@ -207,17 +207,17 @@ class Course:
         own = nbytes(self.draft.model) if isinstance(self.draft, Opened) else 12 * width * width * 4
         return nbytes(self.session.model) + 4 * own + 4 * EXAMPLES * 16 * CHAIN * size * 4
 
-    def finish(self, output: Path, **facts: Any) -> None:
-        """Write the folder, whole or not at all. facts: for its manifest."""
+    def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
+        """Write the folder, whole or not at all. draw: adds files to it."""
         student, dtype = self.student, DTYPES[self.options.dtype]
         with writing("--output", output, WAY_OUT):
             if isinstance(student, HeadStudent):
-                write_draft_head(output, student.draft(), student.target, dtype, **facts)
+                write_draft_head(output, student.draft(), student.target, dtype, also=draw, **facts)
             elif isinstance(self.draft, Opened):
-                write_model(output, self.draft, dtype, **facts)
+                write_model(output, self.draft, dtype, also=draw, **facts)
 
 
-def write_model(output: Path, opened: Opened, dtype: mx.Dtype, **facts: Any) -> None:
+def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable[[Path], None], **facts: Any) -> None:
     """A trained model, in a folder as conversion writes it. opened: what it was before."""
     model = opened.model
     parameters: Any = dict(tree_flatten(model.parameters()))
@@ -230,6 +230,7 @@ def write_model(output: Path, opened: Opened, dtype: mx.Dtype, **facts: Any) -> 
         for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
             if (opened.folder / name).is_file():
                 shutil.copyfile(opened.folder / name, partial / name)
+        also(partial)
         stored = next(name for name, each in DTYPES.items() if each == dtype)
         manifest.write(partial, source=opened.folder.name, dtype=stored, quantization=None, **facts)
 
