@@ -17,11 +17,16 @@ from .job import Engine
 
 Rows = Iterator[Mapping[str, Any]]
 NO_MORE = "no more rows"  # until the next
+AHEAD = 4  # rows that another process may finish while this one computes, besides as many as it has slots
 
 
 @dataclass(frozen=True)
 class Spread:
-    """An `Engine` of several. engine: this process's own. others: by rank, whoever does `work`."""
+    """An `Engine` of several. engine: this process's own. others: by rank, whoever does `work`.
+
+    A row goes to whoever has the fewest, so a short job is shared too; what others have beyond that is what their
+    engines take ahead, or they would wait for rows while this process computes.
+    """
 
     engine: Engine
     channel: Channel
@@ -29,15 +34,14 @@ class Spread:
     slots: int
 
     def __call__(self, rows: Rows) -> Iterator[BatchResult]:
-        numbered, mine = enumerate(rows), list[int]()
+        numbered, mine, answered = enumerate(rows), list[int](), 0
         owing, done = dict.fromkeys(self.others, 0), list[BatchResult]()
 
-        def hand_out() -> None:
-            """Twice what an engine takes ahead, for they wait while this process computes."""
-            for rank in self.others:
-                while owing[rank] < 2 * (QUEUE_PER_SLOT + 1) * self.slots and (row := next(numbered, None)):
-                    self.channel.send(row, rank)
-                    owing[rank] += 1
+        def hand_out(most: int) -> None:
+            """The next rows, to whoever has the fewest, until all of the others have so many."""
+            while owing[rank := min(owing, key=owing.__getitem__)] < most and (row := next(numbered, None)):
+                self.channel.send(row, rank)
+                owing[rank] += 1
 
         def take(messages: list[tuple[int, Any]]) -> None:
             for rank, message in messages:
@@ -47,16 +51,17 @@ class Spread:
         def own_rows() -> Rows:
             while True:
                 take(self.channel.received())
-                hand_out()
+                hand_out(len(mine) - answered + 1)
                 if (row := next(numbered, None)) is None:
                     return self.channel.send(NO_MORE)
                 mine.append(row[0])
                 yield row[1]
 
         for answer in self.engine(own_rows()):
+            answered += 1
             done.append(replace(answer, index=mine[answer.index]))
             take(self.channel.received())
-            hand_out()
+            hand_out((QUEUE_PER_SLOT + 2) * self.slots + AHEAD)
             while done:
                 yield done.pop()
         while done or any(owing.values()):

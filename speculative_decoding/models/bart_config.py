@@ -164,8 +164,8 @@ class BartConfig(EndIds):
 
     @property
     def num_heads(self) -> int:
-        """Of the encoder, which a source's memory is reckoned with."""
-        return self.encoder_attention_heads
+        """Of the decoder."""
+        return self.decoder_attention_heads
 
     @property
     def max_source_tokens(self) -> int | None:
