@@ -190,10 +190,10 @@ def main(folder: Path, *names: str) -> None:
 
 
 def served(folder: Path, rank: int, size: int) -> None:
-    """A server that answers one request. Then one of two processes is asked to end, and one of four is killed."""
-    ending, port = size - 1 if size > 2 else 0, (folder / "port").read_text()
-    if rank == ending:
-        Thread(target=end_when_answered, args=(folder, signal.SIGKILL if ending else signal.SIGTERM)).start()
+    """A server that answers one request. Then two processes are asked to end; of four, one is killed."""
+    port = (folder / "port").read_text()
+    if size == 2 or rank == size - 1:
+        Thread(target=end_when_answered, args=(folder, signal.SIGTERM if size == 2 else signal.SIGKILL)).start()
     if rank == 0:
         Thread(target=ask, args=(f"http://127.0.0.1:{port}", folder / "answer.json")).start()
     flags = ["--draft-model", str(folder / "words"), "--port", port, "--slots", "2", "--max-tokens", "8"]
@@ -226,7 +226,7 @@ def jobs(folder: Path, rank: int) -> None:
         return main_command([*given, "--output", str(folder / name), *flags])
 
     print(json.dumps(job("data.jsonl")), flush=True)
-    spread.message_of = after(5, spread.message_of) if rank else spread.message_of  # type: ignore[assignment]
+    spread.replace = after(5, spread.replace) if rank else spread.replace  # type: ignore[attr-defined]
     job("dead.jsonl")
 
 
@@ -234,12 +234,12 @@ def after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """The process is killed when it calls that for so many times."""
     left = calls
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal left
         left -= 1
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments)
+        return function(*arguments, **options)
 
     return counted
 

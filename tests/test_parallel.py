@@ -24,7 +24,7 @@ from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.jobs.spread import Spread, message_of, result_of
+from speculative_decoding.jobs.spread import Spread, answer_of
 from speculative_decoding.machines import Channel
 from speculative_decoding.models import sharding
 from tests.parallel_process import GOLDENS, PROMPT
@@ -138,7 +138,7 @@ def test_a_shared_server_answers_as_one_process(
 
 
 def test_a_shared_server_ends_with_its_first_process(two: Any) -> None:
-    """By SIGTERM, in order."""
+    """In order by SIGTERM, also to all."""
     assert [(two[0] / f"status-{rank}").read_text() for rank in range(2)] == ["0", "0"]
 
 
@@ -198,7 +198,7 @@ def test_a_short_job_is_shared_evenly() -> None:
     def send(row: Any, rank: int | None = None) -> None:
         if rank is not None:
             sent[rank] += 1
-            answers.append((rank, message_of(BatchResult(row[0], None, "no"))))
+            answers.append((rank, vars(BatchResult(row[0], None, "no"))))
 
     def engine(rows: Iterator[Any]) -> list[BatchResult]:
         return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
@@ -213,7 +213,7 @@ def test_a_result_survives_its_message() -> None:
     stats.accepted_histogram.update({0: 1, 2: 4})
     one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
     for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
-        assert result_of(json.loads(json.dumps(message_of(answer)))) == answer
+        assert answer_of(json.loads(json.dumps(answer, default=vars))) == answer
 
 
 # Who is gone.

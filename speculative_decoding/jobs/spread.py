@@ -46,7 +46,7 @@ class Spread:
         def take(messages: list[tuple[int, Any]]) -> None:
             for rank, message in messages:
                 owing[rank] -= 1
-                done.append(result_of(message))
+                done.append(answer_of(message))
 
         def own_rows() -> Rows:
             while True:
@@ -88,30 +88,17 @@ def work(engine: Engine, channel: Channel) -> int:
                 _, message = channel.receive()
 
         for answer in engine(rows()):
-            channel.send(message_of(replace(answer, index=indices[answer.index])))
+            channel.send(replace(answer, index=indices[answer.index]))
 
 
-def message_of(answer: BatchResult) -> dict[str, Any]:
-    """For JSON."""
-    if answer.result is None:
-        return {"index": answer.index, "error": answer.error}
-    return {"index": answer.index, "result": fields_of(answer.result)}
+def answer_of(message: Mapping[str, Any]) -> BatchResult:
+    """A `BatchResult`, as it came."""
+    result = message["result"]
+    return BatchResult(message["index"], None if result is None else result_of(result), message["error"])
 
 
-def fields_of(result: GenerationResult) -> dict[str, Any]:
-    stats = vars(result.stats) | {"accepted_histogram": [*result.stats.accepted_histogram.items()]}
-    return vars(result) | {"stats": stats, "sequences": [fields_of(each) for each in result.sequences]}
-
-
-def result_of(message: Mapping[str, Any]) -> BatchResult:
-    fields = message.get("result")
-    if fields is None:
-        return BatchResult(message["index"], None, message["error"])
-    return BatchResult(message["index"], made_of(fields))
-
-
-def made_of(fields: Mapping[str, Any]) -> GenerationResult:
+def result_of(fields: Mapping[str, Any]) -> GenerationResult:
     stats = GenerationStats(**fields["stats"])
-    stats.accepted_histogram = Counter(dict(fields["stats"]["accepted_histogram"]))
-    sequences = tuple(made_of(each) for each in fields["sequences"])
+    stats.accepted_histogram = Counter({int(size): count for size, count in stats.accepted_histogram.items()})
+    sequences = tuple(result_of(each) for each in fields["sequences"])
     return GenerationResult(**{**fields, "stats": stats, "sequences": sequences})
