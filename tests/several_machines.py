@@ -56,7 +56,16 @@ def bundled_ways(folder: Path, bits: int | None) -> dict[str, list[str]]:
     prompts.write_text("".join(f"{line}\n" for lines in texts for line in lines[:OF_A_TASK]), encoding="utf-8")
     if bits is not None:
         target = str(folder / "target")
-        command = [sys.executable, "convert.py", "--model", BUNDLED, "--output", target, "--quantize", str(bits)]
+        command = [
+            sys.executable,
+            "convert.py",
+            "--model",
+            f"models/{BUNDLED}",
+            "--output",
+            target,
+            "--quantize",
+            str(bits),
+        ]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return ways(target, f"{BUNDLED}-draft", f"{BUNDLED}-head", prompts, 24)
 

@@ -25,6 +25,7 @@ from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.jobs.spread import Spread, answer_of
+from speculative_decoding.loading.load import Storage, transformed
 from speculative_decoding.machines import Channel
 from speculative_decoding.models import sharding
 from tests.parallel_process import GOLDENS, PROMPT
@@ -164,9 +165,10 @@ def test_a_share_is_the_slice(tmp_path: Path) -> None:
     assert checkpoint.share("b", Share(0, 2, 1)).tolist() == [4, 5, 6, 7]
 
 
-def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
     folder = GOLDENS / name
     raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
+    raw, checkpoint = transformed(raw, checkpoint, Storage(quantize=bits, group_size=32))
     build: Any = partial(models.build, raw, checkpoint)
     group: Any = SimpleNamespace(rank=0, size=processes, is_first=True)
     read = type(checkpoint).__getitem__
@@ -190,6 +192,8 @@ def test_what_cannot_be_shared_is_refused_with_numbers_that_work(monkeypatch: py
         ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; 2 or 4 can"),
     ):
         assert words in refusal(name, processes, monkeypatch)
+    quantized = refusal("t5", 4, monkeypatch, bits=4)
+    assert "num_heads 4, d_ff 64 and groups of quantised columns; no other" in quantized
 
 
 def test_a_short_job_is_shared_evenly() -> None:

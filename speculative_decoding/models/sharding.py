@@ -64,6 +64,8 @@ def shared(
     found = shares_of(whole, model, checkpoint, launched.rank, size)
     if found is None:
         sizes = ", ".join(f"{name} {count}" for name, count in model.config.divided.items())
+        if any(name.endswith(".scales") for name in checkpoint):
+            sizes += " and groups of quantised columns"
         fitting = [n for n in range(2, MOST_PROCESSES + 1) if shares_of(whole, build(n), checkpoint, 0, n)]
         raise InputError(
             f"{checkpoint}: {size} processes cannot share a model with {sizes}; "
