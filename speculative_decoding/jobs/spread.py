@@ -35,7 +35,7 @@ class Spread:
 
     def __call__(self, rows: Rows) -> Iterator[BatchResult]:
         numbered, mine, answered = enumerate(rows), list[int](), 0
-        owing, done = dict.fromkeys(self.others, 0), list[BatchResult]()
+        owing = dict.fromkeys(self.others, 0)
 
         def hand_out(most: int) -> None:
             """The next rows, to whoever has the fewest, until all of the others have so many."""
@@ -43,32 +43,26 @@ class Spread:
                 self.channel.send(row, rank)
                 owing[rank] += 1
 
-        def take(messages: list[tuple[int, Any]]) -> None:
-            for rank, message in messages:
-                owing[rank] -= 1
-                done.append(answer_of(message))
-
         def own_rows() -> Rows:
             while True:
-                take(self.channel.received())
                 hand_out(len(mine) - answered + 1)
                 if (row := next(numbered, None)) is None:
                     return self.channel.send(NO_MORE)
                 mine.append(row[0])
                 yield row[1]
 
+        def answers(messages: list[tuple[int, Any]]) -> Iterator[BatchResult]:
+            for rank, message in messages:
+                owing[rank] -= 1
+                yield answer_of(message)
+
         for answer in self.engine(own_rows()):
             answered += 1
-            done.append(replace(answer, index=mine[answer.index]))
-            take(self.channel.received())
+            yield replace(answer, index=mine[answer.index])
+            yield from answers(self.channel.received())
             hand_out((QUEUE_PER_SLOT + 2) * self.slots + AHEAD)
-            while done:
-                yield done.pop()
-        while done or any(owing.values()):
-            while done:
-                yield done.pop()
-            if any(owing.values()):
-                take([self.channel.receive()])
+        while any(owing.values()):
+            yield from answers([self.channel.receive()])
 
 
 def work(engine: Engine, channel: Channel) -> int:
