@@ -28,8 +28,13 @@ from tests.tiny import TOKENIZER, tiny_head
 
 BUNDLED, GOLDENS = "t5-web-docs", ROOT / "tests" / "goldens"
 SAMPLED = ["--temperature", "0.8", "--seed", "3", "--acceptance"]
-RULES = {"greedy": [], "coupled": [*SAMPLED, "coupled"], "rejection": [*SAMPLED, "rejection"]}
-DRAFTERS = {"model": "model", "ngram": "ngram", "auto": "auto", "head": "model", "default": ""}
+RULES = {
+    "greedy": [],
+    "coupled": [*SAMPLED, "coupled"],
+    "rejection": [*SAMPLED, "rejection"],
+    "beams": ["--num-beams", "3"],
+}
+DRAFTERS = {"model": "model", "ngram": "ngram", "auto": "auto", "head": "model", "default": None}
 OF_A_TASK, NOISE = 2, 0.05  # prompts of a task; of a standard deviation
 IN_TURN = """
 import json, sys
@@ -39,13 +44,14 @@ sys.exit(next((status for way in json.load(open(sys.argv[1])) if (status := main
 
 
 def ways(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dict[str, list[str]]:
-    """Flags by name. What a default draft's length is depends on a clock, and with it which tokens rejection draws."""
+    """Flags by name."""
     found = {}
-    for rule, drafter, slots in product(RULES, DRAFTERS, ("1", "8")):
-        if (rule, drafter) != ("rejection", "default"):
-            chosen = ["--drafter", DRAFTERS[drafter], "--num-draft", "4"] if drafter != "default" else []
+    for rule, (drafter, kind), slots in product(RULES, DRAFTERS.items(), ("1", "8")):
+        # how long a draft is by default a clock decides, and with it what rejection draws; beams have no draft
+        if {"rejection": kind is not None, "beams": kind is None}.get(rule, True):
             pair = ["--model", target, "--draft-model", draft if drafter in ("model", "auto") else head]
             job = ["--input", str(prompts), "-m", str(tokens), "--slots", slots]
+            chosen = [] if kind is None else ["--drafter", kind, "--num-draft", "4"]
             found[f"{rule}-{drafter}-{slots}"] = [*pair, *job, *RULES[rule], *chosen]
     return found
 
@@ -56,17 +62,8 @@ def bundled_ways(folder: Path, bits: int | None) -> dict[str, list[str]]:
     prompts.write_text("".join(f"{line}\n" for lines in texts for line in lines[:OF_A_TASK]), encoding="utf-8")
     if bits is not None:
         target = str(folder / "target")
-        command = [
-            sys.executable,
-            "convert.py",
-            "--model",
-            f"models/{BUNDLED}",
-            "--output",
-            target,
-            "--quantize",
-            str(bits),
-        ]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        convert = "convert.py", "--model", f"models/{BUNDLED}", "--output", target, "--quantize", str(bits)
+        subprocess.run([sys.executable, *convert], cwd=ROOT, check=True, capture_output=True)
     return ways(target, f"{BUNDLED}-draft", f"{BUNDLED}-head", prompts, 24)
 
 
