@@ -7,33 +7,16 @@ output is that of one process, byte for byte.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.processes import ROOT, start
+
 MOST_SECONDS = 1.0  # from a line to the kill
-
-
-def start(folder: Path, command: list[str], processes: int) -> list[subprocess.Popen[bytes]]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(processes)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        (folder / "hosts.json").write_text(json.dumps([[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]))
-    started = []
-    for rank in range(processes):
-        environment = os.environ | {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)}
-        with open(folder / f"said-{rank}", "wb") as said:
-            started.append(subprocess.Popen(command, env=environment, cwd=ROOT, stderr=said, stdout=said))
-    return started
 
 
 def lines_of(path: Path) -> int:
@@ -47,11 +30,11 @@ def main(count: int, processes: int, prompts: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "prompts.txt").write_text("".join(f"{lines[i % len(lines)]}\n" for i in range(prompts)))
-        command = [sys.executable, "main.py", "--input", str(folder / "prompts.txt"), "-m", "8", "--output"]
-        subprocess.run([*command, str(folder / "one")], cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
+        command = ["main.py", "--input", str(folder / "prompts.txt"), "-m", "8", "--output"]
+        subprocess.run([sys.executable, *command, str(folder / "one")], cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
         one, output, kills = (folder / "one").read_bytes(), folder / "several", 0
         while True:
-            started = start(folder, [*command, str(output), "--resume"], processes)
+            started = start(processes, folder, [*command, str(output), "--resume"])
             if kills < count:
                 wanted = lines_of(output) + choose.randrange(2 * prompts // count)
                 while lines_of(output) < wanted and started[0].poll() is None:

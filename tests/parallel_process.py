@@ -1,5 +1,5 @@
 """One of several processes, as `mlx.launch` would start it: test_parallel.py runs it as a program, with MLX_RANK and
-MLX_HOSTFILE in the environment. The first process prints what it found, as JSON; at the end the last one kills itself.
+MLX_HOSTFILE in the environment. The first process prints what it found, as JSON; at the end one kills itself.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.request import Request, urlopen
 
 import speculative_decoding  # before mlx
 
@@ -25,6 +27,7 @@ from speculative_decoding import checkpoints, models
 from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.base import QuantizedCheckpoint
 from speculative_decoding.cli.main import main as main_command
+from speculative_decoding.cli.serve import main as serve_command
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.jobs import spread
 from speculative_decoding.machines import Launched, launched
@@ -45,6 +48,7 @@ WAYS: list[tuple[str, dict[str, Any], int]] = [  # drafter, options, slots; each
     ("model", REJECTION, 8),
     ("head", REJECTION, 8),
 ]
+PROMPT = "a b c d e"
 fed: list[Any] = []  # the tokens of each pass
 
 
@@ -180,8 +184,38 @@ def main(folder: Path, *names: str) -> None:
     processes.channel.leave(0)
     if processes.is_first:
         print(json.dumps(found), flush=True)
+    served(folder, processes.rank, processes.size)
     if (folder / "prompts.txt").exists():
         jobs(folder, processes.rank)
+
+
+def served(folder: Path, rank: int, size: int) -> None:
+    """A server that answers one request. Then two processes are asked to end; of four, one is killed."""
+    port = (folder / "port").read_text()
+    if size == 2 or rank == size - 1:
+        Thread(target=end_when_answered, args=(folder, signal.SIGTERM if size == 2 else signal.SIGKILL)).start()
+    if rank == 0:
+        Thread(target=ask, args=(f"http://127.0.0.1:{port}", folder / "answer.json")).start()
+    flags = ["--draft-model", str(folder / "words"), "--port", port, "--slots", "2", "--max-tokens", "8"]
+    status = serve_command(["--model", str(folder / "words"), *flags])
+    (folder / f"status-{rank}").write_text(str(status))
+
+
+def ask(url: str, answer: Path) -> None:
+    body = json.dumps({"prompt": PROMPT}).encode()
+    while not answer.exists():
+        with suppress(OSError):  # not ready
+            urlopen(f"{url}/health").close()
+            with urlopen(Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})) as response:
+                answer.with_suffix(".new").write_bytes(response.read())
+            answer.with_suffix(".new").rename(answer)
+        time.sleep(0.01)
+
+
+def end_when_answered(folder: Path, number: int) -> None:
+    while not (folder / "answer.json").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
 
 
 def jobs(folder: Path, rank: int) -> None:
@@ -192,7 +226,7 @@ def jobs(folder: Path, rank: int) -> None:
         return main_command([*given, "--output", str(folder / name), *flags])
 
     print(json.dumps(job("data.jsonl")), flush=True)
-    spread.message_of = after(5, spread.message_of) if rank else spread.message_of  # type: ignore[assignment]
+    spread.replace = after(5, spread.replace) if rank else spread.replace  # type: ignore[attr-defined]
     job("dead.jsonl")
 
 
@@ -200,12 +234,12 @@ def after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """The process is killed when it calls that for so many times."""
     left = calls
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal left
         left -= 1
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments)
+        return function(*arguments, **options)
 
     return counted
 

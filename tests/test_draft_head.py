@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from speculative_decoding import CheckpointError, InputError, Session, load
+from speculative_decoding import CheckpointError, InputError, Session, load, models
+from speculative_decoding.checkpoints import read_config
 from speculative_decoding.drafters import BatchHeadDrafter, Draft, Row, Wanted
-from speculative_decoding.loading.draft_head import write_draft_head
+from speculative_decoding.loading.draft_head import target_facts, write_draft_head
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
@@ -239,6 +240,13 @@ def test_a_folder_gives_the_head_back(folders: tuple[Path, Path]) -> None:
         assert found.tokens == ours.generate("abcab", drafter="none", max_tokens=12).tokens
         assert drafter == "auto" or found.stats.drafted_tokens > 5
     assert ours.generate("abcab", drafter="model", num_draft="auto", max_tokens=12).tokens == found.tokens
+
+
+@pytest.mark.parametrize("name", ["bart", "t5gemma-unequal", "t5gemma2"])
+def test_a_head_has_the_decoders_heads(name: str) -> None:
+    """Where the encoder has others too: what its folder says of the target is what it was made of."""
+    target = models.build(read_config(GOLDENS[0].parent / name))
+    assert target_facts(target)["heads"] == tiny_head(target).config.heads
 
 
 def test_the_command_line_takes_a_head(

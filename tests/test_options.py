@@ -386,7 +386,7 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
         *(({"slots": slots}, "slots must be a whole number >= 1, not") for slots in (0, -1, 2.5, "2", True)),
         ({"max_memory_gb": -1}, "max_memory_gb must be a number above 0, not -1"),
         ({"max_memory_gb": "x"}, "max_memory_gb must be a number above 0, not 'x'"),
-        ({"num_draft": object()}, "num_draft must be a whole number, auto or a DraftLength, not"),
+        ({"num_draft": object()}, "num_draft must be a whole number, the name of a schedule or a DraftLength, not"),
         ({"drafter": object()}, "drafter must be"),
     ],
     ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in every process

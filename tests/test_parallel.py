@@ -5,12 +5,9 @@ processes do is in parallel_process.py.
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +24,12 @@ from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.jobs.spread import message_of, result_of
+from speculative_decoding.jobs.spread import Spread, answer_of
+from speculative_decoding.loading.load import Storage, transformed
 from speculative_decoding.machines import Channel
 from speculative_decoding.models import sharding
-from tests.parallel_process import GOLDENS
+from tests.parallel_process import GOLDENS, PROMPT
+from tests.processes import start
 from tests.tiny import CONFIG, save_hugging_face, tiny_model
 
 # A head of its own; layers with biases; fewer heads of keys than processes; a position bias for each layer.
@@ -38,58 +37,47 @@ OF_TWO = ("madlad", "bart", "t5gemma2")
 OF_FOUR = ("pile-t5", "t5gemma")
 LIMIT = 400  # seconds: longer than any machine takes, so that a test that would wait for ever fails
 WIDE = {"d_model": 32, "d_kv": 32, "d_ff": 64}
-WORDS = {"version": "1.0", "added_tokens": []}
 PROMPTS = [" ".join("abcdefgh"[: i % 7 + 1]) for i in range(24)]
 
 
-def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subprocess.Popen[str]]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(processes)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))  # a free port
-        hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
-    (folder / "hosts.json").write_text(json.dumps(hosts))
-    command = [sys.executable, "-m", "tests.parallel_process", str(folder), *arguments]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environments = [{"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)} for rank in range(processes)]
-    root = Path(__file__).parent.parent
-    return [subprocess.Popen(command, env=os.environ | each, cwd=root, **pipes) for each in environments]
-
-
-def ended(started: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Of each its status, and what it said."""
+def ended(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Of each of the processes its status, and what it said."""
+    started = start(processes, folder, ["-m", "tests.parallel_process", str(folder), *names])
     try:
-        return [(process.wait(LIMIT), *process.communicate()) for process in started]
+        statuses = [process.wait(LIMIT) for process in started]
     finally:
         for process in started:
             process.kill()
+    texts = ([(folder / f"{name}-{rank}").read_text() for name in ("out", "said")] for rank in range(processes))
+    return [(status, out, said) for status, (out, said) in zip(statuses, texts, strict=True)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parallel")
-    save_hugging_face(tiny_model(), folder / "tiny", CONFIG)
-    save_hugging_face(tiny_model(**WIDE), folder / "quantized", CONFIG | WIDE)
-    save_hugging_face(tiny_model(), folder / "words", CONFIG)
+def words(folder: Path, **sizes: int) -> None:
+    """A model whose tokens are letters; and a port that is free."""
+    save_hugging_face(tiny_model(**sizes), folder / "words", CONFIG | sizes)
     vocabulary = {"<unk>": 0, "</s>": 1} | {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuv", 2)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
-    words = WORDS | {"model": model, "pre_tokenizer": {"type": "Whitespace"}}
-    (folder / "words" / "tokenizer.json").write_text(json.dumps(words))
+    content = {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": {"type": "Whitespace"}}
+    (folder / "words" / "tokenizer.json").write_text(json.dumps(content))
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        (folder / "port").write_text(str(one.getsockname()[1]))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, str]]]:
+    folder = tmp_path_factory.mktemp("two")
+    save_hugging_face(tiny_model(), folder / "tiny", CONFIG)
+    save_hugging_face(tiny_model(**WIDE), folder / "quantized", CONFIG | WIDE)
+    words(folder)
     (folder / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
-    return folder
+    return folder, ended(2, folder, OF_TWO)
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> tuple[Path, list[tuple[int, str, str]]]:
-    return folder, ended(start(2, folder, OF_TWO))
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    said = ended(start(4, tmp_path_factory.mktemp("four"), OF_FOUR))
-    assert [status for status, *_ in said] == [0] * 4, said
-    found: dict[str, Any] = json.loads(said[0][1])
-    return found
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, str]]]:
+    folder = tmp_path_factory.mktemp("four")
+    words(folder, num_heads=4)
+    return folder, ended(4, folder, OF_FOUR)
 
 
 def found_by(said: list[tuple[int, str, str]]) -> dict[str, Any]:
@@ -97,14 +85,14 @@ def found_by(said: list[tuple[int, str, str]]) -> dict[str, Any]:
     return found
 
 
-def test_shared_models_have_hugging_faces_logits(two: Any, four: dict[str, Any]) -> None:
-    for found, names in ((found_by(two[1]), OF_TWO), (four, OF_FOUR)):
+def test_shared_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
+    for found, names in ((found_by(two[1]), OF_TWO), (found_by(four[1]), OF_FOUR)):
         assert found["errors"].keys() == set(names)
         assert max(found["errors"].values()) < 1e-4 < 1e-2 < found["deaf"]
 
 
-def test_a_pass_adds_up_three_times_a_layer_and_once_for_its_tokens(two: Any, four: dict[str, Any]) -> None:
-    for found in (found_by(two[1]), four):
+def test_a_pass_adds_up_three_times_a_layer_and_once_for_its_tokens(two: Any, four: Any) -> None:
+    for found in (found_by(two[1]), found_by(four[1])):
         for name, sums in found["sums"].items():
             layers = models.build(checkpoints.read_config(GOLDENS / name)).config.decoder_layers
             assert sums == 1 + layers * (2 if name == "t5gemma2" else 3)
@@ -140,6 +128,28 @@ def test_a_shared_job_writes_the_same_bytes(two: Any, capsys: pytest.CaptureFixt
     assert (folder / "dead.jsonl").read_bytes() == one
 
 
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_a_shared_server_answers_as_one_process(
+    name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = request.getfixturevalue(name)
+    assert main_command(["--model", str(folder / "words"), "--prompt", PROMPT, "-m", "8"]) == 0
+    text = json.loads((folder / "answer.json").read_text())["choices"][0]["text"]
+    assert text and text == capsys.readouterr().out.rstrip("\n")
+
+
+def test_a_shared_server_ends_with_its_first_process(two: Any) -> None:
+    """In order by SIGTERM, also to all."""
+    assert [(two[0] / f"status-{rank}").read_text() for rank in range(2)] == ["0", "0"]
+
+
+def test_a_shared_server_ends_where_a_process_is_killed(four: Any) -> None:
+    assert [status for status, *_ in four[1]] == [1, 1, 1, -9]
+    errors = [line for _, _, said in four[1] for line in said.splitlines() if "error" in line or "Traceback" in line]
+    (line,) = errors
+    assert line.startswith("python -m speculative_decoding.serve: error: process 4: has ended, or is out of reach")
+
+
 # What each process reads.
 
 
@@ -155,19 +165,51 @@ def test_a_share_is_the_slice(tmp_path: Path) -> None:
     assert checkpoint.share("b", Share(0, 2, 1)).tolist() == [4, 5, 6, 7]
 
 
-def refusal(name: str, processes: int) -> str:
+def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
     folder = GOLDENS / name
     raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
+    raw, checkpoint = transformed(raw, checkpoint, Storage(quantize=bits, group_size=32))
+    build: Any = partial(models.build, raw, checkpoint)
     group: Any = SimpleNamespace(rank=0, size=processes, is_first=True)
-    with pytest.raises(InputError) as caught:
-        sharding.shared(partial(models.build, raw, checkpoint), checkpoint, group)
+    read = type(checkpoint).__getitem__
+
+    def read_bias(self: Any, name: str) -> mx.array:
+        assert name == "final_logits_bias"  # whether it is zeros is a question of shapes
+        return read(self, name)
+
+    with pytest.raises(InputError) as caught, monkeypatch.context() as patch:
+        patch.setattr(type(checkpoint), "__getitem__", read_bias)
+        sharding.shared(build, checkpoint, group)
     return str(caught.value)
 
 
-def test_what_cannot_be_shared_is_refused_with_numbers_that_work() -> None:
-    assert "2 processes cannot share a model with num_heads 3, d_ff 64; no other number can" in refusal("t5-v1_1", 2)
-    assert "with num_heads 4, d_ff 64; 2 or 4 can" in refusal("t5", 3)
-    assert "decoder.num_kv_heads 2, decoder.d_ff 32; 2 or 4 can" in refusal("t5gemma", 8)
+def test_what_cannot_be_shared_is_refused_with_numbers_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before weights are read."""
+    for name, processes, words in (
+        ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; no other number can"),
+        ("t5", 3, "with num_heads 4, d_ff 64; 2 or 4 can"),
+        ("marian", 4, "encoder_attention_heads 2"),
+        ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; 2 or 4 can"),
+    ):
+        assert words in refusal(name, processes, monkeypatch)
+    quantized = refusal("t5", 4, monkeypatch, bits=4)
+    assert "num_heads 4, d_ff 64 and groups of quantised columns; no other" in quantized
+
+
+def test_a_short_job_is_shared_evenly() -> None:
+    sent, answers = Counter[int](), list[tuple[int, Any]]()
+
+    def send(row: Any, rank: int | None = None) -> None:
+        if rank is not None:
+            sent[rank] += 1
+            answers.append((rank, vars(BatchResult(row[0], None, "no"))))
+
+    def engine(rows: Iterator[Any]) -> list[BatchResult]:
+        return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
+
+    channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
+    found = Spread(engine, channel, range(1, 4), 2)(iter([{}] * 24))
+    assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
 
 
 def test_a_result_survives_its_message() -> None:
@@ -175,7 +217,7 @@ def test_a_result_survives_its_message() -> None:
     stats.accepted_histogram.update({0: 1, 2: 4})
     one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
     for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
-        assert result_of(json.loads(json.dumps(message_of(answer)))) == answer
+        assert answer_of(json.loads(json.dumps(answer, default=vars))) == answer
 
 
 # Who is gone.

@@ -28,6 +28,7 @@ from speculative_decoding.cli.programs import main as program
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.mirror import Mirror
 from speculative_decoding.server.device import MOST_FAILURES, Started, Step
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
@@ -232,6 +233,20 @@ def test_rounds_that_fail_again_and_again_end_the_server(
     eventually(lambda: bool(server.ended))
     assert isinstance(server.ended[0], MemoryError) and server.service.state == "failed"
     assert caplog.text.count("MemoryError: planted") == MOST_FAILURES
+
+
+def test_a_round_that_fails_where_processes_share_a_model_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """The others may have computed some of it."""
+    model = tiny_model_like(TARGET)
+    model.update(TARGET.parameters())
+    model.mirror = Mirror()
+    session = Gated(tiny(model))
+    session.allow()
+    with serving(session, FEW) as server:
+        session.failures = 1
+        assert server.post(prompt="abc").status_code == 500
+        eventually(lambda: bool(server.ended))
+        assert isinstance(server.ended[0], MemoryError)
 
 
 def drain(server: Serving) -> None:

@@ -296,7 +296,7 @@ def test_a_head_gets_better_and_its_folder_drafts(tmp_path: Path) -> None:
     assert set(measured) == {"one", "two"} and min(measured.values()) > 1.3
     assert course.promised(2.0) > 0.5 and course.memory > 1e4
     target = save_hugging_face(TARGET, tmp_path / "target", CONFIG | {"num_layers": 3, "feed_forward_proj": "gelu"})
-    course.finish(tmp_path / "head", steps=100)
+    course.finish(tmp_path / "head", lambda partial: None, steps=100)
     session = load(target)
     head = course.student.draft()
     rounds = Session(session.model, Letters(), head).generate("abcde", drafter="model", num_draft=4, max_tokens=12)
@@ -313,7 +313,7 @@ def test_a_model_is_distilled(tmp_path: Path) -> None:
     before = loss_on(student, batch)
     all_of(course := course_in(tmp_path, steps=60, draft=opened))
     assert loss_on(student, batch) < 0.8 * before
-    course.finish(tmp_path / "distilled")
+    course.finish(tmp_path / "distilled", lambda partial: None)
     model, _ = load(tmp_path / "distilled")
     for (path, ours), (_, theirs) in zip(
         tree_flatten(model.parameters()), tree_flatten(opened.model.parameters()), strict=True

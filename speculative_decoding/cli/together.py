@@ -54,6 +54,8 @@ def run_as(rank: int, parser: Parser, chosen: argparse.Namespace, decode: Decode
     if not rank:
         common.say(f"{parser.prog}: waits for the other processes, {JOIN_SECONDS} seconds at most")
     processes = launched(lost)
+    if rank:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends all of them may mean a server that ends in order
     status, why = 1, "failed; see what it said"
     try:
         with_parallel(chosen)

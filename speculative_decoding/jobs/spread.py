@@ -17,11 +17,16 @@ from .job import Engine
 
 Rows = Iterator[Mapping[str, Any]]
 NO_MORE = "no more rows"  # until the next
+AHEAD = 4  # rows that another process may finish while this one computes, besides as many as it has slots
 
 
 @dataclass(frozen=True)
 class Spread:
-    """An `Engine` of several. engine: this process's own. others: by rank, whoever does `work`."""
+    """An `Engine` of several. engine: this process's own. others: by rank, whoever does `work`.
+
+    A row goes to whoever has the fewest, so a short job is shared too; what others have beyond that is what their
+    engines take ahead, or they would wait for rows while this process computes.
+    """
 
     engine: Engine
     channel: Channel
@@ -29,41 +34,35 @@ class Spread:
     slots: int
 
     def __call__(self, rows: Rows) -> Iterator[BatchResult]:
-        numbered, mine = enumerate(rows), list[int]()
-        owing, done = dict.fromkeys(self.others, 0), list[BatchResult]()
+        numbered, mine, answered = enumerate(rows), list[int](), 0
+        owing = dict.fromkeys(self.others, 0)
 
-        def hand_out() -> None:
-            """Twice what an engine takes ahead, for they wait while this process computes."""
-            for rank in self.others:
-                while owing[rank] < 2 * (QUEUE_PER_SLOT + 1) * self.slots and (row := next(numbered, None)):
-                    self.channel.send(row, rank)
-                    owing[rank] += 1
-
-        def take(messages: list[tuple[int, Any]]) -> None:
-            for rank, message in messages:
-                owing[rank] -= 1
-                done.append(result_of(message))
+        def hand_out(most: int) -> None:
+            """The next rows, to whoever has the fewest, until all of the others have so many."""
+            while owing[rank := min(owing, key=owing.__getitem__)] < most and (row := next(numbered, None)):
+                self.channel.send(row, rank)
+                owing[rank] += 1
 
         def own_rows() -> Rows:
             while True:
-                take(self.channel.received())
-                hand_out()
+                hand_out(len(mine) - answered + 1)
                 if (row := next(numbered, None)) is None:
                     return self.channel.send(NO_MORE)
                 mine.append(row[0])
                 yield row[1]
 
+        def answers(messages: list[tuple[int, Any]]) -> Iterator[BatchResult]:
+            for rank, message in messages:
+                owing[rank] -= 1
+                yield answer_of(message)
+
         for answer in self.engine(own_rows()):
-            done.append(replace(answer, index=mine[answer.index]))
-            take(self.channel.received())
-            hand_out()
-            while done:
-                yield done.pop()
-        while done or any(owing.values()):
-            while done:
-                yield done.pop()
-            if any(owing.values()):
-                take([self.channel.receive()])
+            answered += 1
+            yield replace(answer, index=mine[answer.index])
+            yield from answers(self.channel.received())
+            hand_out((QUEUE_PER_SLOT + 2) * self.slots + AHEAD)
+        while any(owing.values()):
+            yield from answers([self.channel.receive()])
 
 
 def work(engine: Engine, channel: Channel) -> int:
@@ -83,30 +82,17 @@ def work(engine: Engine, channel: Channel) -> int:
                 _, message = channel.receive()
 
         for answer in engine(rows()):
-            channel.send(message_of(replace(answer, index=indices[answer.index])))
+            channel.send(replace(answer, index=indices[answer.index]))
 
 
-def message_of(answer: BatchResult) -> dict[str, Any]:
-    """For JSON."""
-    if answer.result is None:
-        return {"index": answer.index, "error": answer.error}
-    return {"index": answer.index, "result": fields_of(answer.result)}
+def answer_of(message: Mapping[str, Any]) -> BatchResult:
+    """A `BatchResult`, as it came."""
+    result = message["result"]
+    return BatchResult(message["index"], None if result is None else result_of(result), message["error"])
 
 
-def fields_of(result: GenerationResult) -> dict[str, Any]:
-    stats = vars(result.stats) | {"accepted_histogram": [*result.stats.accepted_histogram.items()]}
-    return vars(result) | {"stats": stats, "sequences": [fields_of(each) for each in result.sequences]}
-
-
-def result_of(message: Mapping[str, Any]) -> BatchResult:
-    fields = message.get("result")
-    if fields is None:
-        return BatchResult(message["index"], None, message["error"])
-    return BatchResult(message["index"], made_of(fields))
-
-
-def made_of(fields: Mapping[str, Any]) -> GenerationResult:
+def result_of(fields: Mapping[str, Any]) -> GenerationResult:
     stats = GenerationStats(**fields["stats"])
-    stats.accepted_histogram = Counter(dict(fields["stats"]["accepted_histogram"]))
-    sequences = tuple(made_of(each) for each in fields["sequences"])
+    stats.accepted_histogram = Counter({int(size): count for size, count in stats.accepted_histogram.items()})
+    sequences = tuple(result_of(each) for each in fields["sequences"])
     return GenerationResult(**{**fields, "stats": stats, "sequences": sequences})

@@ -11,7 +11,7 @@ import hmac
 import json
 import socket
 from collections.abc import Callable, Mapping
-from queue import Empty, Queue
+from queue import Queue
 from select import select
 from threading import Event, Lock, Thread
 from typing import Any
@@ -39,8 +39,8 @@ class Channel:
             Thread(target=self._read, args=peer, daemon=True).start()
 
     def send(self, message: Any, rank: int | None = None) -> None:
-        """To that peer, or to all; what JSON has."""
-        line = json.dumps(message).encode() + b"\n"
+        """To that peer, or to all; what JSON has, and objects as their fields."""
+        line = json.dumps(message, default=vars).encode() + b"\n"
         with self._sending:
             for each in self._peers if rank is None else [rank]:
                 try:
@@ -48,18 +48,13 @@ class Channel:
                 except OSError:
                     continue  # its reader has noticed, or soon will
 
-    def receive(self, timeout: float | None = None) -> tuple[int, Any]:
-        """The next message and whose it is; waits. Raises `queue.Empty` if none has come for so many seconds."""
-        return self._inbox.get(timeout=timeout)
+    def receive(self) -> tuple[int, Any]:
+        """The next message and whose it is; waits."""
+        return self._inbox.get()
 
     def received(self) -> list[tuple[int, Any]]:
         """All that are here."""
-        found = []
-        while True:
-            try:
-                found.append(self._inbox.get_nowait())
-            except Empty:
-                return found
+        return [self._inbox.get() for _ in range(self._inbox.qsize())]
 
     def leave(self, status: int, why: str = "") -> None:
         """Tell the peers that this process ends, and with which exit status."""
@@ -86,11 +81,6 @@ class Channel:
                     return self._lost(rank, message["leaves"], message["why"])
                 if message is not None:
                     self._inbox.put((rank, message))
-
-
-def listen(address: str) -> socket.socket:
-    """Where the first process waits for the others."""
-    return socket.create_server((address, 0))
 
 
 def accept(server: socket.socket, others: int, secret: bytes) -> dict[int, socket.socket]:

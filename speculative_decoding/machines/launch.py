@@ -6,13 +6,13 @@ import faulthandler
 import json
 import os
 import secrets
+import socket
 from dataclasses import dataclass
-from functools import cached_property
 
 import mlx.core as mx
 
 from ..errors import InputError
-from .channel import FIRST, Channel, Lost, accept, connect, listen
+from .channel import FIRST, Channel, Lost, accept, connect
 
 STARTED_TOGETHER = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")  # mlx.launch sets the first, and MPI the other
 SECRET_BYTES = 16
@@ -24,15 +24,9 @@ class Launched:
     """This process among those that were started with it. channel: between the first and each of the others."""
 
     group: mx.distributed.Group
+    rank: int
+    size: int
     channel: Channel
-
-    @cached_property
-    def rank(self) -> int:
-        return self.group.rank()
-
-    @cached_property
-    def size(self) -> int:
-        return self.group.size()
 
     @property
     def is_first(self) -> bool:
@@ -53,27 +47,22 @@ def launched(lost: Lost) -> Launched:
         # MLX waits for ever, and lets no other thread of Python run meanwhile: only this one ends the process then.
         faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True, file=nowhere)
         try:
-            return joined(lost)
+            group = mx.distributed.init(strict=True)
+            if group.size() == 1:
+                raise RuntimeError("there is only this one")
+            return Launched(group, group.rank(), group.size(), open_channel(group, lost))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise InputError(
+                "the environment is that of mlx.launch, but the other processes cannot be reached "
+                f"({error}); see docs/several-machines.md, or start without mlx.launch"
+            ) from error
         finally:
             faulthandler.cancel_dump_traceback_later()
 
 
-def joined(lost: Lost) -> Launched:
-    try:
-        group = mx.distributed.init(strict=True)
-        if group.size() == 1:
-            raise RuntimeError("there is only this one")
-        return Launched(group, open_channel(group, lost))
-    except (RuntimeError, ValueError, OSError) as error:
-        raise InputError(
-            "the environment is that of mlx.launch, but the other processes cannot be reached "
-            f"({error}); see docs/several-machines.md, or start without mlx.launch"
-        ) from error
-
-
 def open_channel(group: mx.distributed.Group, lost: Lost) -> Channel:
     address, rank, others = first_address(), group.rank(), group.size() - 1
-    server = listen(address) if rank == FIRST else None
+    server = socket.create_server((address, 0)) if rank == FIRST else None
     port = 0 if server is None else server.getsockname()[1]
     numbers = mx.array([port, *(secrets.token_bytes(SECRET_BYTES) if server else bytes(SECRET_BYTES))])
     found: list[int] = mx.distributed.all_sum(numbers, group=group).tolist()  # type: ignore[assignment]

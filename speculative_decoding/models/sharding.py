@@ -61,15 +61,17 @@ def shared(
     Raises `InputError` where there is no such part.
     """
     whole, model, size = build(1), build(launched.size), launched.size
-    try:
-        shares, summed = shares_of(whole, model, checkpoint, launched.rank, size)
-    except ValueError:
+    found = shares_of(whole, model, checkpoint, launched.rank, size)
+    if found is None:
         sizes = ", ".join(f"{name} {count}" for name, count in model.config.divided.items())
-        fitting = [n for n in range(2, MOST_PROCESSES + 1) if can_share(whole, build(n), checkpoint, n)]
+        if any(name.endswith(".scales") for name in checkpoint):
+            sizes += " and groups of quantised columns"
+        fitting = [n for n in range(2, MOST_PROCESSES + 1) if shares_of(whole, build(n), checkpoint, 0, n)]
         raise InputError(
             f"{checkpoint}: {size} processes cannot share a model with {sizes}; "
             f"{' or '.join(map(str, fitting)) or 'no other number'} can, and a job's lines any: --parallel data"
-        ) from None
+        )
+    shares, summed = found
     sources = model.parameter_sources(model.config, checkpoint.keys())
     once = [HEAD, *(f"{path}.bias" for path in summed)]  # what is added once is the first process's
     unread = {name for path in once for name in sources.get(path, ()) if not launched.is_first}
@@ -80,9 +82,9 @@ def shared(
 
 def shares_of(
     whole: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, rank: int, size: int
-) -> tuple[dict[str, Share], list[str]]:
-    """By tensor, what one of `size` processes reads; and the layers whose outputs are parts of a sum. Raises ValueError
-    where something cannot be divided so.
+) -> tuple[dict[str, Share], list[str]] | None:
+    """By tensor, what one of `size` processes reads; and the layers whose outputs are parts of a sum. None: something
+    cannot be divided so.
     """
     sources = whole.parameter_sources(whole.config, checkpoint.keys())
     parameters: Mapping[str, mx.array] = dict(tree_flatten(whole.parameters()))
@@ -98,18 +100,10 @@ def shares_of(
             rest += sum(checkpoint.info(each).shape[axis] % pieces for each in stored)
             shares |= dict.fromkeys(stored, Share(axis, pieces, rank * pieces // size))
         if rest or size % pieces or (axis == 1 and size != pieces):  # of rows, several processes may have the same
-            raise ValueError(path)
+            return None
         if axis == 1 and not path.endswith("position_biases.weight"):
             summed.append(path.removesuffix(".weight"))
     return shares, summed
-
-
-def can_share(whole: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, size: int) -> bool:
-    try:
-        shares_of(whole, own, checkpoint, 0, size)
-    except ValueError:
-        return False
-    return True
 
 
 def add_up(model: EncoderDecoder) -> None:

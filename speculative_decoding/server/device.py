@@ -18,13 +18,14 @@ from ..decoding.stats import GenerationStats, Round
 from ..engine import Engine, Event, Request
 from ..errors import InputError
 from ..loading.tokenizer import text_behind
+from ..models.mirror import ALONE
 from ..sampling import GenerationOptions
 from ..session import Session
 from .errors import ServerError
 from .limits import Limits
 
 LOG = logging.getLogger("speculative_decoding.server")
-MOST_FAILURES = 3  # of whole rounds, without a request between them that ended well
+MOST_FAILURES = 3  # of whole rounds, without a request between them that ended well; one, where processes share a model
 FAILED = "the server failed while it decoded this; its log says why"
 
 
@@ -149,7 +150,7 @@ class Device:
                 self._working.clear()
                 self.decoding = self.waiting = 0
                 self._failures += 1
-                if self._failures == MOST_FAILURES:
+                if self._failures == MOST_FAILURES or session.model.mirror is not ALONE:  # others may wait for its sums
                     return error
         return None
 
