@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++")
 CHOSEN = "import speculative_decoding.backend.blas as b; print(b.chosen());"
+ASLEEP = {"OPENBLAS_THREAD_TIMEOUT": "4"}  # 2^4 cycles: its threads do not wait at work, on cores that others need
 PRODUCT = "import mlx.core as mx; print((mx.ones((8, 64)) @ mx.ones((64, 32))).sum().item())"
 ONLY_THE_WHEELS = """
 import ctypes
@@ -37,7 +38,7 @@ def python(code: str, package: Path = ROOT, **environment: str) -> subprocess.Co
         cwd=package,
         capture_output=True,
         text=True,
-        env=variables | environment,
+        env=variables | ASLEEP | environment,
         timeout=600,
     )
 
