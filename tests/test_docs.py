@@ -29,6 +29,7 @@ SHORTER = (
     (r"python -m pytest(.*)", r"python -m pytest --collect-only -q -p no:cacheprovider\1 >/dev/null"),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
     (r"head -60 ", "head -28 "),
+    (r"python -m speculative_decoding\.train\b", "python -m speculative_decoding.train --max-tokens 12 --frequent 64"),
     (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )
 
@@ -97,7 +98,7 @@ def shell(command: str, folder: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
