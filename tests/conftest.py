@@ -42,10 +42,4 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         command = ["g++", *AS_MLX_DOES, "-w", "-x", "c++-header", "-I", include, include / HEADER]
         subprocess.run([*command, "-o", f"{folder}/header"], check=True, stderr=sys.stderr)
         os.replace(f"{folder}/header", path)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """It is large, and would outlive the header it was made of."""
-    path = precompiled()
-    if path is not None and not hasattr(session.config, "workerinput"):
-        path.unlink(missing_ok=True)
+        session.config.add_cleanup(lambda: path.unlink(missing_ok=True))  # large, and may outlive the header itself
