@@ -59,7 +59,8 @@ def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subpro
 def ended(started: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """Of each its status, and what it said."""
     try:
-        return [(process.wait(LIMIT), *process.communicate()) for process in started]
+        said = [process.communicate(timeout=LIMIT) for process in started]
+        return [(process.returncode, *each) for process, each in zip(started, said, strict=True)]
     finally:
         for process in started:
             process.kill()
