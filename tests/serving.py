@@ -31,6 +31,7 @@ PAIRS = Translation({("en", "de"): "translate English to German: "})
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a new one takes long
 GERMAN = "translate English to German: The method returns the value."
 GRAMMAR = "grammar: It were a cod business."
+PATIENCE = 600.0  # seconds: nobody waits so long but for a fault
 
 
 @cache
@@ -79,7 +80,7 @@ class Serving:
         self.ended: list[Exception | None] = []
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=120, verify=NO_TLS, **options)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, verify=NO_TLS, **options)
 
     def post(self, path: str = "/v1/completions", /, **fields: Any) -> httpx.Response:
         with self.client() as client:
@@ -114,7 +115,7 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
     with socket.create_server(("127.0.0.1", 0)) as opened:
         thread = threading.Thread(target=lambda: asyncio.run(run(opened)))
         thread.start()
-        assert ready.wait(60)
+        assert ready.wait(PATIENCE)
         try:
             yield made[0]
         finally:
@@ -122,7 +123,7 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
             thread.join()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait for what another thread does; the limit is only for a test that fails."""
     waiting = threading.Event()
     for _ in range(int(seconds * 200)):

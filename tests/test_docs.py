@@ -7,6 +7,7 @@ A block that must not run has a line `<!-- not run: REASON -->` in front of it. 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,12 +24,14 @@ BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)?)^```(sh|python)\n(.*?)^```$", re.M
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 INSTALLING = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt &&\n"
 
-# Commands that take minutes -> the same over two prompts; tests -> whether these are found.
+TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
+
+# Commands that take minutes -> the same over two prompts.
 SHORTER = (
     (INSTALLING, ""),
-    (r"python -m pytest(.*)", r"python -m pytest --collect-only -q -p no:cacheprovider\1 >/dev/null"),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
     (r"head -60 ", "head -28 "),
+    (r"python -m speculative_decoding\.train\b", "python -m speculative_decoding.train --max-tokens 12 --frequent 64"),
     (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )
 
@@ -97,7 +100,7 @@ def shell(command: str, folder: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -110,7 +113,24 @@ def test_commands_run(block: Block, folder: Path) -> None:
     command = block.text
     for pattern, shorter in SHORTER:
         command = re.sub(pattern, shorter, command) if pattern != INSTALLING else command.replace(pattern, shorter)
-    shell(command, folder)
+    shell(TESTS.sub("", command), folder)
+
+
+@pytest.mark.parametrize(
+    "arguments", [each[1] for block in SHELL if block.reason is None for each in TESTS.finditer(block.text)]
+)
+def test_tests_are_found(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By pytest within this process, which has imported them."""
+    monkeypatch.chdir(ROOT)
+    found = shlex.split(arguments, comments=True)
+    assert pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", *found]) == 0
+
+
+def test_tests_that_are_not_there_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault."""
+    for arguments in ("tests/test_nowhere.py", "tests/test_ending.py -k nothing"):
+        with pytest.raises(AssertionError):
+            test_tests_are_found(arguments, monkeypatch)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]], ids=lambda page: page.name)
@@ -142,7 +162,7 @@ def test_examples_of_output_are_what_comes_out(folder: Path) -> None:
     shown = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(accepted .*?)^```$", shown, re.MULTILINE | re.DOTALL)
     (command,) = (block.text for block in SHELL if block.page.name == "compare.md" and "NO_COLOR" in block.text)
-    assert example in shell(f"({command.strip()}) 2>&1 >/dev/null", folder)
+    assert example in without_note(shell(f"({command.strip()}) 2>&1 >/dev/null", folder))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(target models/.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     first = next(block for block in SHELL if block.page.name == "README.md")
@@ -150,6 +170,10 @@ def test_examples_of_output_are_what_comes_out(folder: Path) -> None:
     assert without_numbers(printed) == without_numbers(example)
 
 
+def without_note(text: str) -> str:
+    """That of a fresh machine."""
+    return re.sub(r"(?m)^main.py: note: MLX compiles kernels .*\n", "", text)
+
+
 def without_numbers(text: str) -> str:
-    text = re.sub(r"(?m)^main.py: note: MLX compiles kernels .*\n", "", text)  # on a fresh machine
-    return re.sub(r"\d+(\.\d+)?", "N", text)
+    return re.sub(r"\d+(\.\d+)?", "N", without_note(text))

@@ -18,8 +18,7 @@ from speculative_decoding.loading import manifest, safe_folder
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
 from tests.sparse_t5_11b import make
-
-SOURCE = BUNDLED / "t5-web-docs-draft"
+from tests.test_conversion import make_source
 
 # For each number that it reads a process, forked, for imports take longer than the rest; it kills itself at that one
 # of the moments that matter: a tensor written, a file synchronised, a name given. What comes back is how that ended.
@@ -67,9 +66,9 @@ for line in sys.stdin:
 
 
 @contextmanager
-def victims(output: Path, *more: str) -> Iterator[Callable[[int], int]]:
+def victims(source: Path, output: Path, *more: str) -> Iterator[Callable[[int], int]]:
     """What converts into `output` until a moment of that number: how many there were, or minus the signal."""
-    command = [sys.executable, "-c", VICTIMS, str(SOURCE), str(output), *more]
+    command = [sys.executable, "-c", VICTIMS, str(source), str(output), *more]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=BUNDLED.parent)
     assert process.stdin is not None and process.stdout is not None
 
@@ -86,30 +85,42 @@ def is_whole(folder: Path) -> bool:
     return manifest.verify(folder) > 0
 
 
+OLD = Storage("bfloat16")
+
+
 @pytest.fixture(scope="module")
-def moments(tmp_path_factory: pytest.TempPathFactory) -> int:
-    with victims(convert(str(SOURCE), tmp_path_factory.mktemp("count") / "model")) as run:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_source(tmp_path_factory.mktemp("source"), "t5")
+
+
+@pytest.fixture(scope="module")
+def moments(source: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+    with victims(source, convert(str(source), tmp_path_factory.mktemp("count") / "model", OLD)) as run:
         return run(0)
 
 
-def test_killed_at_any_moment_the_target_is_the_old_folder_or_the_new_one(moments: int, tmp_path: Path) -> None:
-    output = convert(str(SOURCE), tmp_path / "model")  # bfloat16
+def test_killed_at_any_moment_the_target_is_the_old_folder_or_the_new_one(
+    source: Path, moments: int, tmp_path: Path
+) -> None:
+    output = convert(str(source), tmp_path / "model", OLD)
     seen = set()
-    with victims(output) as run:
+    with victims(source, output) as run:
         # every moment around the exchange, and a few while tensors are written
         for last in (1, 5, 20, *range(moments - 8, moments + 1)):
             assert run(last) == -signal.SIGKILL
             assert is_whole(output)
             seen.add(checkpoints.read(output).info("shared.weight").dtype)
-            convert(str(SOURCE), output, force=True)
+            convert(str(source), output, OLD, force=True)
             assert os.listdir(tmp_path) == ["model"]
     assert len(seen) == 2  # some were killed before the exchange, some after
 
 
-def test_without_an_atomic_exchange_the_next_run_brings_a_whole_folder_back(moments: int, tmp_path: Path) -> None:
-    output = convert(str(SOURCE), tmp_path / "model")
+def test_without_an_atomic_exchange_the_next_run_brings_a_whole_folder_back(
+    source: Path, moments: int, tmp_path: Path
+) -> None:
+    output = convert(str(source), tmp_path / "model", OLD)
     was_absent = False
-    with victims(output, "--no-exchange") as run:
+    with victims(source, output, "--no-exchange") as run:
         for last in range(moments - 8, moments + 3):
             if run(last) > 0:
                 continue
@@ -119,8 +130,10 @@ def test_without_an_atomic_exchange_the_next_run_brings_a_whole_folder_back(mome
     assert was_absent  # the moment that the exchange does away with
 
 
-def test_a_disk_that_fills_up_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = convert(str(SOURCE), tmp_path / "model")
+def test_a_disk_that_fills_up_leaves_the_old_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = convert(str(source), tmp_path / "model", OLD)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -129,7 +142,7 @@ def test_a_disk_that_fills_up_leaves_the_old_folder(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(f"speculative_decoding.loading.conversion.{function}", full)
             with pytest.raises(InputError, match="No space left on device"):
-                convert(str(SOURCE), output, Storage("float32"), force=True)
+                convert(str(source), output, Storage("float32"), force=True)
         assert is_whole(output) and os.listdir(tmp_path) == ["model"]
 
 

@@ -20,7 +20,7 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.random import seed_of_sample
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.translation import Translation
-from tests.serving import GERMAN, GRAMMAR, MODEL, PAIRS, Serving, bundled, events, serving
+from tests.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_body=20_000, max_stops=3)
 SAMPLED = {"temperature": 2.0, "acceptance": "coupled", "max_tokens": 8}
@@ -260,7 +260,7 @@ def test_curl_sees_a_stream_and_a_text(server: Serving, session: Session) -> Non
     def curl(body: str) -> str:
         url = f"{server.url}/v1/completions"
         command = ["curl", "-sN", url, "-H", "Content-Type: application/json", "-d", body]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
 
     text = session.generate(GRAMMAR).text
     assert f'"text":"{text}"' in curl(f'{{"prompt": "{GRAMMAR}"}}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Serving, bundled, serving
+from tests.serving import PATIENCE, Serving, bundled, eventually, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -37,8 +38,14 @@ def opened(browser: Any, server: Serving, **options: Any) -> tuple[Any, list[str
     page, said = browser.new_page(viewport={"width": 900, "height": 660}, **options), list[str]()
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
+    page.set_default_timeout(1000 * PATIENCE)
     page.goto(server.url)
     return page, said
+
+
+def is_gone(server: Serving) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", int(server.url.rpartition(":")[2]))) != 0
 
 
 def shown(page: Any, element: str, words: str) -> None:
@@ -74,7 +81,7 @@ def test_typing_streaming_marks_keys_and_errors(browser: Any) -> None:
         assert page.evaluate("document.activeElement.id") == "max-tokens"
         page.fill("#prompt", PROMPT)
         server.server.should_exit = True
-        page.wait_for_timeout(300)
+        eventually(lambda: is_gone(server))
         page.click("#write")
         shown(page, "problem", "server is gone")
 

@@ -78,24 +78,23 @@ def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
 
 @pytest.mark.parametrize("drafter", OBJECTS)
 def test_the_text_is_what_was_not_struck_out(drafter: str) -> None:
-    for source in SOURCES[:2]:
+    for source, colour in zip(SOURCES, (True, False), strict=False):
         letters = Letters().decode(source)
         regular = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
-        for colour in (True, False):
-            made = DRAFTERS[drafter](TARGET, DRAFT, regular)
-            shown, text, events = show(
-                TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft=4
-            )
-            if colour:
-                found = pieces(shown)
-                assert found.get(RED, "") == rejected_text(Letters(), events)
-                accepted = "".join(Letters().decode(event.tokens[: event.accepted]) for event in events)
-                assert found.get(GREEN, "") == accepted
-                assert len(found.get(GREEN, "")) + len(found.get(BLUE, "")) == len(text)
-            else:
-                rejected = "".join(re.findall(r"\[-(.*?)-\]", shown))
-                assert rejected == rejected_text(Letters(), events)
-                assert re.sub(r"\[-.*?-\]|\{\+|\+\}|\n$", "", shown) == text
+        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+        shown, text, events = show(
+            TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft=4
+        )
+        if colour:
+            found = pieces(shown)
+            assert found.get(RED, "") == rejected_text(Letters(), events)
+            accepted = "".join(Letters().decode(event.tokens[: event.accepted]) for event in events)
+            assert found.get(GREEN, "") == accepted
+            assert len(found.get(GREEN, "")) + len(found.get(BLUE, "")) == len(text)
+        else:
+            rejected = "".join(re.findall(r"\[-(.*?)-\]", shown))
+            assert rejected == rejected_text(Letters(), events)
+            assert re.sub(r"\[-.*?-\]|\{\+|\+\}|\n$", "", shown) == text
 
 
 @pytest.mark.parametrize("tokenizer", [Bytes, bundled], ids=["bytes", "bundled"])
