@@ -34,7 +34,8 @@ def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subpro
     for rank in range(processes):
         launched = {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)} if processes > 1 else {}
         with open(folder / f"out-{rank}", "w") as out, open(folder / f"said-{rank}", "w") as said:
+            several = os.environ | launched | {"PYTEST_XDIST_WORKER": ""}  # `tests` leaves them all cores
             pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": said, "preexec_fn": on_all_cores}
             command = [sys.executable, *arguments]
-            started.append(subprocess.Popen(command, env=os.environ | launched, cwd=ROOT, text=True, **pipes))
+            started.append(subprocess.Popen(command, env=several, cwd=ROOT, text=True, **pipes))
     return started
