@@ -5,6 +5,7 @@ They are the same kernels; a result that does not fit MLX's flags is not used.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -43,3 +44,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         subprocess.run([*command, "-o", f"{folder}/header"], check=True, stderr=sys.stderr)
         os.replace(f"{folder}/header", path)
         session.config.add_cleanup(lambda: path.unlink(missing_ok=True))  # large, and may outlive the header itself
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the thousands of objects of tests that stay."""
+    gc.collect()
+    gc.freeze()

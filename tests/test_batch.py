@@ -190,6 +190,7 @@ def test_input_is_read_only_a_window_ahead() -> None:
 def peaks(slots: int, counts: list[int]) -> list[int]:
     """Peak bytes after so many prompts of one job, besides what other tests have left."""
     gc.collect()
+    mx.reset_peak_memory()
     before = mx.get_active_memory()
     prompts = (PROMPTS[number % len(PROMPTS)] for number in range(max(counts)))
     results = batch_generate(TARGET, Letters(), prompts, slots=slots, draft_model=DRAFT, max_tokens=6)
