@@ -61,7 +61,7 @@ def measure_bandwidth() -> float:
 
     On a CPU NumPy's product counts too, since the limit is the machine's and not MLX's.
     """
-    matrix, vector = (mx.random.normal((rows, BANDWIDTH_ROWS)) for rows in (BANDWIDTH_ROWS, 1))
+    matrix, vector = (mx.ones((rows, BANDWIDTH_ROWS)) for rows in (BANDWIDTH_ROWS, 1))
     mx.eval(matrix, vector)
     jobs: list[Callable[[], Any]] = [lambda: mx.eval(vector @ matrix.T), lambda: mx.eval(matrix @ vector[0])]
     if mx.default_device() == mx.Device(mx.cpu):
