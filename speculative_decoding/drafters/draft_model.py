@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import mlx.core as mx
 
@@ -54,25 +53,21 @@ class DraftModel:
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None
 
-    @cached_property
-    def _frequent(self) -> tuple[list[int], Head]:
-        assert self.vocabulary is not None
-        ids = self._known(self.vocabulary.ids)
-        return ids, self.model.head_of(mx.array(ids))
-
     def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> OutputHead:
-        """Over `vocabulary` and the ids of each row's source; without one, over all. vocab_size: the target's."""
+        """Over `vocabulary` and the ids of each row's source; without one, over all. vocab_size: the target's.
+
+        One matrix for both: to copy the frequent rows for a source takes less than a second product for each token.
+        """
         if self.vocabulary is None:
-            return OutputHead([self.model.logits], None, vocab_size)
-        frequent, head = self._frequent
+            return OutputHead(self.model.logits, None, vocab_size)
+        frequent = self._known(self.vocabulary.ids)
         own = [set(self._known(source)).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
-        if not others:
-            return OutputHead([head], mx.array(frequent, mx.uint32), vocab_size)
-        allowed = [[True] * len(frequent) + [token in ids for token in others] for ids in own]
-        mask = None if all(ids == own[0] for ids in own) else mx.array(allowed)[:, None]
-        heads = [head, self.model.head_of(mx.array(others))]
-        return OutputHead(heads, mx.array(frequent + others, mx.uint32), vocab_size, mask)
+        ids = mx.array(frequent + others, mx.uint32)
+        mask = None
+        if any(each != own[0] for each in own):
+            mask = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])[:, None]
+        return OutputHead(self.model.head_of(ids), ids, vocab_size, mask)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
         return [token for token in ids if 0 <= token < self.model.config.vocab_size]
@@ -80,22 +75,21 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class OutputHead:
-    """A head over some ids, or all: (B, L, d_model) -> logits (B, L, N) of `ids` (N,), or of the draft's vocabulary.
+    """`head` over some ids, or all: (B, L, d_model) -> logits (B, L, N) of `ids` (N,), or of the draft's vocabulary.
 
     vocab_size: V of the target, which may be padded further than the draft's, or less far.
     allowed: (B, 1, N), where rows have ids of their own: the others get -inf, so that a row's drafts do not depend on
     the rows beside it.
     """
 
-    heads: Sequence[Head]
+    head: Head
     ids: mx.array | None
     vocab_size: int
     allowed: mx.array | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
-        logits = [head(x) for head in self.heads]
-        together = logits[0] if len(logits) == 1 else mx.concatenate(logits, axis=-1)
-        return together if self.allowed is None else mx.where(self.allowed, together, -mx.inf)
+        logits = self.head(x)
+        return logits if self.allowed is None else mx.where(self.allowed, logits, -mx.inf)
 
     def spread(self, logits: mx.array) -> mx.array:
         """(B, L, N) -> (B, L, V), -inf for all other ids."""
