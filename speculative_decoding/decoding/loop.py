@@ -42,17 +42,12 @@ def verify(
 ) -> tuple[Draft, mx.array, list[Judged]]:
     """The draft and what the target says of it: all that the device does in a round. Nothing is committed yet."""
     draft = batch.drafter.propose(wanted, len(batch.rows)) if wanted else Draft.empty(len(batch.rows))
-    is_timed = any(row.options.timed for row in rows)
-    if is_timed:
+    if any(row.options.timed for row in rows):
         timer.wait_for(draft)
     states = batch.model.states(batch.fed(draft), batch.cache)  # (B, K + 1, d)
     logits = batch.model.logits(states)  # (B, K + 1, V)
     judged = judge(batch, rows, draft, logits)  # a verdict for each kind of rule
-    arrays = [draft.tokens, *(array for each in judged for array in each.arrays)]
-    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
-    if len(judged) == 1 and not is_timed:  # the next draft is begun while the host reads what this round brought
-        batch.drafter.begin_next(wanted, judged[0].verdict.accepted, judged[0].verdict.next_token)
-    mx.eval(arrays)  # the round's only wait
+    mx.eval([each.arrays for each in judged], draft.tokens)  # the round's only wait
     timer.verified()
     return draft, states, judged
 

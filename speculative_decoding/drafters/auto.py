@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mlx.core as mx
-
 from ..models.cache import DecoderCache
 from .base import COPY, MODEL, BatchDrafter, Draft, Row, Verified, Wanted, merged, token_rows
 from .ngram import NgramDrafter
@@ -49,9 +47,6 @@ class AutoDrafter(BatchDrafter):
             return copied
         self._proposed = self._model.propose(others, slots)
         return merged(self._proposed, copied, [each.row.slot for each in copies], self._vocab_size)
-
-    def begin_next(self, wanted: Sequence[Wanted], accepted: mx.array, next_token: mx.array) -> None:
-        self._model.begin_next([each for each in wanted if each.kind != COPY], accepted, next_token)
 
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:
         self._model.observe(rows, verified)

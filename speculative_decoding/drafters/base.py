@@ -140,13 +140,6 @@ class BatchDrafter(ABC):
         """
         return ""
 
-    def begin_next(self, wanted: Sequence[Wanted], accepted: mx.array, next_token: mx.array) -> None:  # noqa: B027
-        """While the device verifies a draft, `wanted`: it may be given the beginning of the next one to do.
-
-        accepted, next_token: (B,) of all rows, the verdict, still lazy. What comes of it may be of no use: a row may
-        end, or `observe` leave it out.
-        """
-
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:  # noqa: B027  # most have nothing to do
         """After a pass by which these rows' tokens were committed, and before any other."""
 

@@ -101,11 +101,11 @@ class OutputHead:
         whole[..., self.ids] = logits
         return whole
 
-    def likeliest(self, x: mx.array) -> mx.array:
-        """(B, L, d_model) -> the likeliest of `ids`, (B, L)."""
+    def likeliest(self, logits: mx.array) -> mx.array:
+        """(B, L, N) -> (B, L), among `ids`."""
         if self.ids is None:
-            return mx.argmax(self(x)[..., : self.vocab_size], axis=-1)
-        return self.ids[mx.argmax(self(x), axis=-1)]
+            return mx.argmax(logits[..., : self.vocab_size], axis=-1)
+        return self.ids[mx.argmax(logits, axis=-1)]
 
 
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:

@@ -154,16 +154,17 @@ class Chain:
         probs = mx.concatenate(self._probs, axis=1) if self._probs else None
         return Draft(mx.concatenate(self._ids, axis=1), probs, self._lengths)
 
-    def choose(self, states: mx.array, likeliest: mx.array | None = None) -> mx.array:
-        """(B, 1, d) states -> the next token of each row, (B, 1). likeliest: by the head alone, where it is known."""
+    def choose(self, states: mx.array) -> mx.array:
+        """(B, 1, d) states -> the next token of each row, (B, 1)."""
+        logits = self._head(states)
         history = history_of(self._rows, mx.concatenate(self._ids, axis=1) if self._ids else None)
         is_greedy = all(row.is_greedy for row in self._options)
         if is_greedy and not self._has_threshold and are_raw(self._options, history, 1):
-            new = self._head.likeliest(states) if likeliest is None else likeliest
+            new = self._head.likeliest(logits)
         else:
-            new = self._choose_by_options(self._head.spread(self._head(states)), history)
-        self._ids.append(new)
-        return new
+            new = self._choose_by_options(self._head.spread(logits), history)
+        self._ids.append(new.astype(mx.uint32))
+        return self._ids[-1]
 
     def _choose_by_options(self, logits: mx.array, history: History) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
@@ -184,7 +185,7 @@ class Chain:
         if self._has_threshold:
             plain = mx.softmax(decisive.astype(mx.float32), axis=-1)
             self._stop_unsure(new, plain if probs is None else mx.where(greedy, plain, probs))
-        return new.astype(mx.uint32)
+        return new
 
     def _noise(self, count: int) -> mx.array:
         """(B, V) Gumbel noise for the token behind `count` drafted ones."""
