@@ -9,10 +9,10 @@ import os
 import signal
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when the BLAS is loaded; a value that is set already stays
-worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1: the process that starts them keeps all cores, for them
-if worker and hasattr(os, "sched_setaffinity"):  # Linux
+# gw0, gw1: what pytest-xdist starts has a core of its own. What starts them keeps all cores, which they inherit.
+if os.environ.get("PYTEST_XDIST_WORKER") and hasattr(os, "sched_setaffinity"):  # Linux
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 from speculative_decoding.backend import kernels
