@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -53,6 +54,10 @@ class DraftModel:
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None
 
+    @cached_property
+    def _frequent(self) -> list[int]:
+        return [] if self.vocabulary is None else self._known(self.vocabulary.ids)
+
     def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> OutputHead:
         """Over `vocabulary` and the ids of each row's source; without one, over all. vocab_size: the target's.
 
@@ -60,7 +65,7 @@ class DraftModel:
         """
         if self.vocabulary is None:
             return OutputHead(self.model.logits, None, vocab_size)
-        frequent = self._known(self.vocabulary.ids)
+        frequent = self._frequent
         own = [set(self._known(source)).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
         ids = mx.array(frequent + others, mx.uint32)
