@@ -58,8 +58,9 @@ def plain_draft(
     keys, values = target.cross_projections(memory)[-1]
     mask = additive(mx.ones((1, len(source)), mx.bool_), mx.float32)
     hidden = target.teacher_forced_hidden(mx.array([list(tokens)]), memory)
-    features = head.features([hidden[layer][:, -2:-1] for layer in head.config.layers]) if len(tokens) > first else None
-    state = head.beginning[None, None] if features is None else features
+    state = head.beginning[None, None]
+    if len(tokens) > first:
+        state = head.features(mx.concatenate([hidden[layer][:, -2:-1] for layer in head.config.layers], axis=-1))
     allowed = sorted({*head.config.frequent, *source}) if head.config.frequent else range(VOCAB)
     found, last = [], tokens[-1]
     for _ in range(count):
@@ -208,7 +209,7 @@ def test_folding_and_training_sizes_are_one_function() -> None:
     keys, values = TARGET.cross_projections(memory)[-1]
     outputs = []
     for each in (unfolded, unfolded.folded()):
-        state = each.features(hidden)
+        state = each.features(mx.concatenate(hidden, axis=-1))
         for _ in range(2):
             state = each.step(TARGET.embed(mx.zeros((2, 5), mx.uint32)), state, keys, values, mx.zeros((2, 1, 1, 5)))
         outputs.append(each.outputs(state))

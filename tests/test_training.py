@@ -186,7 +186,9 @@ def test_a_chain_is_trained_as_it_drafts() -> None:
             for place in places:
                 state = head.beginning[None, None]
                 if place:
-                    state = head.features([hidden[layer][:, place - 1 : place] for layer in LAYERS])
+                    state = head.features(
+                        mx.concatenate([hidden[layer][:, place - 1 : place] for layer in LAYERS], axis=-1)
+                    )
                 own = []
                 for token in tokens:
                     mask = additive(mx.ones((1, len(example.source)), mx.bool_), mx.float32)

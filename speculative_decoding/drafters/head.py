@@ -72,6 +72,6 @@ class BatchHeadDrafter(BatchDrafter):
         """(B, 1, d)."""
         if not self._hidden:
             return mx.broadcast_to(self._head.beginning, (slots, 1, self._head.config.d_model))
-        places = mx.array([self._places.get(slot, 0) for slot in range(slots)])[:, None, None]
-        is_first = mx.array([slot not in self._places for slot in range(slots)])[:, None, None]
+        places = mx.array([[[self._places.get(slot, 0)]] for slot in range(slots)])
+        is_first = mx.array([[[slot not in self._places]] for slot in range(slots)])
         return self._head.features_at(self._hidden, places, is_first)

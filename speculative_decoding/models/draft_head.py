@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .attention import joined_heads, split_heads
+from .attention import attend, split_heads
 from .base import EncoderDecoder
 from .compiled import Compiled
 from .config import ACTIVATIONS
@@ -86,9 +86,12 @@ class DraftHead(nn.Module):
         mx.eval(head.parameters())
         return head
 
-    def features(self, hidden: Sequence[mx.array]) -> mx.array:
-        """The target's states behind `config.layers`, (B, L, d) each -> (B, L, d), normed like every state."""
-        return normed(self.combine(mx.concatenate([normed(each) for each in hidden], axis=-1)))
+    def features(self, hidden: mx.array) -> mx.array:
+        """The target's states behind `config.layers`, side by side (B, L, layers * d) -> (B, L, d), normed like every
+        state.
+        """
+        each = normed(hidden.reshape(*hidden.shape[:2], len(self.config.layers), -1))
+        return normed(self.combine(each.reshape(hidden.shape)))
 
     def step(
         self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, memory_mask: mx.array
@@ -102,13 +105,8 @@ class DraftHead(nn.Module):
         # A norm's factor is applied behind the product: there it is part of an operation that is needed anyway.
         x = inverse_rms(embedded) * self.join_token(embedded) + self.join_state(state)
         x = x if self.config.scale == 1 else self.config.scale * x
-        (queries,) = split_heads(self.q(x), batch, 1, self.config.heads)
-        factors = inverse_rms(x.reshape(batch, 1, length, width))
-        shared = batch, keys.shape[1], -1  # queries of one key stand below each other
-        products = (queries.reshape(*shared, queries.shape[3]) @ keys.swapaxes(-1, -2)).reshape(*queries.shape[:3], -1)
-        weights = mx.softmax(factors * products + memory_mask, axis=-1, precise=True)
-        read = joined_heads((weights.reshape(*shared, keys.shape[2]) @ values).reshape(queries.shape))
-        x = mx.addmm(x, read, self.o.transposed)
+        (queries,) = split_heads(inverse_rms(x) * self.q(x), batch, 1, self.config.heads)
+        x = mx.addmm(x, attend(queries, keys, values, memory_mask), self.o.transposed)
         inside = inverse_rms(x) * self.wi(x)
         if self.config.is_gated:
             gate, inside = mx.split(inside, 2, axis=-1)
@@ -158,8 +156,8 @@ class DraftHead(nn.Module):
         return self._compiled_features(hidden[0].shape, list(hidden), places, is_first)
 
     def _features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
-        found = self.features([mx.take_along_axis(each, places, axis=1) for each in hidden])
-        return mx.where(is_first, self.beginning, found)
+        found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), places, axis=1))
+        return mx.where(is_first, self._beginning, found)
 
     def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         """`step`, and its `outputs`. Compiled."""
@@ -173,7 +171,8 @@ class DraftHead(nn.Module):
 
     def _prepare(self) -> None:
         if self._compiled_features is None and self._compiled_step is None:
-            mx.eval([layer.prepare(0) for layer in self.modules() if isinstance(layer, Linear)])
+            self._beginning = self.beginning
+            mx.eval(self._beginning, [layer.prepare(0) for layer in self.modules() if isinstance(layer, Linear)])
 
     def update(self, *args: Any, **options: Any) -> DraftHead:
         self._compiled_features = self._compiled_step = None
@@ -190,9 +189,11 @@ def normed(x: mx.array) -> mx.array:
 
 
 def inverse_rms(x: mx.array) -> mx.array:
-    """(..., d) -> (..., 1), what a norm multiplies by. Of few rows the squares are added up by one product."""
-    if x.size <= FEW_ROWS * x.shape[-1]:
-        squares = (x[..., None, :] @ x[..., None])[..., 0]
+    """(N, d) -> (N, 1), what a norm multiplies by. Of few rows the squares are added up by one product."""
+    if len(x) == 1:
+        squares = x @ x.T  # a row's own has fewer nodes in the graph
+    elif len(x) <= FEW_ROWS:
+        squares = (x[:, None] @ x[..., None])[..., 0]
     else:
         squares = mx.square(x).sum(axis=-1, keepdims=True)
     return mx.rsqrt(squares * (1 / x.shape[-1]) + EPSILON)

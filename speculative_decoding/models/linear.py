@@ -45,6 +45,7 @@ def rows_of(layer: nn.Module, ids: mx.array) -> Head:
     """A product with these rows of a table alone, (N,): (B, L, d) -> (B, L, N); also where it is quantised."""
     parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
     if "scales" not in parts:
-        return lambda x: x @ parts["weight"].T
+        transposed = parts["weight"].T  # once: it is a node in the graph of every product
+        return lambda x: x @ transposed
     settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
     return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)

@@ -77,8 +77,7 @@ class HeadStudent(Student):
         head, target = self.module, self.target
         keys, values = target.cross_projections(batch.memory)[-1]
         mask = additive(batch.mask, batch.memory.dtype)
-        state = head.features([*mx.split(batch.hidden, len(head.config.layers), axis=-1)])
-        state = mx.where(batch.is_first, head.beginning, state)
+        state = mx.where(batch.is_first, head.beginning, head.features(batch.hidden))
         states = []
         for tokens in batch.tokens:
             state = head.step(target.embed(tokens), state, keys, values, mask)
