@@ -114,11 +114,12 @@ def train(chosen: argparse.Namespace) -> int:
             course.keep_features(lambda done: show(done, len(course.examples), f"features of {done} outputs"))
     if course.trainer.step:
         say_if_first(f"going on behind step {course.trainer.step}")
-    reached: float | None = None
+    reached = ""
     with progress(is_shown=is_first) as show:
         for report in course.train():
-            reached = report.tokens_per_call or reached
-            show(report.progress, 1.0, described(report, reached))
+            if (tokens := report.tokens_per_call) is not None:
+                reached = f", {tokens:.2f} tokens per call (about {course.promised(tokens):.2f}x)"
+            show(report.progress, 1.0, described(report) + reached)
     if is_first:
         finish(course, flags.output, folder.name)
     return 0
@@ -152,9 +153,8 @@ def opened_draft(flags: TrainFlags, target: Opened) -> Opened | OpenedHead | Non
     return opened
 
 
-def described(report: Report, tokens_per_call: float | None) -> str:
+def described(report: Report) -> str:
     text = f"step {report.step}, loss {report.loss:.3f}, agreement {report.agreement:.3f}"
-    text += "" if tokens_per_call is None else f", {tokens_per_call:.2f} tokens per call"
     return f"{text}, {report.positions / max(report.seconds, 1e-9):.0f} positions/s"
 
 
