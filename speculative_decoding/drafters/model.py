@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..models.cache import DecoderCache
 from ..models.compiled import pass_width
-from ..sampling import GenerationOptions, History, Use, are_raw, logprobs, scores
+from ..sampling import GenerationOptions, Use, are_raw, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
 from ..sampling.random import gumbel, keys, split
 from .base import MODEL, BatchDrafter, Draft, Row, Wanted, history_of, token_rows
@@ -142,9 +142,12 @@ class Chain:
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
         self._is_certain = [row.is_comparable for row in self._options]
-        if not all(row.is_greedy for row in self._options):
+        is_greedy, most = all(row.is_greedy for row in self._options), max(self._lengths)
+        if not is_greedy:
             starts = keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
             self._keys = split(starts, MOST_DRAFTED)  # a round's own: its draft is judged as a whole
+        ahead = history_of(self._rows, mx.zeros((slots, most - 1)))
+        self._takes_likeliest = is_greedy and not self._has_threshold and are_raw(self._options, ahead, most)
 
     @property
     def is_done(self) -> bool:
@@ -156,19 +159,15 @@ class Chain:
 
     def choose(self, states: mx.array) -> mx.array:
         """(B, 1, d) states -> the next token of each row, (B, 1)."""
-        logits = self._head(states)
-        history = history_of(self._rows, mx.concatenate(self._ids, axis=1) if self._ids else None)
-        is_greedy = all(row.is_greedy for row in self._options)
-        if is_greedy and not self._has_threshold and are_raw(self._options, history, 1):
-            new = self._head.likeliest(logits)
-        else:
-            new = self._choose_by_options(self._head.spread(logits), history)
+        logits, head = self._head(states), self._head
+        new = head.likeliest(logits) if self._takes_likeliest else self._choose_by_options(head.spread(logits))
         self._ids.append(new.astype(mx.uint32))
         return self._ids[-1]
 
-    def _choose_by_options(self, logits: mx.array, history: History) -> mx.array:
+    def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
         options, count = self._options, len(self._ids)
+        history = history_of(self._rows, mx.concatenate(self._ids, axis=1) if self._ids else None)
         probs, decisive = None, scores(logits, options, history)
         if all(row.is_greedy for row in options):
             new = mx.argmax(decisive, axis=-1)
