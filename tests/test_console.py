@@ -200,8 +200,9 @@ def test_prefixes(talk) -> None:  # type: ignore[no-untyped-def]
 
 def test_ways_are_compared_and_the_draft_is_left_out(talk) -> None:  # type: ignore[no-untyped-def]
     assert "compare: on" in talk("/compare")[1]
-    out, err = talk(GERMAN)
-    assert out == f"{TEXT}\n" and re.search(r"speculative +10 .*% +identical", err) and "differs" in err
+    out, err = talk("translate English to German: The page is loaded by the browser.")
+    assert out == "Die Seite wird vom Browser geladen.\n" and "differs" in err
+    assert re.search(r"speculative +8 .*% +identical", err)
     out, err = talk("/compare", "/regular-decode", GERMAN)
     assert out == f"{TEXT}\n" and "10 tokens at" in err and "accepted" not in err
     assert "drafter: auto" in talk("/regular-decode", "/drafter auto")[1] and talk(GERMAN)[0] == f"{TEXT}\n"
