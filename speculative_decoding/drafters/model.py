@@ -146,7 +146,7 @@ class Chain:
         if not is_greedy:
             starts = keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
             self._keys = split(starts, MOST_DRAFTED)  # a round's own: its draft is judged as a whole
-        ahead = history_of(self._rows, mx.zeros((slots, most - 1)))
+        ahead = history_of(self._rows, mx.zeros((slots, most - 1)))  # of the whole draft; only its length is asked
         self._takes_likeliest = is_greedy and not self._has_threshold and are_raw(self._options, ahead, most)
 
     @property
