@@ -24,7 +24,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5-base": COMMON | {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": COMMON | {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
 }  # Raffel et al. 2020, section 3.1.1 and appendix; v1.0
-HEAD, FREQUENT, GROUP_SIZE = "head", 2048, 64  # a draft head, the ids that it may propose, columns of a group
+HEAD, FREQUENT, GROUP_SIZE = "head", 1024, 64  # a draft head, the ids that it may propose, columns of a group
 MEMORY = re.compile(r"\.EncDecAttention\.[kv]\.")
 
 

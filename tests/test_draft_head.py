@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from tests.together import Letters, options_of, together
 TARGET = tiny_model(num_layers=3)
 HEAD = tiny_head(TARGET)
 FREQUENT = (EOS, 2, 6, 12, 20)
+BY_SOURCE = {source[0]: (7, 11 + i) for i, source in enumerate(SOURCES)}
 
 
 def plain_draft(
@@ -61,7 +62,8 @@ def plain_draft(
     state = head.beginning[None, None]
     if len(tokens) > first:
         state = head.features(mx.concatenate([hidden[layer][:, -2:-1] for layer in head.config.layers], axis=-1))
-    allowed = sorted({*head.config.frequent, *source}) if head.config.frequent else range(VOCAB)
+    others = [token for each in source for token in head.config.by_source.get(each, ())]
+    allowed = sorted({*head.config.frequent, *source, *others}) if head.config.frequent else range(VOCAB)
     found, last = [], tokens[-1]
     for _ in range(count):
         state = head.step(target.embed(mx.array([[last]])), state, keys, values, mask)
@@ -86,11 +88,17 @@ class Checked(BatchHeadDrafter):
         return draft
 
 
-@pytest.mark.parametrize("frequent", [(), FREQUENT], ids=["whole", "trimmed"])
+@pytest.mark.parametrize(
+    ("frequent", "by_source"),
+    [((), {}), (FREQUENT, {}), (FREQUENT[:2], BY_SOURCE)],
+    ids=["whole", "trimmed", "by source"],
+)
 @pytest.mark.parametrize("slots", [1, 3])
-def test_drafts_are_those_of_a_plain_computation(slots: int, frequent: Sequence[int]) -> None:
+def test_drafts_are_those_of_a_plain_computation(
+    slots: int, frequent: Sequence[int], by_source: Mapping[int, Sequence[int]]
+) -> None:
     """Rows that end, and slots that others take, so that rows stand at places of their own; ragged drafts."""
-    drafter = Checked(HEAD.with_frequent(frequent), TARGET)
+    drafter = Checked(HEAD.with_frequent(frequent, by_source), TARGET)
     requests = [(source, options_of(max_tokens=9 + 3 * i, num_draft=1 + i)) for i, source in enumerate(SOURCES)]
     told = together(TARGET, requests, drafter, slots)
     assert drafter.checked > 20
@@ -107,7 +115,7 @@ def test_a_head_that_reads_the_states_of_a_wrong_position_is_found_out(
         DraftHead, "features_at", lambda self, hidden, places, *rest: features_at(self, hidden, places + shift, *rest)
     )
     with pytest.raises(AssertionError, match="another draft"):
-        test_drafts_are_those_of_a_plain_computation(1, ())
+        test_drafts_are_those_of_a_plain_computation(1, (), {})
 
 
 @pytest.mark.parametrize("frequent", [(), (EOS, 2, 6)], ids=["whole", "trimmed"])
@@ -225,13 +233,14 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     config = CONFIG | {"tie_word_embeddings": False}
     target = save_hugging_face(TARGET, tmp_path / "target", config | {"num_layers": 3, "vocab_size": VOCAB})
     opened, _ = load(target)
-    write_draft_head(tmp_path / "head", tiny_head(TARGET, FREQUENT), opened, mx.float32)
+    write_draft_head(tmp_path / "head", tiny_head(TARGET).with_frequent(FREQUENT, BY_SOURCE), opened, mx.float32)
     return target, tmp_path / "head"
 
 
 def test_a_folder_gives_the_head_back(folders: tuple[Path, Path]) -> None:
     session = load(folders[0], draft=folders[1])
-    assert isinstance(session.draft_model, DraftHead) and session.draft_model.config.frequent == FREQUENT
+    assert isinstance(session.draft_model, DraftHead)
+    assert (session.draft_model.config.frequent, session.draft_model.config.by_source) == (FREQUENT, BY_SOURCE)
     for name, array in session.draft_model.parameters().items():
         mine = tiny_head(TARGET, FREQUENT)[name]
         assert not isinstance(array, mx.array) or mx.array_equal(array, mine)
@@ -272,6 +281,12 @@ def test_the_command_line_takes_a_head(
         ({"layers": [0, -1]}, "'layers' must be of whole numbers >= 0"),
         ({"layers": [0, 100]}, "'layers' must be of whole numbers >= 0, at most "),
         ({"frequent": [10**9]}, "'frequent' must be of whole numbers >= 0, at most "),
+        ({"by_source": {"3": [10**9]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"10000": [3]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"3": 4}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"3": ["4"]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"x": [3]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": [3]}, "'by_source' must have lists of the target's ids"),
         ({"d_model": 10**9}, "'d_model' must be of whole numbers >= 16, at most 16"),
         ({"heads": 10**9}, "'heads' must be of whole numbers"),
         ({"d_ff": 10**12}, "'d_ff' must be of whole numbers >= 1, at most "),

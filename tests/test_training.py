@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli import train as train_command
+from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import WEIGHTS, Opened, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.attention import capped
@@ -75,7 +76,9 @@ def frequent_of(target: EncoderDecoder) -> Any:
 
 def head_student(target: EncoderDecoder) -> HeadStudent:
     layers = usual_layers(target.config.decoder_layers)
-    return HeadStudent(target, DraftHead.of(target, layers, 2.0), frequent_of(target))
+    frequent = frequent_of(target)
+    vocabulary = DraftVocabulary(tuple(map(int, frequent)))
+    return HeadStudent(target, DraftHead.of(target, layers, 2.0), frequent, vocabulary)
 
 
 def model_student(target: EncoderDecoder) -> ModelStudent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from speculative_decoding import InputError, load
@@ -24,6 +25,20 @@ def test_an_end_that_never_occurs_or_always_occurs_is_there_once() -> None:
     for outputs in (OUTPUTS, [[5, 7]], [[1, 1, 1, 5]]):
         ids = DraftVocabulary.most_frequent(4, outputs, [1]).ids
         assert ids.count(1) == 1 and len(set(ids)) == len(ids)
+
+
+def test_what_goes_with_an_id_of_the_source_is_found() -> None:
+    """Planted: an output has 100 + s for every id s of its source, in another order, among frequent ids and copies."""
+    dice, pairs = np.random.default_rng(0), []
+    for _ in range(200):
+        source = [*map(int, dice.permutation(40)[:6] + 10)]
+        output = [2, 3, source[0], *(100 + token for token in dice.permutation(source)), 1]
+        pairs.append((source, [*map(int, output)]))
+    pairs.append(([10, 11], [999, 1]))  # once
+    vocabulary = DraftVocabulary.learned(3, pairs, [1])
+    assert vocabulary.ids == (1, 2, 3)
+    assert vocabulary.by_source == {token: [100 + token] for token in range(10, 50)}
+    assert vocabulary.ids_for([12, 3, 40, 77]) == {12, 3, 40, 77, 112, 140}
 
 
 def test_lines_are_counted_as_the_tokenizer_cuts_them() -> None:

@@ -71,9 +71,9 @@ def predicted(target: EncoderDecoder, draft_model: EncoderDecoder | DraftHead | 
 def head_weight(head: DraftHead, target: EncoderDecoder) -> float:
     """Of a step of a draft head, as `weight`."""
     config = head.config
-    shares = len(config.frequent) / target.config.vocab_size if config.frequent else 1.0
-    own = head.nbytes - head.combine.weight.nbytes
-    return own + HEAD_LAYERS * LAYER_BYTES + shares * output_bytes(target)
+    own = SOURCE_TOKENS * (1 + sum(map(len, config.by_source.values())) / max(1, len(config.by_source)))
+    shares = min(1.0, (len(config.frequent) + own) / target.config.vocab_size) if config.frequent else 1.0
+    return head.nbytes - head.combine.weight.nbytes + HEAD_LAYERS * LAYER_BYTES + shares * output_bytes(target)
 
 
 def weight(model: EncoderDecoder, stack: str) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 
 import mlx.core as mx
 
@@ -14,18 +14,23 @@ from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..models.linear import Head
 
+LEAST_PAIRS = 2  # times that an id of an output must have gone with one of a source
+
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The tokens a draft model may propose: the frequent ones, for a head over all of them is most of a small draft.
+    """The tokens a draft may propose: the frequent ones, for a head over all of them is most of a small draft.
 
     ids: the most frequent first, always with the end-of-sequence ids; those of a request's source join them.
+    by_source: and those that outputs have where their source has this id.
 
     Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2: the draft's logits over a frequency-ranked part of the
-    vocabulary, q = 0 elsewhere. Which tokens these are changes how often a draft is right, never what is written.
+    vocabulary, q = 0 elsewhere. Jean et al. 2015 (1412.2007), section 3.3: likely ids for each word of a source. Which
+    tokens these are changes how often a draft is right, never what is written.
     """
 
     ids: tuple[int, ...]
+    by_source: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def most_frequent(
@@ -41,6 +46,32 @@ class DraftVocabulary:
         return cls((*eos_token_ids, *ranked)[: max(size, len(eos_token_ids))])
 
     @classmethod
+    def learned(
+        cls, size: int, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], eos_token_ids: Sequence[int]
+    ) -> DraftVocabulary:
+        """From pairs of a source and an output, token ids: the frequent ids; any other that an output has and its
+        source has not goes with that id of the source with which it occurs most distinctly, if it does so twice.
+        """
+        frequent = cls.most_frequent(size, (output for _, output in pairs), eos_token_ids).ids
+        rest = [(sorted(set(source)), sorted({*output}.difference(source, frequent))) for source, output in pairs]
+        alone = Counter(token for source, _ in rest for token in source)
+        together = Counter(pair for source, others in rest for pair in product(source, others))
+        best = Counter(
+            (max(source, key=lambda each: together[each, token] ** 2 / alone[each]), token)
+            for source, others in rest
+            for token in others
+        )
+        by_source = defaultdict[int, list[int]](list)
+        for (each, token), count in sorted(best.items()):
+            if count >= LEAST_PAIRS:
+                by_source[each].append(token)
+        return cls(frequent, dict(by_source))
+
+    def ids_for(self, source: Sequence[int]) -> set[int]:
+        """Those that a source adds: its own, and what goes with them."""
+        return {*source}.union(*(self.by_source.get(token, ()) for token in source))
+
+    @classmethod
     def from_lines(
         cls, size: int, lines: Iterable[str], tokenizer: Tokenizer, eos_token_ids: Sequence[int]
     ) -> DraftVocabulary:
@@ -49,24 +80,20 @@ class DraftVocabulary:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """vocabulary: the only tokens it may propose, besides those of the source; None: all."""
+    """vocabulary: the only tokens it may propose; None: all."""
 
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None
 
-    @cached_property
-    def _frequent(self) -> list[int]:
-        return [] if self.vocabulary is None else self._known(self.vocabulary.ids)
-
     def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> OutputHead:
-        """Over `vocabulary` and the ids of each row's source; without one, over all. vocab_size: the target's.
+        """Over `vocabulary` and the ids that each row's source adds; without one, over all. vocab_size: the target's.
 
         One matrix for both: to copy the frequent rows for a source takes less than a second product for each token.
         """
         if self.vocabulary is None:
             return OutputHead(self.model.logits, None, vocab_size)
-        frequent = self._frequent
-        own = [set(self._known(source)).difference(frequent) for source in sources]
+        frequent = self._known(self.vocabulary.ids)
+        own = [set(self._known(self.vocabulary.ids_for(source))).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
         ids = mx.array(frequent + others, mx.uint32)
         mask = None
@@ -74,8 +101,9 @@ class DraftModel:
             mask = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])[:, None]
         return OutputHead(self.model.head_of(ids), ids, vocab_size, mask)
 
-    def _known(self, ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if 0 <= token < self.model.config.vocab_size]
+    def _known(self, ids: Iterable[int]) -> list[int]:
+        size = self.model.config.vocab_size
+        return [token for token in ids if 0 <= token < size]
 
 
 @dataclass(frozen=True)

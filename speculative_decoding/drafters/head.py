@@ -19,8 +19,8 @@ class BatchHeadDrafter(BatchDrafter):
 
     def __init__(self, head: DraftHead, target: EncoderDecoder) -> None:
         self._head, self._target = head, target
-        frequent = tuple(head.config.frequent)
-        self._outputs = DraftModel(target, DraftVocabulary(frequent) if frequent else None)
+        frequent, by_source = tuple(head.config.frequent), head.config.by_source
+        self._outputs = DraftModel(target, DraftVocabulary(frequent, by_source) if frequent else None)
         self._cache: DecoderCache | None = None
         self._sources: dict[int, list[int]] = {}  # by slot
         self._hidden: Sequence[mx.array] = ()  # of the last pass of the target

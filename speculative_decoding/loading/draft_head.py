@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,19 @@ def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> D
             raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}, at most {most}")
     if not known["layers"] or known.get("activation") not in ACTIVATIONS or type(known.get("is_gated")) is not bool:
         raise CheckpointError(f"{folder / CONFIG}: 'layers', 'activation' or 'is_gated' is not a draft head's")
-    return DraftHeadConfig(**known | {name: tuple(value) for name, value in ids.items()})
+    ids["by_source"] = ids_by_source(known.get("by_source", {}), folder, facts["vocab_size"])
+    return DraftHeadConfig(**known | ids | {name: tuple(ids[name]) for name in ("layers", "frequent")})
+
+
+def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Sequence[int]]:
+    """As JSON has it, with ids for names."""
+    try:
+        found = {int(each): tuple(others) for each, others in raw.items()}
+        if all(type(token) is int and 0 <= token < vocab_size for token in chain(found, *found.values())):
+            return found
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise CheckpointError(f"{folder / CONFIG}: 'by_source' must have lists of the target's ids, for ids of its own")
 
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:

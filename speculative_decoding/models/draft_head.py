@@ -9,7 +9,7 @@ state into logits. Where the target has verified a token, the state is made of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -31,8 +31,9 @@ FEW_ROWS = 32
 class DraftHeadConfig:
     """layers: of the target's decoder, whose states are the features; the last among them. heads, head_width: of the
     target's cross-attention. d_ff: units of the feed-forward. frequent: the ids it may propose besides those of a
-    source, the most frequent first; none: all. scale: about the size of the target's states, so that weights that are
-    trained have a usual size; logit_scale: likewise of what the target's head reads. Both are 1 in a `folded` head.
+    source, the most frequent first; none: all. by_source: ids that it may propose too where the source has this one.
+    scale: about the size of the target's states, so that weights that are trained have a usual size; logit_scale:
+    likewise of what the target's head reads. Both are 1 in a `folded` head.
     """
 
     d_model: int
@@ -43,6 +44,7 @@ class DraftHeadConfig:
     activation: str
     is_gated: bool
     frequent: Sequence[int] = ()
+    by_source: Mapping[int, Sequence[int]] = field(default_factory=dict)
     scale: float = 1.0
     logit_scale: float = 1.0
 
@@ -140,9 +142,10 @@ class DraftHead(nn.Module):
         head.load_weights([*own.items()])
         return head
 
-    def with_frequent(self, ids: Sequence[int]) -> DraftHead:
-        """The same head, with other tokens that it may propose."""
-        head = DraftHead(replace(self.config, frequent=tuple(ids)))
+    def with_frequent(self, ids: Sequence[int], by_source: Mapping[int, Sequence[int]] | None = None) -> DraftHead:
+        """The same head, with other tokens that it may propose. by_source: None: as they are."""
+        by_source = self.config.by_source if by_source is None else by_source
+        head = DraftHead(replace(self.config, frequent=tuple(ids), by_source=by_source))
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 

@@ -30,7 +30,7 @@ from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, usual_layers
 from ..sampling.values import Number, Text, Whole
 from ..session import Session
-from .batches import CHAIN, EXAMPLES, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
+from .batches import CHAIN, EXAMPLES, FREQUENT, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
 from .lessons import Lessons
 from .outputs import Example, Wanted, write_outputs
 from .processes import ALONE, Processes
@@ -51,7 +51,7 @@ class CourseOptions:
     seed: A[int, Whole(0), "of everything that is random"] = 0
     max_tokens: A[int, Whole(1), "of an output"] = 128
     slots: A[int, Whole(1), "prompts that are decoded together"] = 32
-    frequent: A[int, Whole(1), "ids that a head may propose, besides those of the prompt"] = 3072
+    frequent: A[int, Whole(1), "ids that a head may propose with every prompt, besides its own"] = 512
     held_out: A[int, Whole(0), "prompts that are measured on and not trained on"] = 150
     max_disk_gb: A[float, Number(0), "features that need more are computed when needed"] = 10.0
     dtype: A[str, Text(tuple(DTYPES)), "that the draft's weights are stored in"] = "bfloat16"
@@ -160,15 +160,15 @@ class Course:
     def student(self) -> Student:
         target = self.session.model
         eos = target.config.eos_token_ids
-        outputs = [each.output for each in self.examples]
-        frequent = np.array(DraftVocabulary.most_frequent(self.options.frequent, outputs, eos).ids, np.int32)
+        pairs = [(each.source, each.output) for each in self.examples]
+        frequent = np.array(DraftVocabulary.most_frequent(FREQUENT, (out for _, out in pairs), eos).ids, np.int32)
         if isinstance(self.draft, Opened):
             return ModelStudent(target, self.draft.model, frequent)
         scale = self.processes.of_first(self.lessons.teacher.scale(self.examples))
         head = DraftHead.of(target, self.layers, scale, self.options.seed)
         if self.draft is not None:
             head = self.draft.model.scaled(head.config.scale, head.config.logit_scale)
-        return HeadStudent(target, head, frequent)
+        return HeadStudent(target, head, frequent, DraftVocabulary.learned(self.options.frequent, pairs, eos))
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -203,7 +203,7 @@ class Course:
     @property
     def memory(self) -> int:
         """Bytes, about: the target's weights, the student's with gradients and two moments, a step's logits."""
-        width, size = self.session.model.config.d_model, self.options.frequent + LIKELY_OTHERS + RANDOM_OTHERS
+        width, size = self.session.model.config.d_model, FREQUENT + LIKELY_OTHERS + RANDOM_OTHERS
         own = nbytes(self.draft.model) if isinstance(self.draft, Opened) else 12 * width * width * 4
         return nbytes(self.session.model) + 4 * own + 4 * EXAMPLES * 16 * CHAIN * size * 4
 

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drafters import DraftModel
+from ..drafters.draft_model import DraftModel, DraftVocabulary
 from ..models.base import EncoderDecoder
 from ..models.cache import additive
 from ..models.draft_head import DraftHead
@@ -68,6 +68,7 @@ class Student(ABC):
 @dataclass(frozen=True)
 class HeadStudent(Student):
     module: DraftHead
+    vocabulary: DraftVocabulary  # that it will draft from
     owns_matrix = False
 
     def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Chains:
@@ -92,7 +93,7 @@ class HeadStudent(Student):
         return self.target.logit_cap
 
     def draft(self) -> DraftHead:
-        return self.module.folded().with_frequent([int(each) for each in self.frequent])
+        return self.module.folded().with_frequent(self.vocabulary.ids, self.vocabulary.by_source)
 
 
 @dataclass(frozen=True)
