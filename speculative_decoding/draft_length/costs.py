@@ -47,7 +47,6 @@ class Costs:
     def pass_time(self, rows: int, width: int) -> float:
         return 1.0 + rows * self.position * (1 + width)
 
-    @cache  # noqa: B019  # frozen, and few
     def parts(self, rows: int, width: int, steps: int, readings: int = 0) -> tuple[float, float, float]:
         """What a round takes beyond one without a draft, in units of that: for its longest draft of `width` tokens, for
         so many steps of the draft model, and for the sources that this reads.
@@ -110,13 +109,13 @@ class RoundTimes:
     """
 
     def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+        self._costs, self._parts = costs, cache(costs.parts)  # few, and asked for many times a round
         self._factors = [1.0, 1.0, 1.0]  # of the wider pass, of the draft model's steps, of its reading
         self._plain = 0.0  # seconds of a round without a draft, in units of a predicted pass
         self.plain_rounds = self._drafting_rounds = 0
 
     def round_time(self, rows: int, width: int, steps: int, readings: int = 0) -> float:
-        wider, stepping, reading = self._costs.parts(rows, width, steps, readings)
+        wider, stepping, reading = self._parts(rows, width, steps, readings)
         factors = self._factors
         return 1.0 + factors[0] * wider + factors[1] * stepping + factors[2] * reading
 
@@ -131,7 +130,7 @@ class RoundTimes:
         elif self._plain:
             self._drafting_rounds += 1
             whole = self.round_time(rows, width, steps, readings)
-            parts = zip(self._factors, self._costs.parts(rows, width, steps, readings), strict=True)
+            parts = zip(self._factors, self._parts(rows, width, steps, readings), strict=True)
             shares = [factor * part / whole for factor, part in parts]
             surprise = clipped(math.log(unit / (self._plain * whole))) / (sum(share**2 for share in shares) + NOISE)
             surprise *= max(STEP, 1.0 / (self._drafting_rounds + 5.0))

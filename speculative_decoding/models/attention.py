@@ -71,8 +71,10 @@ def attend_together(
 
 
 def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, shared: int) -> mx.array:
-    scores = by_row(queries, part.keys.swapaxes(-1, -2))
-    mask = part.mask
+    keys, mask = part.keys.swapaxes(-1, -2), part.mask
+    if soft_cap is None and shared == 1 and keys.shape[0] == queries.shape[0]:
+        return mx.addmm(mask, queries, keys)
+    scores = by_row(queries, keys)
     if mask.shape[0] not in (1, scores.shape[0]):
         mask = mx.repeat(mask, scores.shape[0] // mask.shape[0], axis=0)
     return capped(scores, soft_cap) + (mx.tile(mask, (1, 1, shared, 1)) if shared > 1 and mask.shape[2] > 1 else mask)

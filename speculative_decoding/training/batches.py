@@ -21,7 +21,7 @@ CHAIN = 5  # tokens drafted behind an anchor
 ANCHORS = 0.4  # of the positions
 FADING = 4.0  # a chain's k-th token counts exp(-k / FADING)
 LENGTH_NOISE = 0.1  # examples of about the same length stand together
-FREQUENT = 3072  # candidates in every step,
+FREQUENT = 1536  # candidates in every step,
 LIKELY_OTHERS, RANDOM_OTHERS = 768, 512  # and others
 
 
