@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import mlx.core as mx
 
@@ -53,18 +52,19 @@ class DraftVocabulary:
         source has not goes with that id of the source with which it occurs most distinctly, if it does so twice.
         """
         frequent = cls.most_frequent(size, (output for _, output in pairs), eos_token_ids).ids
-        rest = [(sorted(set(source)), sorted({*output}.difference(source, frequent))) for source, output in pairs]
-        alone = Counter(token for source, _ in rest for token in source)
-        together = Counter(pair for source, others in rest for pair in product(source, others))
-        best = Counter(
-            (max(source, key=lambda each: together[each, token] ** 2 / alone[each]), token)
-            for source, others in rest
-            for token in others
-        )
+        having = defaultdict[int, list[list[int]]](list)  # the sources of the outputs that have an id
+        alone = Counter[int]()
+        for source, output in pairs:
+            alone.update(own := sorted(set(source)))
+            for token in {*output}.difference(source, frequent):
+                having[token].append(own)
         by_source = defaultdict[int, list[int]](list)
-        for (each, token), count in sorted(best.items()):
-            if count >= LEAST_PAIRS:
-                by_source[each].append(token)
+        for token, sources in sorted(having.items()):
+            together = Counter(each for source in sources for each in source)
+            strength = {each: count**2 / alone[each] for each, count in together.items()}
+            for each, count in Counter(max(source, key=strength.__getitem__) for source in sources).items():
+                if count >= LEAST_PAIRS:
+                    by_source[each].append(token)
         return cls(frequent, dict(by_source))
 
     def ids_for(self, source: Sequence[int]) -> set[int]:
