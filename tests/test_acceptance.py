@@ -415,11 +415,11 @@ def test_only_tokens_that_came_to_be_are_paid_for() -> None:
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
     lenient = GenerationOptions(delta=0.5)
     (outcome,) = judged_together([lenient], Draft(mx.array([[1, 0, 2]], mx.uint32)), logits).values()
-    assert (outcome.tokens, outcome.accepted, outcome.judged, outcome.total_variation) == ([1, 2], 1, 1, 1.0)
-    for end, tokens, price in ((1, [1], 1.0), (0, [1, 2, 2, 2], 2.0), (2, [1, 2], 1.0)):
+    assert (outcome.tokens, outcome.accepted, outcome.total_variation) == ([1, 2], 1, 1.0)
+    for end, tokens, accepted, price in ((1, [1], 1, 1.0), (0, [1, 2, 2, 2], 3, 2.0), (2, [1, 2], 2, 1.0)):
         draft = Draft(mx.array([[1, 2, 2]], mx.uint32))
         (outcome,) = judged_together([lenient], draft, logits, end=end).values()
-        assert (outcome.tokens, outcome.judged, outcome.total_variation) == (tokens, 3, price)
+        assert (outcome.tokens, outcome.accepted, outcome.total_variation) == (tokens, accepted, price)
 
 
 def test_delta_one_keeps_every_drafted_token() -> None:

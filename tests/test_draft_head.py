@@ -150,7 +150,7 @@ def test_distributions_of_a_wrong_position_break_the_law(monkeypatch: pytest.Mon
 
 def spread_out(found: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
     """Another distribution in every second row."""
-    signs = mx.array([1.0, -1.0] * found[1].shape[0])[: found[1].shape[0], None, None]
+    signs = mx.array([1.0, -1.0] * len(found[1]))[: len(found[1]), None]
     return found[0], found[1] * signs
 
 

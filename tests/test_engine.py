@@ -335,7 +335,7 @@ def test_strict_rows_have_one_width_and_the_tokens_of_rows_alone(monkeypatch: py
             client.submit(prompt)
         while not client.engine.is_idle:
             client.step()
-        assert shapes == {(4, 8, 64)}
+        assert shapes == {(4, 8, 32)}
         shapes.clear()
         long = Client(slots=2, strict=True, max_tokens=36, prefix=prefix)
         for prompt in PROMPTS:  # one row is at its end while another reads the prefix

@@ -74,17 +74,17 @@ def test_a_partial_head_of_real_weights_in_every_type() -> None:
         head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).head([source], model.config.vocab_size)
         assert set(head.ids.tolist()) == {1, 5, 100, 31, *source}  # type: ignore[arg-type]
         memory = model.encode(mx.array([source]))
-        whole = model.decode(mx.array([[0, 5]]), model.make_cache(memory)).astype(mx.float32)
-        some = head(model.states(mx.array([[0, 5]]), model.make_cache(memory))).astype(mx.float32)
+        whole = model.decode(mx.array([[0, 5]]), model.make_cache(memory))[0].astype(mx.float32)
+        some = head(model.states(mx.array([[0, 5]]), model.make_cache(memory))[0]).astype(mx.float32)
         tolerance = 0.1 if options.get("dtype") else 1e-3
         np.testing.assert_allclose(np.array(some), np.array(whole[..., head.ids]), atol=tolerance)
 
 
 def test_spread_puts_every_logit_at_its_id_and_nothing_elsewhere() -> None:
     head = TRIMMED.head([[3, 12, 3, EOS]], VOCAB)
-    logits = mx.random.normal((1, 2, len(FREQUENT) + 1), key=mx.random.key(3))
+    logits = mx.random.normal((2, len(FREQUENT) + 1), key=mx.random.key(3))
     spread = np.array(head.spread(logits))
-    assert spread.shape == (1, 2, VOCAB)
+    assert spread.shape == (2, VOCAB)
     for i, token in enumerate([*FREQUENT, 3]):
         np.testing.assert_array_equal(spread[..., token], np.array(logits)[..., i])
     assert np.isneginf(np.delete(spread, [*FREQUENT, 3], axis=-1)).all()
@@ -93,8 +93,8 @@ def test_spread_puts_every_logit_at_its_id_and_nothing_elsewhere() -> None:
 def test_each_row_has_the_ids_of_its_own_source() -> None:
     sources = [[3, 12, EOS], [], [9, 3]]
     head = TRIMMED.head(sources, VOCAB)
-    spread = head.spread(head(mx.random.normal((3, 1, DRAFT.config.d_model), key=mx.random.key(3))))
-    for source, logits in zip(sources, np.array(spread)[:, 0], strict=True):
+    spread = head.spread(head(mx.random.normal((3, DRAFT.config.d_model), key=mx.random.key(3))))
+    for source, logits in zip(sources, np.array(spread), strict=True):
         assert set(np.flatnonzero(np.isfinite(logits))) == {*FREQUENT, *source}
 
 

@@ -24,7 +24,7 @@ from speculative_decoding.loading.tokenizer import (
     TransformersTokenizer,
 )
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.models.cache import LEAST_CAPACITY, DecoderCache
 from tests.test_scoring import Numbers, text_of
 from tests.test_tokenizer import Bytes
 from tests.tiny import DRAFTERS, EOS, OPTIONS_OF, SOURCES, noisy_copy, run, tiny_model, tokens_of
@@ -229,6 +229,7 @@ def test_log_probabilities_cost_no_wait(monkeypatch: pytest.MonkeyPatch) -> None
     evaluate = mx.eval
     rounds: list[Round] = []
     options: dict[str, Any] = {"draft_model": DRAFT, "logprobs": True, "on_round": rounds.append}
+    options["max_tokens"] = LEAST_CAPACITY // 2  # a cache that grows has another
     stream = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), **options)
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(len(arrays)), evaluate(*arrays))[1])
     list(stream)

@@ -3,33 +3,34 @@
  *
  * Number of rows and of columns are known when this is compiled: the loops over them disappear. */
 
-INLINED void NAME(terms)(const struct product *g, int rows, int columns, int fetches, const float *x, const float *w,
-                         int is_whole, MASK which, VECTOR sum[ROWS][4]) {
+INLINED void NAME(terms)(const struct product *g, int rows, int columns, const float *x, const float *w, int is_whole,
+                         MASK which, VECTOR sum[ROWS][4]) {
   VECTOR a[ROWS];
   for (int i = 0; i < rows; i++)
     a[i] = is_whole ? LOAD(x + (size_t)i * g->ldx) : LOAD_SOME(which, x + (size_t)i * g->ldx);
   for (int j = 0; j < columns; j++) {
     const float *at = w + (size_t)j * g->ldw;
-    if (fetches)
-      _mm_prefetch((const char *)(at + (size_t)AHEAD * g->ldw), _MM_HINT_T0);
     VECTOR b = is_whole ? LOAD(at) : LOAD_SOME(which, at);
     for (int i = 0; i < rows; i++)
       sum[i][j] = FMA(a[i], b, sum[i][j]);
   }
 }
 
-/* `rows` rows of x by `columns` rows of w. fetches: whether it has the next of them brought from memory. */
-INLINED void NAME(tile)(const struct product *g, int rows, int columns, int fetches, const float *x, const float *w,
-                        float *y) {
+/* `rows` rows of x by `columns` rows of w, while `next` is brought from memory: `step` floats for each vector of x. */
+INLINED void NAME(tile)(const struct product *g, int rows, int columns, const float *x, const float *w, float *y,
+                        const float *next, int step) {
   VECTOR sum[ROWS][4];
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < 4; j++)
       sum[i][j] = ALL_OF(0);
   int p = 0;
-  for (; p + WIDTH <= g->k; p += WIDTH)
-    NAME(terms)(g, rows, columns, fetches, x + p, w + p, 1, NAME(first)(WIDTH), sum);
+  for (; p + WIDTH <= g->k; p += WIDTH, next += step) {
+    for (int line = 0; line < step; line += LINE)
+      _mm_prefetch((const char *)(next + line), _MM_HINT_T0);
+    NAME(terms)(g, rows, columns, x + p, w + p, 1, NAME(first)(WIDTH), sum);
+  }
   if (p < g->k)
-    NAME(terms)(g, rows, columns, fetches, x + p, w + p, 0, NAME(first)(g->k - p), sum);
+    NAME(terms)(g, rows, columns, x + p, w + p, 0, NAME(first)(g->k - p), sum);
   for (int i = 0; i < rows; i++) {
     __m128 sums = _mm_mul_ps(_mm_set1_ps(g->alpha), NAME(four_sums)(sum[i][0], sum[i][1], sum[i][2], sum[i][3]));
     float *at = y + (size_t)i * g->ldy;
@@ -41,22 +42,36 @@ INLINED void NAME(tile)(const struct product *g, int rows, int columns, int fetc
   }
 }
 
-INLINED void NAME(column_of_tiles)(const struct product *g, int columns, int from, int to, int j) {
-  const float *w = g->w + (size_t)j * g->ldw, *x = g->x + (size_t)from * g->ldx;
-  float *y = g->y + (size_t)from * g->ldy + j;
-  int rows = (to - from) % ROWS; /* the smaller tile comes first: it has the time to fetch */
+/* The first `parts` tiles of a column fetch as much of the next one each: memory rests as little as can be. */
+INLINED void NAME(tiles)(const struct product *g, int columns, int parts, int from, int to, const float *w, float *y) {
+  const float *x = g->x + (size_t)from * g->ldx, *next = w + (size_t)AHEAD * g->ldw;
+  int rows = (to - from) % ROWS, step = (AHEAD * WIDTH + parts - 1) / parts;
   switch (rows) {
 #if ROWS > 3
-  case 3: NAME(tile)(g, 3, columns, 1, x, w, y); break;
+  case 3: NAME(tile)(g, 3, columns, x, w, y, next, step); break;
 #endif
-  case 2: NAME(tile)(g, 2, columns, 1, x, w, y); break;
-  case 1: NAME(tile)(g, 1, columns, 1, x, w, y); break;
-  default: rows = ROWS; NAME(tile)(g, ROWS, columns, 1, x, w, y);
+  case 2: NAME(tile)(g, 2, columns, x, w, y, next, step); break;
+  case 1: NAME(tile)(g, 1, columns, x, w, y, next, step); break;
+  default: rows = ROWS; NAME(tile)(g, ROWS, columns, x, w, y, next, step);
   }
   while ((from += rows) < to) {
-    x += (size_t)rows * g->ldx, y += (size_t)rows * g->ldy;
+    x += (size_t)rows * g->ldx, y += (size_t)rows * g->ldy, next += g->k / WIDTH * step;
     rows = ROWS;
-    NAME(tile)(g, ROWS, columns, 0, x, w, y);
+    if (--parts > 0)
+      NAME(tile)(g, ROWS, columns, x, w, y, next, step);
+    else
+      NAME(tile)(g, ROWS, columns, x, w, y, next, 0);
+  }
+}
+
+INLINED void NAME(column_of_tiles)(const struct product *g, int columns, int from, int to, int j) {
+  const float *w = g->w + (size_t)j * g->ldw;
+  float *y = g->y + (size_t)from * g->ldy + j;
+  switch ((to - from + ROWS - 1) / ROWS) {
+  case 1: NAME(tiles)(g, columns, 1, from, to, w, y); break;
+  case 2: NAME(tiles)(g, columns, 2, from, to, w, y); break;
+  case 3: NAME(tiles)(g, columns, 3, from, to, w, y); break;
+  default: NAME(tiles)(g, columns, 4, from, to, w, y);
   }
 }
 

@@ -33,7 +33,7 @@ def follow_beams(batch: Batch) -> dict[int, Round]:
             for i in own:
                 batch.cache.clear_behind(i, 0)
         tokens = row.commit(search.best(1)[0].tokens) if search.is_over else []
-        rounds[row.slot] = timer.round(row, [], Outcome(tokens, 0, 0, 0.0, None), "")
+        rounds[row.slot] = timer.round(row, [], Outcome(tokens, 0, 0.0, None), "")
     batch.cache.reorder(moved)
     batch.rewind()
     return rounds

@@ -34,13 +34,11 @@ class Judged(NamedTuple):
 
 class Outcome(NamedTuple):
     """A row's part of a round. tokens: committed; the first `accepted` were drafted. total_variation: see `Verdict`,
-    summed over them. judged: how many drafted tokens the rule accepted, of which the output may have ended before the
-    last.
+    summed over them.
     """
 
     tokens: list[int]
     accepted: int
-    judged: int
     total_variation: float
     logprobs: list[float] | None
 
@@ -99,7 +97,7 @@ def commit(judged: Sequence[Judged], proposed: Sequence[Sequence[int]]) -> dict[
             if logprobs is not None and row.options.logprobs:
                 *drafted, last = logprobs[i]
                 own = [*drafted[:kept], last][: len(new)]
-            outcomes[row.slot] = Outcome(new, min(kept, len(new)), kept, variation, own)
+            outcomes[row.slot] = Outcome(new, min(kept, len(new)), variation, own)
     return outcomes
 
 

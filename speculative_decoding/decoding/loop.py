@@ -68,7 +68,7 @@ def judged_again(batch: Batch, rows: Sequence[DecodedRow]) -> dict[int, Outcome]
     for row in rows:
         if row.slot not in outcomes:
             row.finish_reason = "error"
-    return {row.slot: Outcome([], 0, 0, 0.0, None) for row in rows} | outcomes
+    return {row.slot: Outcome([], 0, 0.0, None) for row in rows} | outcomes
 
 
 def choose_lengths(rows: Sequence[DecodedRow], drafter: BatchDrafter) -> list[Wanted]:
@@ -97,7 +97,7 @@ def observe_lengths(
         parts = []
         for row in own:
             count, kind = (asked[row.slot].count, asked[row.slot].kind) if row.slot in asked else (0, "")
-            parts.append(Drafted(count, len(proposed[row.slot]), outcomes[row.slot].judged, kind))
+            parts.append(Drafted(count, len(proposed[row.slot]), outcomes[row.slot].accepted, kind))
         length.observe(parts, seconds)
 
 

@@ -98,7 +98,7 @@ class DraftModel:
         ids = mx.array(frequent + others, mx.uint32)
         mask = None
         if any(each != own[0] for each in own):
-            mask = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])[:, None]
+            mask = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
         return OutputHead(self.model.head_of(ids), ids, vocab_size, mask)
 
     def _known(self, ids: Iterable[int]) -> list[int]:
@@ -108,11 +108,11 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class OutputHead:
-    """`head` over some ids, or all: (B, L, d_model) -> logits (B, L, N) of `ids` (N,), or of the draft's vocabulary.
+    """`head` over some ids, or all: (B, d) -> logits (B, N) of `ids` (N,), or of the draft's vocabulary.
 
     vocab_size: V of the target, which may be padded further than the draft's, or less far.
-    allowed: (B, 1, N), where rows have ids of their own: the others get -inf, so that a row's drafts do not depend on
-    the rows beside it.
+    allowed: (B, N), where rows have ids of their own: the others get -inf, so that a row's drafts do not depend on the
+    rows beside it.
     """
 
     head: Head
@@ -125,20 +125,20 @@ class OutputHead:
         return logits if self.allowed is None else mx.where(self.allowed, logits, -mx.inf)
 
     def spread(self, logits: mx.array) -> mx.array:
-        """(B, L, N) -> (B, L, V), -inf for all other ids."""
+        """(B, N) -> (B, V), -inf for all other ids."""
         if self.ids is None:
             missing = self.vocab_size - logits.shape[-1]
-            known = logits[..., : self.vocab_size]
-            return mx.pad(known, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else known
-        whole = mx.full((*logits.shape[:-1], self.vocab_size), -mx.inf, logits.dtype)
-        whole[..., self.ids] = logits
+            known = logits[:, : self.vocab_size]
+            return mx.pad(known, [(0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else known
+        whole = mx.full((len(logits), self.vocab_size), -mx.inf, logits.dtype)
+        whole[:, self.ids] = logits
         return whole
 
     def likeliest(self, logits: mx.array) -> mx.array:
-        """(B, L, N) -> (B, L), among `ids`."""
+        """(B, N) -> (B, 1), among `ids`."""
         if self.ids is None:
-            return mx.argmax(logits[..., : self.vocab_size], axis=-1)
-        return self.ids[mx.argmax(logits, axis=-1)]
+            return mx.argmax(logits[:, : self.vocab_size], axis=-1, keepdims=True)
+        return self.ids[mx.argmax(logits, axis=-1, keepdims=True)]
 
 
 def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:

@@ -68,7 +68,7 @@ class BatchModelDrafter(BatchDrafter):
             self._head = self._draft_model.head(sources, self._vocab_size)
         chain = Chain(wanted, slots, self._head)
         while True:
-            new = chain.choose(states)
+            new = chain.choose(states[:, 0])
             # The device computes it while the host prepares what follows it.
             mx.async_eval(new)  # type: ignore[no-untyped-call]
             if chain.is_done:
@@ -158,9 +158,9 @@ class Chain:
         return Draft(mx.concatenate(self._ids, axis=1), probs, self._lengths)
 
     def choose(self, states: mx.array) -> mx.array:
-        """(B, 1, d) states -> the next token of each row, (B, 1)."""
+        """(B, d) states -> the next token of each row, (B, 1)."""
         logits, head = self._head(states), self._head
-        new = head.likeliest(logits) if self._takes_likeliest else self._choose_by_options(head.spread(logits))
+        new = head.likeliest(logits) if self._takes_likeliest else self._choose_by_options(head.spread(logits)[:, None])
         self._ids.append(new.astype(mx.uint32))
         return self._ids[-1]
 

@@ -211,12 +211,12 @@ class EncoderDecoder(nn.Module):
         return super().update_modules(*args, **options)
 
     def logits(self, states: mx.array) -> mx.array:
-        """(B, L, d_model) -> raw logits (B, L, V)."""
+        """(B, L, d_model) -> raw logits (B, L, V); also without L."""
         products = self.head(states) if "head" in self else self.embedding.as_linear(states)
         return capped(products + self.logits_bias[0] if self.has_logits_bias else products, self.logit_cap)
 
     def head_of(self, ids: mx.array) -> Head:
-        """The head for these ids alone, (N,): states (B, L, d_model) -> raw logits (B, L, N)."""
+        """The head for these ids alone, (N,): states (B, L, d_model) -> raw logits (B, L, N); also without L."""
         head = rows_of(self.head if "head" in self else self.embedding, ids)
         if not self.has_logits_bias:
             return lambda states: capped(head(states), self.logit_cap)

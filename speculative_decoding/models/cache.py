@@ -20,7 +20,7 @@ import numpy as np
 from .mirror import ALONE, Mirror, Mirrored
 
 SOURCE_STEP = 32  # a source takes a multiple of this
-LEAST_CAPACITY = 64  # tokens of the output; doubled when they are full
+LEAST_CAPACITY = 32  # tokens of the output; doubled when they are full
 
 
 @dataclass

@@ -98,16 +98,17 @@ class DraftHead(nn.Module):
     def step(
         self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, memory_mask: mx.array
     ) -> mx.array:
-        """The target's embedding of a token and the features or state before it, (B, L, d) -> the next state.
+        """The target's embedding of a token and the features or state before it, (B, L, d) or (B, d) -> the next state.
 
         keys, values, memory_mask: of the target's last layer, (B, H or fewer, S, D) and (B, 1, 1, S).
         """
-        batch, length, width = state.shape
-        embedded, state = embedded.reshape(-1, width), state.reshape(-1, width)  # as matrix products want them
+        shape = state.shape
+        rows = state.size // shape[-1], shape[-1]  # as matrix products want them
+        embedded, state = embedded.reshape(rows), state.reshape(rows)
         # A norm's factor is applied behind the product: there it is part of an operation that is needed anyway.
         x = inverse_rms(embedded) * self.join_token(embedded) + self.join_state(state)
         x = x if self.config.scale == 1 else self.config.scale * x
-        (queries,) = split_heads(inverse_rms(x) * self.q(x), batch, 1, self.config.heads)
+        (queries,) = split_heads(inverse_rms(x) * self.q(x), len(keys), 1, self.config.heads)
         x = mx.addmm(x, attend(queries, keys, values, memory_mask), self.o.transposed)
         inside = inverse_rms(x) * self.wi(x)
         if self.config.is_gated:
@@ -116,7 +117,7 @@ class DraftHead(nn.Module):
         else:
             inside = self._activation(inside)
         x = mx.addmm(x, inside, self.wo.transposed)
-        return (inverse_rms(x) * x).reshape(batch, length, width)
+        return (inverse_rms(x) * x).reshape(shape)
 
     @property
     def beginning(self) -> mx.array:
@@ -124,7 +125,7 @@ class DraftHead(nn.Module):
         return normed(self.start)
 
     def outputs(self, state: mx.array) -> mx.array:
-        """What the target's head reads, (B, L, d)."""
+        """What the target's head reads, of the state's shape."""
         return state * self.norm if self.config.logit_scale == 1 else state * self.norm * self.config.logit_scale
 
     def folded(self) -> DraftHead:
@@ -150,9 +151,9 @@ class DraftHead(nn.Module):
         return head
 
     def features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
-        """`features` at one place of each row, (B, 1, d); those of rows in which nothing was verified are `start`.
+        """`features` at one place of each row, (B, d); those of rows in which nothing was verified are `start`.
 
-        places: (B, 1, 1), in `hidden`. is_first: (B, 1, 1). Compiled.
+        places: (B, 1, 1), in `hidden`. is_first: (B, 1). Compiled.
         """
         self._prepare()
         self._compiled_features = self._compiled_features or Compiled(self._features_at)
@@ -160,13 +161,13 @@ class DraftHead(nn.Module):
 
     def _features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
         found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), places, axis=1))
-        return mx.where(is_first, self._beginning, found)
+        return mx.where(is_first, self._beginning, found[:, 0])
 
     def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-        """`step`, and its `outputs`. Compiled."""
+        """`step` and its `outputs`, for one place of each row, all (B, d). Compiled."""
         self._prepare()
         self._compiled_step = self._compiled_step or Compiled(self._step_and_outputs)
-        return self._compiled_step((arrays[0].shape, arrays[2].shape), *arrays)
+        return self._compiled_step((len(arrays[0]), arrays[2].shape), *arrays)
 
     def _step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         state = self.step(*arrays)
