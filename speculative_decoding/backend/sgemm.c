@@ -54,7 +54,8 @@ struct product {
   int columns; /* of w's rows, in one piece of the work */
 };
 
-enum { AHEAD = 4, LINE = 16 }; /* rows of w in a tile, fetched while the one before is computed; floats in a cache line */
+enum { AHEAD = 4 };           /* rows of w that are fetched before they are needed: one tile, */
+enum { LINE = 16 };           /* in lines of the cache, of so many floats */
 enum { PIECE = 16 * 1024 };   /* floats of w in a piece at least, */
 enum { SHARES = 8 };          /* and this many pieces for each thread at most: at its end a piece fetches for another */
 enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the second cache while a piece of w passes by */
