@@ -292,6 +292,7 @@ def test_the_command_line_takes_a_head(
         ({"d_ff": 10**12}, "'d_ff' must be of whole numbers >= 1, at most "),
         ({"activation": "tanh"}, "is not a draft head's"),
         ({"d_ff": 7}, "'wi.weight' has shape"),
+        ({"version": 1}, "has other draft heads; train it again"),
     ],
     ids=str,
 )

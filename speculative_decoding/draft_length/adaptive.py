@@ -174,9 +174,9 @@ class AdaptiveLength(DraftLength):
         if MODEL not in kinds:
             pairs = [(width, 0) for width in self._full]
         elif kinds == {MODEL}:
-            pairs = [(steps, steps) for steps in range(1, self.most + 1)]
+            pairs = [(width, width) for width in self._full]
         else:
-            pairs = [(width, steps) for width in self._full for steps in range(width + 1)]
+            pairs = [(width, steps) for width in self._full for steps in (0, *self._full) if steps <= width]
         reading = (self._times.round_time(count, 0, 0, 1) - 1.0) * self._readings / self._tokens
         best, best_rate = (0, 0), 0.0
         for width, steps in pairs:

@@ -63,8 +63,6 @@ class BatchHeadDrafter(BatchDrafter):
             step = target.embed(new), state, memory.cross_keys, memory.cross_values, cache.memory_mask
             state, outputs = self._head.step_and_outputs(*step)
             new = chain.choose(outputs)
-            # The device computes it while the host prepares what follows it.
-            mx.async_eval(new)  # type: ignore[no-untyped-call]
             if chain.is_done:
                 return chain.draft()
 

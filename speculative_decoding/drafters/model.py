@@ -69,8 +69,6 @@ class BatchModelDrafter(BatchDrafter):
         chain = Chain(wanted, slots, self._head)
         while True:
             new = chain.choose(states[:, 0])
-            # The device computes it while the host prepares what follows it.
-            mx.async_eval(new)  # type: ignore[no-untyped-call]
             if chain.is_done:
                 break
             states = self._model.states(new, cache)
@@ -162,6 +160,8 @@ class Chain:
         logits, head = self._head(states), self._head
         new = head.likeliest(logits) if self._takes_likeliest else self._choose_by_options(head.spread(logits)[:, None])
         self._ids.append(new.astype(mx.uint32))
+        # The device computes it while the host prepares what follows it.
+        mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]
         return self._ids[-1]
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:

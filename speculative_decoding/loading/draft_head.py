@@ -25,7 +25,7 @@ from .load import WEIGHTS, Opened, find_folder, open_named
 from .safe_folder import whole_folder
 from .tokenizer import fingerprint
 
-KIND = "draft_head"
+KIND, VERSION = "draft_head", 2  # what a head computes with its weights; 1 had a norm in front of each part
 CONFIG = "config.json"
 MOST_UNITS = 1 << 22  # of the feed-forward, as in a target
 
@@ -59,6 +59,8 @@ def open_draft(
     raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
     if raw.get("kind") != KIND:
         return open_named(folder, dtype=dtype)
+    if raw.get("version") != VERSION:
+        raise CheckpointError(f"{folder / CONFIG}: this version of the package has other draft heads; train it again")
     manifest.check_sizes(folder)
     require_same_target(raw, target.model, folder)
     head = DraftHead(config_of(raw, folder, target.model))
@@ -141,8 +143,8 @@ def write_draft_head(
 ) -> None:
     """A folder that appears whole or not at all. also: adds files to it. facts: for its manifest."""
     folded = head.folded()
-    content = {"kind": KIND, **asdict(folded.config), "target": target_facts(target)}
-    content = {name: value for name, value in content.items() if name not in ("scale", "logit_scale")}
+    content = {"kind": KIND, "version": VERSION, **asdict(folded.config), "target": target_facts(target)}
+    del content["scales"]  # all 1
     with whole_folder(output) as partial:
         parameters: list[tuple[str, mx.array]] = tree_flatten(folded.parameters())  # type: ignore[assignment]
         write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])

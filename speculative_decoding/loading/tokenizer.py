@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -78,16 +78,18 @@ def fingerprint(pieces: Mapping[int, str]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@contextmanager
-def failing_in_one_line(what: str) -> Iterator[None]:
+@dataclass
+class FailingInOneLine:
     """Packages of tokenizers raise whatever their parts raise, Rust's panics among it, which are no `Exception`."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"{what} ({reason})") from error
+
+    what: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"{self.what} ({reason})") from error
 
 
 class FolderTokenizer(ABC):
@@ -100,17 +102,17 @@ class FolderTokenizer(ABC):
         self.languages = self._languages.ids
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        with failing_in_one_line("the tokenizer cannot cut this text"):
+        with FailingInOneLine("the tokenizer cannot cut this text"):
             ids = self._cut(text, framed=not self.languages)
         return self._languages.around_source(ids, language)
 
     def encode_output(self, text: str) -> list[int]:
-        with failing_in_one_line("the tokenizer cannot cut this text"):
+        with FailingInOneLine("the tokenizer cannot cut this text"):
             ids = self._cut(text, framed=not self.languages, is_output=not self.languages)
         return self._languages.around_output(ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        with failing_in_one_line("the tokenizer has no text for these tokens"):
+        with FailingInOneLine("the tokenizer has no text for these tokens"):
             return self._text(list(tokens))
 
     @abstractmethod
@@ -128,7 +130,7 @@ class FastTokenizer(FolderTokenizer):
         import tokenizers
 
         path = folder / "tokenizer.json"
-        with failing_in_one_line(f"{path}: not a readable tokenizer"):
+        with FailingInOneLine(f"{path}: not a readable tokenizer"):
             self._backend = tokenizers.Tokenizer.from_file(str(path))
             self._backend.no_truncation()
             self._backend.no_padding()
@@ -154,7 +156,7 @@ class TransformersTokenizer(FolderTokenizer):
             raise InputError(f"{path}: 'extra_ids' must be at most {MOST_EXTRA_IDS}, not {short(extra)}")
         given: dict[str, Any] = {"tokenizer_type": "t5"} if is_t5s(folder) else {}
         given |= {"local_files_only": True, "trust_remote_code": False}
-        with failing_in_one_line(f"{folder}: no tokenizer could be loaded from it"), warnings.catch_warnings():
+        with FailingInOneLine(f"{folder}: no tokenizer could be loaded from it"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")  # Marian's class never uses it
             self._backend = AutoTokenizer.from_pretrained(folder, **given)
             if isinstance(self._backend, PreTrainedTokenizerFast):

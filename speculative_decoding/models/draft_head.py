@@ -1,7 +1,8 @@
 """A draft head: a small network that reads what the target has computed and writes the tokens that follow, one by one.
 
 It has no encoder and no cache: its state is one vector. A step joins the last token and the state, attends over the
-target's own cross keys and values of its last layer, and ends with a feed-forward; the target's head turns the new
+target's own cross keys and values of its last layer, and ends with a feed-forward and a norm, the only one: what it
+reads has a size of its own, and a step of few operations costs little (docs/LOG.md). The target's head turns the new
 state into logits. Where the target has verified a token, the state is made of the target's own hidden states
 ("features", Li et al. 2024, EAGLE, 2401.15077; here of several layers). Knows nothing of drafts, files or training.
 """
@@ -24,7 +25,20 @@ from .last_layer import LastLayer
 from .linear import Linear
 
 EPSILON = 1e-6
-FEW_ROWS = 32
+SOME_IDS = 1024  # by whose embeddings their size is judged
+
+
+@dataclass(frozen=True)
+class Scales:
+    """About the sizes of what a head reads and writes, so that weights that are trained have a usual size.
+
+    state: of the target's states. token: of its embeddings. logits: what its head's logits are multiplied by.
+    All are 1 in a `folded` head.
+    """
+
+    state: float = 1.0
+    token: float = 1.0
+    logits: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -32,8 +46,6 @@ class DraftHeadConfig:
     """layers: of the target's decoder, whose states are the features; the last among them. heads, head_width: of the
     target's cross-attention. d_ff: units of the feed-forward. frequent: the ids it may propose besides those of a
     source, the most frequent first; none: all. by_source: ids that it may propose too where the source has this one.
-    scale: about the size of the target's states, so that weights that are trained have a usual size; logit_scale:
-    likewise of what the target's head reads. Both are 1 in a `folded` head.
     """
 
     d_model: int
@@ -45,8 +57,7 @@ class DraftHeadConfig:
     is_gated: bool
     frequent: Sequence[int] = ()
     by_source: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    scale: float = 1.0
-    logit_scale: float = 1.0
+    scales: Scales = Scales()
 
 
 class DraftHead(nn.Module):
@@ -63,15 +74,18 @@ class DraftHead(nn.Module):
         self.q, self.o = Linear(width, inner), Linear(inner, width)
         self.wi, self.wo = Linear(width, config.d_ff * (1 + config.is_gated)), Linear(config.d_ff, width)
         self._activation = ACTIVATIONS[config.activation]
-        self._compiled_features: Compiled | None = None
-        self._compiled_step: Compiled | None = None
+        self._compiled: tuple[Compiled, Compiled] | None = None
 
     @classmethod
     def of(cls, target: EncoderDecoder, layers: Sequence[int], scale: float, seed: int = 0) -> DraftHead:
-        """An untrained one for this target, which begins as its last layer with the strongest units."""
+        """An untrained one for this target, which begins as its last layer with the strongest units. scale: about the
+        size of its states.
+        """
         last, width = target.last_layer(), target.config.d_model
         cross, _ = target.cross_projections(mx.zeros((1, 1, target.memory_width)))[-1]
         units = min(2 * width, last.wo.shape[1])
+        embedded = target.embed(mx.arange(min(SOME_IDS, target.config.vocab_size))[None]).astype(mx.float32)
+        token: Any = mx.sqrt(mx.square(embedded).mean()).item()
         config = DraftHeadConfig(
             d_model=width,
             heads=last.q.shape[0] // cross.shape[3],
@@ -80,8 +94,7 @@ class DraftHead(nn.Module):
             layers=tuple(layers),
             activation=last.activation,
             is_gated=len(last.wi) > 1,
-            scale=scale,
-            logit_scale=last.logit_scale,
+            scales=Scales(scale, token, last.logit_scale),
         )
         head = cls(config)
         head.load_weights([*beginning(last, config, seed).items()])
@@ -102,22 +115,17 @@ class DraftHead(nn.Module):
 
         keys, values, memory_mask: of the target's last layer, (B, H or fewer, S, D) and (B, 1, 1, S).
         """
-        shape = state.shape
+        shape, scales = state.shape, self.config.scales
         rows = state.size // shape[-1], shape[-1]  # as matrix products want them
         embedded, state = embedded.reshape(rows), state.reshape(rows)
-        # A norm's factor is applied behind the product: there it is part of an operation that is needed anyway.
-        x = inverse_rms(embedded) * self.join_token(embedded) + self.join_state(state)
-        x = x if self.config.scale == 1 else self.config.scale * x
-        (queries,) = split_heads(inverse_rms(x) * self.q(x), len(keys), 1, self.config.heads)
-        x = mx.addmm(x, attend(queries, keys, values, memory_mask), self.o.transposed)
-        inside = inverse_rms(x) * self.wi(x)
-        if self.config.is_gated:
-            gate, inside = mx.split(inside, 2, axis=-1)
-            inside = self._activation(gate) * inside
-        else:
-            inside = self._activation(inside)
-        x = mx.addmm(x, inside, self.wo.transposed)
-        return (inverse_rms(x) * x).reshape(shape)
+        x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed, alpha=1 / scales.token)
+        (queries,) = split_heads(self.q(x), len(keys), 1, self.config.heads)
+        x = mx.addmm(x, attend(queries, keys, values, memory_mask), self.o.transposed, alpha=1 / scales.state)
+        inside = self.wi(x)
+        gate, *others = mx.split(inside, 2, axis=-1) if self.config.is_gated else [inside]
+        inside = self._activation(gate) * others[0] if others else self._activation(gate)
+        x = mx.addmm(x, inside, self.wo.transposed, alpha=1 / scales.state)
+        return normed(x).reshape(shape)
 
     @property
     def beginning(self) -> mx.array:
@@ -126,20 +134,22 @@ class DraftHead(nn.Module):
 
     def outputs(self, state: mx.array) -> mx.array:
         """What the target's head reads, of the state's shape."""
-        return state * self.norm if self.config.logit_scale == 1 else state * self.norm * self.config.logit_scale
+        scale = self.config.scales.logits
+        return state * self.norm if scale == 1 else state * self.norm * scale
 
     def folded(self) -> DraftHead:
-        """The same head for drafting, with its scales in its weights: two nodes less in each step."""
-        return self.scaled(1.0, 1.0)
+        """The same head for drafting, with its scales in its weights: fewer nodes in each step."""
+        return self.scaled(Scales())
 
-    def scaled(self, scale: float, logit_scale: float) -> DraftHead:
+    def scaled(self, scales: Scales) -> DraftHead:
         """The same head with these scales, and weights that fit them."""
-        config = self.config
-        head = DraftHead(replace(config, scale=scale, logit_scale=logit_scale))
+        was = self.config.scales
+        head = DraftHead(replace(self.config, scales=scales))
         own = dict(tree_flatten(self.parameters()))
-        for name in ("join_token.weight", "join_state.weight"):
-            own[name] = own[name] * (config.scale / scale)
-        own["norm"] = own["norm"] * (config.logit_scale / logit_scale)
+        own["join_token.weight"] = own["join_token.weight"] * (scales.token / was.token)
+        for name in ("o.weight", "wo.weight"):
+            own[name] = own[name] * (scales.state / was.state)
+        own["norm"] = own["norm"] * (was.logits / scales.logits)
         head.load_weights([*own.items()])
         return head
 
@@ -155,9 +165,7 @@ class DraftHead(nn.Module):
 
         places: (B, 1, 1), in `hidden`. is_first: (B, 1). Compiled.
         """
-        self._prepare()
-        self._compiled_features = self._compiled_features or Compiled(self._features_at)
-        return self._compiled_features(hidden[0].shape, list(hidden), places, is_first)
+        return self._prepared()[0](hidden[0].shape, list(hidden), places, is_first)
 
     def _features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
         found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), places, axis=1))
@@ -165,21 +173,22 @@ class DraftHead(nn.Module):
 
     def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         """`step` and its `outputs`, for one place of each row, all (B, d). Compiled."""
-        self._prepare()
-        self._compiled_step = self._compiled_step or Compiled(self._step_and_outputs)
-        return self._compiled_step((len(arrays[0]), arrays[2].shape), *arrays)
+        return self._prepared()[1]((len(arrays[0]), arrays[2].shape), *arrays)
 
     def _step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         state = self.step(*arrays)
         return state, self.outputs(state)
 
-    def _prepare(self) -> None:
-        if self._compiled_features is None and self._compiled_step is None:
+    def _prepared(self) -> tuple[Compiled, Compiled]:
+        """Features at places, and a step."""
+        if self._compiled is None:
             self._beginning = self.beginning
             mx.eval(self._beginning, [layer.prepare(0) for layer in self.modules() if isinstance(layer, Linear)])
+            self._compiled = Compiled(self._features_at), Compiled(self._step_and_outputs)
+        return self._compiled
 
     def update(self, *args: Any, **options: Any) -> DraftHead:
-        self._compiled_features = self._compiled_step = None
+        self._compiled = None
         return super().update(*args, **options)
 
     @property
@@ -190,17 +199,6 @@ class DraftHead(nn.Module):
 
 def normed(x: mx.array) -> mx.array:
     return mx.fast.rms_norm(x, None, EPSILON)
-
-
-def inverse_rms(x: mx.array) -> mx.array:
-    """(N, d) -> (N, 1), what a norm multiplies by. Of few rows the squares are added up by one product."""
-    if len(x) == 1:
-        squares = x @ x.T  # a row's own has fewer nodes in the graph
-    elif len(x) <= FEW_ROWS:
-        squares = (x[:, None] @ x[..., None])[..., 0]
-    else:
-        squares = mx.square(x).sum(axis=-1, keepdims=True)
-    return mx.rsqrt(squares * (1 / x.shape[-1]) + EPSILON)
 
 
 def beginning(last: LastLayer, config: DraftHeadConfig, seed: int) -> Mapping[str, mx.array]:

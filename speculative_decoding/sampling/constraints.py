@@ -64,7 +64,7 @@ def is_constrained(history: History, length: int) -> bool:
         own.no_repeat_ngram_size
         or own.never
         or any(places.start < place for _, place in own.early)
-        or any(map(own.forces, places))
+        or any(at in places for at, _ in own.forced)
         for own, places in zip(history.constraints, history.places(length), strict=False)
     )
 

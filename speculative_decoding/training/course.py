@@ -167,7 +167,7 @@ class Course:
         scale = self.processes.of_first(self.lessons.teacher.scale(self.examples))
         head = DraftHead.of(target, self.layers, scale, self.options.seed)
         if self.draft is not None:
-            head = self.draft.model.scaled(head.config.scale, head.config.logit_scale)
+            head = self.draft.model.scaled(head.config.scales)
         return HeadStudent(target, head, frequent, DraftVocabulary.learned(self.options.frequent, pairs, eos))
 
     @cached_property
