@@ -23,7 +23,7 @@ from speculative_decoding.loading.draft_head import target_facts, write_draft_he
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
-from speculative_decoding.models.draft_head import DraftHead, usual_layers
+from speculative_decoding.models.draft_head import DraftHead, Scales, usual_layers
 from speculative_decoding.sampling import GenerationOptions
 from tests.test_law import OPTIONS, check_counts, exact_law, outcomes
 from tests.test_law import TARGET as SMALL
@@ -310,6 +310,17 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(
     with pytest.raises(InputError, match=named) as caught:
         load(folders[0], draft=folders[1])
     assert "\n" not in str(caught.value) and str(folders[1]) in str(caught.value)
+
+
+def test_scales_are_no_part_of_a_folder(folders: tuple[Path, Path]) -> None:
+    """Its weights have them; what a file says of them is not believed."""
+    path = folders[1] / "config.json"
+    raw = json.loads(path.read_text())
+    assert "scales" not in raw
+    path.write_text(json.dumps(raw | {"scales": {"state": "large"}}))
+    (folders[1] / "manifest.json").unlink()
+    head = load(folders[0], draft=folders[1]).draft_model
+    assert isinstance(head, DraftHead) and head.config.scales == Scales()
 
 
 def test_weights_that_are_no_numbers_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def open_draft(
 
 def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> DraftHeadConfig:
     """Raises `CheckpointError` that names what is missing, impossible or not of this target's size."""
-    known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
+    known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw.keys() - {"scales"}}
     ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
     facts = target_facts(target)
     limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
@@ -144,7 +144,7 @@ def write_draft_head(
     """A folder that appears whole or not at all. also: adds files to it. facts: for its manifest."""
     folded = head.folded()
     content = {"kind": KIND, "version": VERSION, **asdict(folded.config), "target": target_facts(target)}
-    del content["scales"]  # all 1
+    del content["scales"]
     with whole_folder(output) as partial:
         parameters: list[tuple[str, mx.array]] = tree_flatten(folded.parameters())  # type: ignore[assignment]
         write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
