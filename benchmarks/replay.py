@@ -48,6 +48,9 @@ class ReplayDrafter(AutoDrafter):
         super().kind(row)
         return COPY if self._script.found[len(row.tokens) - 1] else MODEL
 
+    def longest(self, row: Row, kind: str) -> int:
+        return self._script.found[len(row.tokens) - 1] if kind == COPY else super().longest(row, kind)
+
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
         (one,) = wanted
         place = len(one.row.tokens) - 1

@@ -1,5 +1,11 @@
 """Lossless speculative decoding for encoder-decoder models on MLX."""
 
+import os
+
+# Float32 means float32: on M5 with macOS 26.2 or later MLX otherwise computes products of several rows, but not of one,
+# in TF32, so a draft would change last bits at 1e-3. Set it to 1 for the faster kind.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
 from .backend import blas
 
 blas.load_fast_blas()  # before anything imports mlx

@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .backend.kernels import clock, without_compiler
-from .decoding.batch import Batch, DecodedRow, read_prefix, strict_width
+from .backend.kernels import explained
+from .decoding.batch import Batch, DecodedRow, read_prefix
 from .decoding.beam_round import follow_beams
 from .decoding.ending import Ending
 from .decoding.loop import speculate
@@ -21,7 +22,9 @@ from .decoding.request import not_finite, prepare
 from .decoding.results import GenerationResponse, GenerationResult
 from .decoding.stats import GenerationStats, Round
 from .draft_length.base import DraftLength
-from .drafters import BatchDrafter
+from .draft_length.passes import UNPADDED, PassWidths
+from .drafters import BatchDrafter, Draft
+from .drafters.base import MODEL
 from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
@@ -74,7 +77,7 @@ class Request:
         stats.lossless = self.row.options.is_lossless or stats.drafted_tokens == 0
         stats.peak_memory_bytes = mx.get_peak_memory()
         if not self.tokens:
-            stats.time_to_first_token = clock() - self.started
+            stats.time_to_first_token = time.perf_counter() - self.started
         texts = [self.ending.next_text() for _ in event.tokens]
         self.finish_reason = event.finish_reason
         if event.finish_reason and texts:
@@ -83,6 +86,20 @@ class Request:
         self.logprobs += event.logprobs or []
         self.text += "".join(texts)
         return texts
+
+
+class Phases:
+    """Times the draft and the verification of a round: the hook of `speculate`."""
+
+    def __init__(self) -> None:
+        self._started, self.seconds = time.perf_counter(), dict[str, float]()
+
+    def __call__(self, draft: Draft) -> None:
+        if not self.seconds:
+            mx.eval(draft.tokens)
+        name = "verify_seconds" if self.seconds else "draft_seconds"
+        now = time.perf_counter()
+        self.seconds[name], self._started = now - self._started, now
 
 
 class Event(NamedTuple):
@@ -131,14 +148,14 @@ class Engine:
         drafter: BatchDrafter,
         *,
         slots: int,
-        strict: bool = False,
+        widths: PassWidths = UNPADDED,
         num_beams: int = 1,
     ) -> None:
-        """strict: all requests are `strict`, with the same max_tokens and length, and there are `slots` rows from the
-        beginning. num_beams: of all requests. drafter: serves this engine alone; with beams nothing is drafted.
+        """widths: of the target's passes. num_beams: of all requests. drafter: serves this engine alone; with beams
+        nothing is drafted.
         """
         self._model, self._tokenizer, self._drafter = model, tokenizer, drafter
-        self._slots, self._strict, self._num_beams = slots, strict, num_beams
+        self._slots, self._widths, self._num_beams = slots, widths, num_beams
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # the part of the queue whose turn is next, the shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the memory (1, S, d_model)
@@ -179,9 +196,8 @@ class Engine:
 
         Raises `InputError` for a prompt or options that cannot be decoded.
         """
-        for name, ours in (("strict", self._strict), ("num_beams", self._num_beams)):
-            if (given := getattr(options, name)) != ours:
-                raise InputError(f"{name} is {ours} for all requests of this engine, not {given}")
+        if options.num_beams != self._num_beams:
+            raise InputError(f"num_beams is {self._num_beams} for all requests of this engine, not {options.num_beams}")
         row, ending = prepare(self._model, self._tokenizer, prompt, options, length)
         stats = GenerationStats(prompt_tokens=len(row.source))
         request = Request(row, ending, stats)
@@ -202,13 +218,17 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then do one round for all."""
-        if self.waiting or None in self._requests:
-            self._fill()
-        batch = self._batch
-        if batch is None or not batch.active:
-            return []
+        try:
+            if self.waiting or None in self._requests:
+                self._fill()
+            batch = self._batch
+            if batch is None or not batch.active:
+                return []
+            rounds = self._round(batch)
+        except RuntimeError as error:
+            raise explained(error) from error
         events = []
-        for slot, event in (speculate if self._num_beams == 1 else follow_beams)(batch).items():
+        for slot, event in rounds.items():
             request = self._requests[slot]
             assert request is not None
             events.append(Event(request, event, request.add(event)))
@@ -216,13 +236,24 @@ class Engine:
                 self._free(slot)
         return events
 
+    def _round(self, batch: Batch) -> dict[int, Round]:
+        """With its time; where a row is `timed`, draft and verification apart, which takes a second wait."""
+        phases = Phases() if any(row.options.timed for row in batch.active) else None
+        rows, started = len(batch.rows), time.perf_counter()
+        rounds = follow_beams(batch) if self._num_beams > 1 else speculate(batch, phases)
+        seconds = time.perf_counter() - started
+        drafted = max(each.drafted for each in rounds.values())
+        steps = max(each.drafted * (each.kind == MODEL) for each in rounds.values())
+        self._widths.observe(rows, drafted, steps, seconds)
+        times: dict[str, Any] = {"seconds": seconds, **(phases.seconds if phases else {})}
+        return {slot: replace(each, **times) for slot, each in rounds.items()}
+
     def _free(self, slot: int) -> None:
         assert self._batch is not None
         self._requests[slot] = self._batch.rows[slot] = None
 
     def _fill(self) -> None:
-        wanted = self._slots if self._strict else min(self._slots, self.decoding + self.waiting)
-        self._resize(wanted)
+        self._resize(min(self._slots, self.decoding + self.waiting))
         free = [slot for slot, request in enumerate(self._requests) if request is None][: self.waiting]
         for slot in free:
             if not self._encoded:
@@ -241,9 +272,9 @@ class Engine:
         group: dict[int, Request] = {}  # by their sources, of which samples share one
         for request in islice(self._sorted, len(self._requests)):
             group.setdefault(id(request.row.source), request)
-        started = clock()
-        memories = without_compiler(lambda: self._encoded_rows([*group.values()]))
-        seconds, of_source = (clock() - started) / len(group), dict(zip(group, memories, strict=True))
+        started = time.perf_counter()
+        memories = self._encoded_rows([*group.values()])
+        seconds, of_source = (time.perf_counter() - started) / len(group), dict(zip(group, memories, strict=True))
         for queue in (self._sorted, self._queue):
             found = [request for request in queue if id(request.row.source) in group]
             for request in found:
@@ -270,11 +301,11 @@ class Engine:
         cache, slots = None if batch is None else batch.cache, len(self._requests)
         cache = self._model.assign_slot(cache, slot, slots, memory, self._num_beams)
         if batch is None:
-            self._batch = batch = Batch(self._model, self._drafter, cache, [None] * len(self._requests))
-            if self._strict:
-                batch.width = strict_width(cache, row.options, row.length.most, row.given)
+            self._batch = batch = Batch(self._model, self._drafter, cache, [None] * slots, self._widths)
         batch.rows[slot] = row
-        read_prefix(self._model, cache, row)
+        if self._widths.fixed_capacity:
+            cache.reserve(row.given + row.options.max_tokens + self._widths.widest(slots))
+        read_prefix(batch, row)
         row.length.begin()
         row.memory = memory
         self._drafter.begin(row)

@@ -26,7 +26,6 @@ from speculative_decoding import generate, load
 from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.suffix_index import SuffixIndex
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.compiled import pass_width
 
 START = 0  # T5's decoder start token
 Variant = Callable[[], NgramDrafter]
@@ -179,7 +178,7 @@ def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[in
                 draft = drafter.propose(tokens, 8)
                 looking += 1e6 * (time.perf_counter() - asked)
                 fed = [tokens[-1], *draft]
-                padding = [0] * (pass_width(len(fed)) - len(fed))
+                padding = [0] * (9 - len(fed))  # one width
                 mx.eval(mx.argmax(model.decode(mx.array([fed + padding], mx.uint32), cache), axis=-1))
                 rest = output[len(tokens) - 1 :]
                 tokens += rest[: accepted_of(draft, rest) + 1]

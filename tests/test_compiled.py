@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from speculative_decoding.draft_length import Drafted, FixedLength
 from speculative_decoding.models import compiled
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import Compiled
 from speculative_decoding.models.linear import Linear
 
 from .operations import counted, operations
-from .tiny import model_drafter, run, tiny_model
+from .tiny import tiny_model
 
 
 def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,26 +111,6 @@ def test_weights_that_are_replaced_are_given_back() -> None:
     gc.collect()
     size = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
     assert mx.get_active_memory() < before - 0.9 * size  # as much as they take now, for they took twice that
-
-
-class Notes(FixedLength):
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-        self.seconds: list[float] = []
-
-    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
-        self.seconds.append(seconds)
-
-
-def test_a_round_that_traced_tells_no_time() -> None:
-    """The second request has the shapes of the first one."""
-    model, draft, notes = tiny_model(), tiny_model(1), Notes()
-    for _ in range(2):
-        run(model, [5, 9, 1], model_drafter(model, draft), length=notes)
-    rounds = len(notes.seconds) // 2
-    assert notes.seconds[0] == 0.0 and all(seconds > 0 for seconds in notes.seconds[rounds:])
 
 
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])

@@ -338,21 +338,8 @@ def test_a_head_of_the_bundled_target_drafts_for_it_in_every_type(tmp_path: Path
         session = load(BUNDLED / "t5-web-docs", draft=tmp_path / "head", **options)
         strict = "dtype" in options
         found = session.generate(text, drafter="model", num_draft=4, max_tokens=16, strict=strict)
-        regular = session.generate(
-            text, drafter="none", max_tokens=16, strict=strict, **({"num_draft": 4} if strict else {})
-        )
+        regular = session.generate(text, drafter="none", max_tokens=16, strict=strict)
         assert found.tokens == regular.tokens and found.stats.drafted_tokens > 20
-
-
-def test_costs_of_a_head_are_less_than_of_a_draft_model() -> None:
-    from speculative_decoding.draft_length.costs import predicted
-
-    pair = load(BUNDLED / "t5-web-docs", draft=BUNDLED / "t5-web-docs-draft")
-    made = DraftHead.of(pair.model, usual_layers(6), 8.0).with_frequent(range(2048))
-    assert isinstance(pair.draft_model, EncoderDecoder)
-    ours, theirs = predicted(pair.model, made), predicted(pair.model, pair.draft_model)
-    assert ours.reading == 0 and 0.05 < ours.step < theirs.step
-    assert ours.step < predicted(pair.model, made.with_frequent(())).step
 
 
 def test_a_step_takes_about_half_the_operations_of_a_draft_models() -> None:

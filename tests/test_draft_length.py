@@ -61,7 +61,7 @@ def test_a_schedule_asks_for_what_hugging_face_would(schedule: str, start: int) 
             (count,) = ours.choose([Choice(room)])
             assert count == theirs.max_new_tokens(room)
             accepted = next((i for i in range(count) if dice.random() > likely), count)
-            ours.observe([Drafted(count, count, accepted)], 1.0)
+            ours.observe([Drafted(count, count, accepted)])
             theirs.update_candidate_strategy(count, accepted)
             asked.add(count)
         theirs.end()
@@ -76,7 +76,7 @@ def count_of(length: DraftLength, room: int = 99) -> int:
 def test_a_round_that_found_nothing_to_draft_changes_nothing() -> None:
     length = HeuristicLength(4)
     for _ in range(10):
-        length.observe([Drafted(4, 0, 0)], 1.0)
+        length.observe([Drafted(4, 0, 0)])
     assert count_of(length) == 4
 
 
@@ -84,7 +84,7 @@ def test_no_draft_is_longer_than_most() -> None:
     length = HeuristicLength(4, most=7)
     for _ in range(10):
         count = count_of(length)
-        length.observe([Drafted(count, count, count)], 1.0)
+        length.observe([Drafted(count, count, count)])
     assert count_of(length) == length.most == 7
 
 

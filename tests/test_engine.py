@@ -13,12 +13,13 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.draft_length import choose_length
+from speculative_decoding.draft_length.passes import UNPADDED
 from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, SeparateDrafters
 from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event, Request
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
-from tests.tiny import VOCAB, model_drafter, noisy_copy, run, tiny_model, tokens_of
+from tests.tiny import EXACT, VOCAB, model_drafter, noisy_copy, run, tiny_model, tokens_of
 from tests.together import Letters, options_of
 
 TARGET = tiny_model()
@@ -45,7 +46,9 @@ class Client:
     def __init__(self, drafter: str | BatchDrafter = "model", slots: int = 8, **options: Any) -> None:
         self.drafter = BY_NAME[drafter]() if isinstance(drafter, str) else drafter
         self.options = options
-        self.engine = Engine(TARGET, Letters(), self.drafter, slots=slots, strict=options.get("strict", False))
+        self.engine = Engine(
+            TARGET, Letters(), self.drafter, slots=slots, widths=EXACT if options.get("strict") else UNPADDED
+        )
         self.prompts: dict[Request, str] = {}
         self.told: dict[Request, list[int]] = {}
 
@@ -315,34 +318,26 @@ def test_a_bad_prompt_is_refused_and_the_others_go_on() -> None:
     assert len(client.prompts) == 2
 
 
-def test_strict_rows_have_one_width_and_the_tokens_of_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = set()
+def test_strict_rows_have_passes_of_one_class_and_the_tokens_of_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = set()
     states = type(TARGET).states
 
     def recording(self: Any, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        result = states(self, tokens, cache)
         if self is TARGET:
-            shapes.add((*tokens.shape, cache.capacity))
-        return result
+            widths.add(tokens.shape[1])
+        return states(self, tokens, cache)
 
     prefix = tuple(alone("iii", options_of(max_tokens=20)))
-    client = Client(slots=4, strict=True, max_tokens=20)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(TARGET), "states", recording)
-        client.submit(PROMPTS[0])  # alone at first
-        client.step()
-        for prompt in PROMPTS:
-            client.submit(prompt)
-        while not client.engine.is_idle:
+    for options in ({"max_tokens": 20}, {"max_tokens": 36, "prefix": prefix}):
+        client = Client(slots=4, strict=True, num_draft=7, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(TARGET), "states", recording)
+            client.submit(PROMPTS[0])  # alone at first
             client.step()
-        assert shapes == {(4, 8, 32)}
-        shapes.clear()
-        long = Client(slots=2, strict=True, max_tokens=36, prefix=prefix)
-        for prompt in PROMPTS:  # one row is at its end while another reads the prefix
-            long.submit(prompt)
-        while not long.engine.is_idle:
-            long.step()
-        assert {capacity for _, _, capacity in shapes} == {128}
-    client.check()
-    with pytest.raises(InputError, match="strict is True for all requests"):
-        client.submit("abc", strict=False)
+            for prompt in PROMPTS:  # with a prefix one row is at its end while another reads its own
+                client.submit(prompt)
+            while not client.engine.is_idle:
+                client.step()
+        if "prefix" not in options:
+            client.check()
+    assert widths == EXACT.costs(1).passes.keys()

@@ -16,6 +16,7 @@ from speculative_decoding.models.t5_config import T5Config
 from tests.tiny import CONFIG, run, tiny_model, tokens_of
 
 GOLDENS = sorted(path.parent for path in (Path(__file__).parent / "goldens").glob("*/golden.npz"))
+NOISE = 1.6e-4  # of two computations of the same logits in float32
 
 
 def load_golden(folder: Path) -> tuple[EncoderDecoder, dict[str, np.ndarray]]:  # type: ignore[type-arg]
@@ -34,8 +35,8 @@ def test_every_family_has_a_golden() -> None:
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_logits_and_memory_are_those_of_hugging_face(folder: Path) -> None:
-    """The largest differences, 6.6e-5 and 6.1e-5, are float32's own noise: from Hugging Face's model in float64 the
-    logits of t5gemma-unequal are 4.3e-5 away, its own float32 2.6e-5; those of t5gemma2 2.6e-5, its own float32 7.3e-5.
+    """The largest differences are float32's own noise. With AVX-512 our logits of t5gemma2 are 7.7e-5 away from our
+    model in float64, Hugging Face's float32 6.7e-5, to opposite sides; with AVX2 ours are 3.9e-5 away.
     """
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
@@ -43,7 +44,7 @@ def test_logits_and_memory_are_those_of_hugging_face(folder: Path) -> None:
     there = golden["attention_mask"].astype(bool)
     assert np.abs(np.array(memory) - golden["encoder_last_hidden_state"])[there].max() < 1e-4
     logits = model.decode(mx.array(golden["decoder_input_ids"]), model.make_cache(memory, mask))
-    assert np.abs(np.array(logits) - golden["logits"]).max() < 1e-4
+    assert np.abs(np.array(logits) - golden["logits"]).max() < NOISE
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)

@@ -11,10 +11,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from speculative_decoding.decoding.batch import Batch, DecodedRow, strict_width
+from speculative_decoding.decoding.batch import Batch, DecodedRow
 from speculative_decoding.decoding.loop import speculate
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import DraftLength, choose_length
+from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.passes import UNPADDED, PassWidths
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,
@@ -50,6 +52,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": EOS,
 }
+EXACT = PassWidths(lambda rows: RoundCosts({2: 1.0, 4: 1.0, 8: 1.0}), exact=True)  # of passes with the same bits
 SOURCES = [[5, 9, 3, 7, 1], [2, 2, 8, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1], [17, 21, 9, 9, 14, 5, 1]]
 
 
@@ -104,9 +107,7 @@ def run(
     is_end = ends or model.config.eos_token_ids.__contains__
     row = DecodedRow(chosen, list(source), start, length=length, ends=is_end)
     cache = model.make_cache(model.encode(mx.array([list(source)])))
-    batch = Batch(model, batch_drafter, cache, [row])
-    if chosen.strict:
-        batch.width = strict_width(cache, chosen, length.most)
+    batch = Batch(model, batch_drafter, cache, [row], EXACT if chosen.strict else UNPADDED)
     batch_drafter.begin(row)
     rounds = []
     while batch.active:

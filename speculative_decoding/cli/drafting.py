@@ -83,8 +83,11 @@ class Plan:
             draft = pair.draft if vocabulary is None else pair.draft.with_frequent(vocabulary.ids)
         elif pair.draft is not None:
             draft = DraftModel(pair.draft, vocabulary)
+        session = Session(pair.target, pair.tokenizer, draft, options=self.options, ngram=ngram)
+        if self.flags.recalibrate:
+            session.calibrate(again=True)
         try:
-            yield Session(pair.target, pair.tokenizer, draft, options=self.options, ngram=ngram)
+            yield session
         finally:
             if self.flags.ngram_store is not None and store is not None:
                 store.save(self.flags.ngram_store)

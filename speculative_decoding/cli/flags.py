@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any
@@ -27,6 +27,8 @@ APART = {  # flags that do not go with these
 NEEDED = dict.fromkeys(("output", "slots", "max_memory", "input_format"), "input") | dict.fromkeys(
     ("resume", "force"), "output"
 )
+NEEDED["json"] = "doctor"
+OF_DOCTOR = ("source_language", "target_language", "recalibrate")  # the options that --doctor takes
 READ, WRITTEN = ("input", "draft_vocab_text"), ("output", "stats_json", "trace", "ngram_store")
 PROMPT = "what to decode; without it each line of standard input, and at a terminal an example"
 SHOW_DRAFT = "show which tokens were accepted, rejected and corrected, in the text or in a line per round"
@@ -42,6 +44,10 @@ PARALLEL = (
     "tensor: each process has a share of the target; data: each has all of it, and a share of the lines of --input "
     "(default: data with --input, else tensor)"
 )
+DOCTOR = (
+    "measure this device with these models, check kernels and drafts, print a report; exit status 1 if a check fails"
+)
+JSON = "write the report there as JSON too, without paths, names or prompts (- is standard output)"
 STORE = "what was read and written before is copied from too, and kept there for the next time"
 
 
@@ -73,6 +79,14 @@ class Files:
 
 
 @dataclass(frozen=True)
+class Doctor:
+    """A report on this device and these models."""
+
+    doctor: A[bool, Switch(), DOCTOR] = False
+    json: A[str | None, Text(), JSON] = None
+
+
+@dataclass(frozen=True)
 class Together:
     """What several processes share."""
 
@@ -86,6 +100,7 @@ class DraftFlags:
     draft_vocab: A[int | None, Whole(1), VOCABULARY] = None
     draft_vocab_text: A[Path | None, File(), "text like the outputs to come"] = None
     ngram_store: A[Path | None, File(), STORE] = None
+    recalibrate: A[bool, Switch(), "measure this device again for these models"] = False
 
     def __post_init__(self) -> None:
         if (self.draft_vocab is None) != (self.draft_vocab_text is None):
@@ -100,6 +115,7 @@ def main_parser(program: str = "main.py") -> Parser:
     )
     add_flags(parser, "prompts and views", Views)
     add_flags(parser, "many prompts", Files)
+    add_flags(parser, "diagnosis", Doctor)
     add_flags(parser, "several machines, with mlx.launch", Together)
     add_decoding_flags(parser)
     return parser
@@ -111,12 +127,14 @@ def add_decoding_flags(
     """Those of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelNames)
     add_flags(parser, title, GenerationOptions, without=(*FOR_PYTHON, *without), lists=lists)
-    add_flags(parser, "draft vocabulary and n-gram stores", DraftFlags)
+    add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
 
 
 def require_consistent(given: Mapping[str, Any]) -> None:
     """Raise `InputError` for flags that contradict each other or would be ignored."""
-    for name, others in APART.items():
+    kinds = Views, Files, GenerationOptions, DraftFlags
+    ignored = [each.name for kind in kinds for each in fields(kind) if each.name not in OF_DOCTOR]
+    for name, others in {"doctor": ignored, **APART}.items():
         for other in others:
             if name in given and other in given:
                 raise InputError(f"{flag(other)} does not go with {flag(name)}; leave one of them out")

@@ -52,6 +52,8 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Lau
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
         session, slots = stack.enter_context(plan.session(pair)), files.slots
+        if note := session.exactness_note(session.options_with({}), slots):
+            say(f"note: {note}")
         engine: Engine = engine_of(session, files)
         if launched is not None:
             engine = Spread(engine, launched.channel, range(1, launched.size), slots)
@@ -108,6 +110,7 @@ def open_input(name: str) -> BufferedReader:
 def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
     """All that records depend on besides the input; models by what they are, not by how they were named."""
     options = asdict(plan.options) | asdict(plan.flags)
+    del options["recalibrate"]
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": plan.drafter,

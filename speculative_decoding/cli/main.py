@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..machines import Launched
 from . import together
 from .drafting import plan_of
-from .flags import Files, Together, Views, main_parser, require_consistent
+from .flags import Doctor, Files, Together, Views, main_parser, require_consistent
 from .parser import chosen_as, require_writable
 
 
@@ -26,6 +26,8 @@ def decode(chosen: argparse.Namespace, launched: Launched | None = None) -> int:
         raise InputError(
             f"--parallel {share} has no effect on one process; start several with mlx.launch, or leave it out"
         )
+    if launched is not None and "doctor" in chosen:
+        raise InputError("--doctor is for one process; run it without mlx.launch")
     views = chosen_as(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
@@ -33,6 +35,10 @@ def decode(chosen: argparse.Namespace, launched: Launched | None = None) -> int:
     if share == "tensor":
         plan = replace(plan, folders=replace(plan.folders, launched=launched))
     # not imported at the top: --help and errors need not wait for what draws texts
+    if "doctor" in chosen:
+        from .doctor import examine
+
+        return examine(plan, chosen_as(Doctor, chosen).json)
     if views.interactive:
         from .console import interact
 

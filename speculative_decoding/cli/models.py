@@ -56,9 +56,9 @@ class Folders:
     dtype: str | None = None
     launched: Launched | None = None
 
-    def open(self, *, use_draft: bool = True) -> Pair:
-        """The models, checked as far as that goes without their weights."""
-        target = open_model(self.target, dtype=self.dtype, launched=self.launched)
+    def open(self, *, use_draft: bool = True, quantize: int | None = None) -> Pair:
+        """The models, checked as far as that goes without their weights. quantize: bits for the target's matrices."""
+        target = open_model(self.target, dtype=self.dtype, quantize=quantize, launched=self.launched)
         draft: Opened | OpenedHead | None = None
         if use_draft and self.draft is not None:
             if self.bits is not None:

@@ -20,7 +20,7 @@ from ..sampling.values import Either, Number, Several, Switch, Text, Value
 FLAGS = {"prefix": "output_prefix", "eos_token_ids": "eos_token_id"}  # where they are named otherwise than the field
 ALSO = {"max_tokens": "-m", "interactive": "-i", "model": "--model-name", "draft_model": "--draft-model-name"}
 WITHOUT_VALUE = {"show_draft": "text"}  # what flags mean that need no value
-METAVARS = {"model": "NAME", "draft_model": "NAME", "input": "FILE", "max_memory": "GB"}
+METAVARS = {"model": "NAME", "draft_model": "NAME", "input": "FILE", "json": "FILE", "max_memory": "GB"}
 
 Chosen = TypeVar("Chosen")
 
@@ -73,7 +73,7 @@ def add_flags(
         value, about, *_ = get_args(hints[name])[1:]
         how: dict[str, Any] = {"type": word(value), "metavar": METAVARS.get(name) or metavar(value)}
         if isinstance(value, Switch):
-            how = {"action": "store_true"}
+            how = {"action": "store_true" if usual is False else argparse.BooleanOptionalAction}
         elif isinstance(value, Several):
             how["action"] = "append"
         elif name in lists:

@@ -12,6 +12,7 @@ PROGRAM = "speculative-decoding"
 COMMANDS = {  # name: (module beside this one, flags that go without saying, what --help says)
     "generate": ("main", (), "text for a prompt, or for a file of prompts"),
     "console": ("main", ("--interactive",), "a prompt a line, with commands and history"),
+    "doctor": ("main", ("--doctor",), "what this device measures, and whether everything works"),
     "convert": ("convert", (), "a Hugging Face checkpoint -> a folder that loads at once"),
     "verify": ("verify", (), "does a draft change anything?"),
     "train": ("train", (), "a draft for a target and a kind of text"),

@@ -48,6 +48,8 @@ def decode_prompts(plan: Plan, views: Views) -> int:
         runner = Runner.of(views)
         answer, *others = ways(session)
         names = [answer, *others] if views.compare else [answer]
+        if note := session.exactness_note(session.options_with({})):
+            say(f"note: {note}")
         for prompt in chain([first], prompts):
             if not prompt.strip():  # a blank line of input gives a blank line of output
                 print(flush=True)

@@ -86,9 +86,7 @@ def verify(chosen: argparse.Namespace) -> int:
             name = f"drafter {way.drafter}, num-draft {way.num_draft}, seed {seed}, slots {together}"
             common.say(f"{name}: {len(prompts)} prompts")
             options = session.options.changed({"seed": seed})
-            # regular decoding knows nothing of num_draft, but for the width of strict passes
-            width = {"num_draft": way.num_draft} if options.strict else {}
-            expected = [regular(prompt, seed=seed, **width) for prompt in prompts]
+            expected = [regular(prompt, seed=seed) for prompt in prompts]
             for each in session.batch(prompts, slots=together, seed=seed, **way.keywords):
                 if each.result is None:
                     raise InputError(f"prompt {each.index + 1}: {each.error}")

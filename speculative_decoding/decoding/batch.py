@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from ..draft_length.base import DraftLength
+from ..draft_length.passes import UNPADDED, PassWidths
 from ..drafters.base import BatchDrafter, Draft, Row
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
-from ..models.compiled import pass_width
-from ..sampling import GenerationOptions
 from .beam import BeamSearch
-
-STRICT_TILE = 8  # positions
 
 
 @dataclass(eq=False)
@@ -71,14 +68,14 @@ class Batch:
     """rows: one for each slot, None where it is free; between two rounds the caller may give a slot to another request.
     The cache holds all tokens of each row but the last, and the drafter has begun each row.
 
-    width: of every pass of the target, from `strict_width`; None makes it wide enough for the longest draft.
+    widths: that passes of the target may have; padding fills them up.
     """
 
     model: EncoderDecoder
     drafter: BatchDrafter
     cache: DecoderCache
     rows: list[DecodedRow | None]
-    width: int | None = None
+    widths: PassWidths = UNPADDED
 
     def __post_init__(self) -> None:
         self.drafter.share(self.cache)
@@ -87,11 +84,16 @@ class Batch:
     def active(self) -> list[DecodedRow]:
         return [row for row in self.rows if row is not None and not row.finish_reason]
 
+    @property
+    def most_drafted(self) -> int:
+        """The longest draft for which there is a pass."""
+        return self.widths.widest(len(self.rows)) - 1
+
     def fed(self, draft: Draft) -> mx.array:
         """(B, L) ids for the target: each row's last token and its draft. Padding follows, until the next rewind."""
         padding = self.model.config.pad_token_id
         last = mx.array([[padding if row is None else row.tokens[-1]] for row in self.rows], mx.uint32)
-        width = self.width or pass_width(1 + draft.num_tokens)
+        width = self.widths.width(len(self.rows), 1 + draft.num_tokens)
         if width == 1:
             return last
         parts = [last, draft.tokens]
@@ -105,24 +107,11 @@ class Batch:
         self.cache.trim_to([each for each in kept for _ in range(self.cache.beams)])
 
 
-def read_prefix(model: EncoderDecoder, cache: DecoderCache, row: DecodedRow) -> None:
+def read_prefix(batch: Batch, row: DecodedRow) -> None:
     """Feed a forced prefix, all but its last token, with which rounds begin; the other rows stay. Lazy."""
-    if row.given > 1:
-        prefix, before = row.tokens[:-1], cache.offsets
-        padding = [model.config.pad_token_id] * len(prefix)
-        own = cache.rows_of(row.slot)
-        model.states(mx.array([prefix if i in own else padding for i in range(cache.rows)]), cache)
-        cache.trim_to([len(prefix) if i in own else offset for i, offset in enumerate(before)])
-
-
-def strict_width(cache: DecoderCache, options: GenerationOptions, most_drafted: int, given: int = 1) -> int:
-    """Strict mode: all passes have one shape, in queries and in keys, so that no kernel and no order of additions can
-    differ between decoding with and without a draft. Reserves all of the cache, returns the width of a pass.
-
-    Whole tiles only: matrix kernels add up the rows of a tile that is cut short in another order, and then a
-    token's bits would depend on where in the pass it stands (docs/LOG.md, "Strict mode"). given: how many tokens stand
-    at the beginning (`DecodedRow.given`); a row may be at its end while another reads so many.
-    """
-    width = -(-(most_drafted + 1) // STRICT_TILE) * STRICT_TILE
-    cache.reserve(given - 1 + options.max_tokens + max(width, given - 1))
-    return width
+    model, cache, before = batch.model, batch.cache, batch.cache.offsets
+    own, prefix, padding = cache.rows_of(row.slot), row.tokens[:-1], model.config.pad_token_id
+    for start, count, width in batch.widths.chunks(len(batch.rows), len(prefix)):
+        ids = prefix[start : start + count] + [padding] * (width - count)
+        model.states(mx.array([ids if i in own else [padding] * width for i in range(cache.rows)]), cache)
+        cache.trim_to([start + count if i in own else offset for i, offset in enumerate(before)])

@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..backend.kernels import without_compiler
 from ..sampling import History, scores
 from ..sampling.distribution import logsumexp
 from .batch import Batch, DecodedRow
 from .beam import BeamSearch, Continuation, best_continuations
 from .judge import Outcome, as_lists
-from .loop import Timer
+from .loop import round_of
 from .stats import Round
 
 
 def follow_beams(batch: Batch) -> dict[int, Round]:
     """One round for all rows that are not finished; what came of it, by slot."""
-    timer, rounds, moved = Timer(), {}, list(range(batch.cache.rows))
-    arrays = without_compiler(lambda: verify(batch), undo=batch.rewind)
-    values, numbers, is_finite = map(as_lists, arrays)
+    rounds, moved = {}, list(range(batch.cache.rows))
+    values, numbers, is_finite = map(as_lists, verify(batch))
     size = batch.model.config.vocab_size
     for row in batch.active:
         search, own = searched(row), batch.cache.rows_of(row.slot)
@@ -33,7 +31,7 @@ def follow_beams(batch: Batch) -> dict[int, Round]:
             for i in own:
                 batch.cache.clear_behind(i, 0)
         tokens = row.commit(search.best(1)[0].tokens) if search.is_over else []
-        rounds[row.slot] = timer.round(row, [], Outcome(tokens, 0, 0.0, None), "")
+        rounds[row.slot] = round_of(row, [], Outcome(tokens, 0, 0.0, None), "")
     batch.cache.reorder(moved)
     batch.rewind()
     return rounds

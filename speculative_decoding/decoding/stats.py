@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 
@@ -14,8 +15,8 @@ class Round:
     tokens: the new ids; the first `accepted` of them were drafted.
     proposed: the drafted ids, the accepted ones first.
     kind: which kind of draft it was, where a drafter has several (`BatchDrafter.kind`).
-    seconds: the whole round. draft_seconds: proposing, and verify_seconds: the target's pass, where the request is
-        `timed` (that takes a second wait for the device), else None; what is left is the host's.
+    seconds: the whole round, filled in by the engine. draft_seconds: proposing, and verify_seconds: the target's pass,
+        where the request is `timed` (that takes a second wait for the device), else None; what is left is the host's.
     finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without tokens)
         where the target's logits are not finite, None while there is more to come.
     total_variation: what a lossy rule cost, summed over the tokens (`Verdict`); 0 if it is lossless.
@@ -25,7 +26,7 @@ class Round:
     tokens: list[int]
     proposed: list[int]
     accepted: int
-    seconds: float
+    seconds: float = 0.0
     kind: str = ""
     draft_seconds: float | None = None
     verify_seconds: float | None = None
@@ -49,9 +50,7 @@ NOT_SUMMED = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", 
 
 @dataclass
 class GenerationStats:
-    """Counts and times of one generation, or of several added up. Times are wall-clock seconds, without those in which
-    MLX compiled kernels.
-    """
+    """Counts and times of one generation, or of several added up. Times are wall-clock seconds."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0  # the end-of-sequence token counts
@@ -95,6 +94,15 @@ class GenerationStats:
     def acceptance_rate(self) -> float:
         """Accepted / drafted."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """How often each drafted position was accepted after all before it were, for drafts of one length."""
+        longest = max(self.accepted_histogram, default=0)
+        reached = [
+            sum(n for accepted, n in self.accepted_histogram.items() if accepted >= i) for i in range(longest + 1)
+        ]
+        return [after / before for before, after in pairwise(reached)]
 
     @property
     def tokens_per_target_call(self) -> float:

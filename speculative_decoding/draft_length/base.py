@@ -1,5 +1,5 @@
 """How many tokens to draft in the next round: the interface, a fixed number, and the schedules of Hugging Face's
-transformers. Knows counts and seconds; nothing of tokens or models.
+transformers. Knows counts; nothing of tokens, models or time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DraftLength(ABC):
     def choose(self, rows: Sequence[Choice]) -> list[int]:
         """How many tokens are to be drafted for each row, 0 to its room."""
 
-    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:  # noqa: B027
-        """What came of a round. seconds: of the whole round; 0 if they say nothing, as where a shape was traced."""
+    def observe(self, rows: Sequence[Drafted]) -> None:  # noqa: B027
+        """What came of a round."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -92,7 +92,7 @@ class HeuristicLength(DraftLength):
     def choose(self, rows: Sequence[Choice]) -> list[int]:
         return [min(self._count, row.room) for row in rows]
 
-    def observe(self, rows: Sequence[Drafted], seconds: float) -> None:
+    def observe(self, rows: Sequence[Drafted]) -> None:
         for row in rows:
             if row.drafted:
                 is_all = row.accepted == row.drafted

@@ -39,6 +39,9 @@ class AutoDrafter(BatchDrafter):
         least = max(self._sure, self._chances.chance(MODEL, 0) - DISCOUNT)
         return COPY if self._copies.of(row).match(row.tokens).chance >= least else MODEL
 
+    def longest(self, row: Row, kind: str) -> int:
+        return (self._copies if kind == COPY else self._model).longest(row, kind)
+
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
         copies = [each for each in wanted if each.kind == COPY]
         others = [each for each in wanted if each.kind != COPY]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -130,15 +131,17 @@ class BatchDrafter(ABC):
 
     @abstractmethod
     def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all. May be asked again for the
-        same tokens: then the draft before counts for nothing.
-        """
+        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all."""
 
     def kind(self, row: Row) -> str:
         """Which kind of draft would follow the row's tokens. Kinds differ in what they cost and in how often they are
         right, so their lengths are decided apart.
         """
         return ""
+
+    def longest(self, row: Row, kind: str) -> int:
+        """The longest draft of this kind that could follow the row's tokens, where that is known before it is made."""
+        return sys.maxsize
 
     def observe(self, rows: Sequence[Row], verified: Verified) -> None:  # noqa: B027  # most have nothing to do
         """After a pass by which these rows' tokens were committed, and before any other."""
@@ -165,6 +168,10 @@ class Drafter(ABC):
         """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first): ids of
         which it is certain, or a `Draft` of one row.
         """
+
+    def longest(self, tokens: Sequence[int]) -> int:
+        """How many ids `propose` would give at most, where that is known before."""
+        return sys.maxsize
 
     def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
         """The request is over; `tokens` is all it wrote, start token first. Not called for one that is cancelled."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from ..models.compiled import pass_width
 from ..sampling import GenerationOptions, Use, are_raw, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
 from ..sampling.random import gumbel, keys, split
@@ -112,7 +111,8 @@ class BatchModelDrafter(BatchDrafter):
             [min(token, known) for token in rows[slot].tokens[kept[slot] :]] if slot in rows else [padding]
             for slot in range(cache.rows)
         ]  # min: the target's table may be padded beyond the draft's
-        width = pass_width(max(map(len, missing)))
+        longest = max(map(len, missing))
+        width = 1 << (longest - 1).bit_length()  # a power of two: each width is traced, which costs several passes
         before = cache.offsets
         states = self._model.states(mx.array([ids + [padding] * (width - len(ids)) for ids in missing]), cache)
         cache.trim_to([len(rows[slot].tokens) if slot in rows else before[slot] for slot in range(cache.rows)])

@@ -5,6 +5,7 @@ Prompt lookup that also searches the encoder's input, where the text to copy is 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -103,6 +104,11 @@ class NgramDrafter(Drafter):
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         match = self.match(tokens, num_draft_tokens)
         return list(match.continuation[: reach(match.chance, self._min_chance, num_draft_tokens)])
+
+    def longest(self, tokens: Sequence[int]) -> int:
+        match = self.match(tokens)
+        count = min(len(match.continuation), reach(match.chance, self._min_chance, LOOKED_AHEAD))
+        return count if count < LOOKED_AHEAD else sys.maxsize  # it was not looked for more
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKED_AHEAD) -> Match:
         """The best match for the committed decoder ids `tokens`, however unlikely; `propose` copies from it."""

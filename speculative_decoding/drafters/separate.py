@@ -49,6 +49,9 @@ class SeparateDrafters(BatchDrafter, Generic[OfRow]):
     def kind(self, row: Row) -> str:
         return self.of(row).kind
 
+    def longest(self, row: Row, kind: str) -> int:
+        return self.of(row).longest(row.tokens)
+
     def end(self, row: Row) -> None:
         self.of(row).end(row.tokens)
 

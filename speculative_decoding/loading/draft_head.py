@@ -89,6 +89,12 @@ def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> D
             raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}, at most {most}")
     if not known["layers"] or known.get("activation") not in ACTIVATIONS or type(known.get("is_gated")) is not bool:
         raise CheckpointError(f"{folder / CONFIG}: 'layers', 'activation' or 'is_gated' is not a draft head's")
+    acceptance = known.get("acceptance", [])
+    if not isinstance(acceptance, list) or not all(
+        type(each) in (int, float) and 0 <= each <= 1 for each in acceptance
+    ):
+        raise CheckpointError(f"{folder / CONFIG}: 'acceptance' must be numbers from 0 to 1")
+    known["acceptance"] = tuple(acceptance)
     ids["by_source"] = ids_by_source(known.get("by_source", {}), folder, facts["vocab_size"])
     return DraftHeadConfig(**known | ids | {name: tuple(ids[name]) for name in ("layers", "frequent")})
 

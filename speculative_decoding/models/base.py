@@ -17,7 +17,7 @@ from ..checkpoints.base import PARTS, Checkpoint, part
 from ..errors import CheckpointError
 from .attention import capped
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
-from .compiled import WIDTHS, Compiled, Prepared
+from .compiled import WIDEST_COMPILED, Compiled, Prepared
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
@@ -151,7 +151,7 @@ class EncoderDecoder(nn.Module):
         arrays = [layer.arrays for layer in cache.layers]
         arguments = tokens, mx.array(cache.offsets), cache.places(length), cache.memory_mask, arrays
         kept = cache.kept_layers
-        if length > WIDTHS[-1]:
+        if length > WIDEST_COMPILED:
             states, cache.hidden, own = self._pass(*arguments, kept)
         else:
             self._compiled = self._compiled or Compiled(self._pass)

@@ -46,6 +46,7 @@ class DraftHeadConfig:
     """layers: of the target's decoder, whose states are the features; the last among them. heads, head_width: of the
     target's cross-attention. d_ff: units of the feed-forward. frequent: the ids it may propose besides those of a
     source, the most frequent first; none: all. by_source: ids that it may propose too where the source has this one.
+    acceptance: of each drafted position on held-out text, given that those before it were accepted; empty: not known.
     """
 
     d_model: int
@@ -58,6 +59,7 @@ class DraftHeadConfig:
     frequent: Sequence[int] = ()
     by_source: Mapping[int, Sequence[int]] = field(default_factory=dict)
     scales: Scales = Scales()
+    acceptance: Sequence[float] = ()
 
 
 class DraftHead(nn.Module):
@@ -156,7 +158,14 @@ class DraftHead(nn.Module):
     def with_frequent(self, ids: Sequence[int], by_source: Mapping[int, Sequence[int]] | None = None) -> DraftHead:
         """The same head, with other tokens that it may propose. by_source: None: as they are."""
         by_source = self.config.by_source if by_source is None else by_source
-        head = DraftHead(replace(self.config, frequent=tuple(ids), by_source=by_source))
+        return self._with(replace(self.config, frequent=tuple(ids), by_source=by_source))
+
+    def with_acceptance(self, acceptance: Sequence[float]) -> DraftHead:
+        """The same head, with what was measured of it."""
+        return self._with(replace(self.config, acceptance=tuple(acceptance)))
+
+    def _with(self, config: DraftHeadConfig) -> DraftHead:
+        head = DraftHead(config)
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 

@@ -46,6 +46,11 @@ class Mirror:
         """What a call computed; the first of it."""
         return computed[0]
 
+    @property
+    def ranks(self) -> int:
+        """How many processes share the model."""
+        return 1
+
     def register(self, made: Mirrored) -> None:
         """What calls may name from now on."""
 
@@ -66,6 +71,10 @@ class SharedMirror(Mirror):
     made: int = 0
     kept: dict[int, Mirrored] = field(default_factory=dict)  # where calls are followed
     forgotten: list[int] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        return self.launched.size
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         if self.launched.is_first:

@@ -129,11 +129,12 @@ class GenerationOptions:
     max_ngram_size: Annotated[int, Whole(1), "the longest stretch of text to look up", SHARED] = 16
     min_ngram_size: Annotated[int, Whole(1), "the shortest match that is believed", SHARED] = 1
     strict: Annotated[
-        bool,
+        bool | None,
         Switch(),
-        "compute all passes of the target in one shape: also in 16 bits the same tokens with and without draft; slower",
+        "compute all passes of the target at widths that give the same bits, so that a draft changes no token in any "
+        "precision; by default where it costs less than 3 percent",
         SHARED,
-    ] = False
+    ] = None
     allow_long_prompt: Annotated[bool, Switch(), "accept a prompt longer than the model was trained on", SHARED] = False
     logprobs: Annotated[
         bool, Switch(), "every token's log-probability under the target, at temperature 1 and before all options"
@@ -211,8 +212,6 @@ class GenerationOptions:
         for name in given:
             if name in abouts() and not abouts()[name].per_row:
                 raise InputError(f"{name} holds for all rows; give it for all of them")
-        if self.strict and (fixed := {"max_tokens", "num_draft", "prefix"} & given.keys()):
-            raise InputError(f"strict passes have one shape for all rows: {', '.join(sorted(fixed))} cannot differ")
         return self.changed(given)
 
     def _why_without_effect(self, name: str) -> str:
@@ -222,8 +221,7 @@ class GenerationOptions:
         if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
             return "at temperature 0"
         if self.drafter == "none" and name in ("num_draft", "delta", "confidence_threshold"):
-            harmless = name == "num_draft" and (self.strict or self.num_draft == 0)  # the width of strict passes
-            return "" if harmless else "with drafter none"
+            return "" if name == "num_draft" and self.num_draft == 0 else "with drafter none"
         if self.num_draft == 0 and name in ("drafter", "delta", "confidence_threshold") and self.drafter != "none":
             return "with num_draft 0"
         if isinstance(self.drafter, str):

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -125,7 +125,7 @@ class Device:
         problem: Exception | None = None
         try:
             with self._open_session() as session:
-                warm_up(session, self._limits.slots)
+                session.calibrate(self._limits.slots)  # before the first client, who is not to wait for it
                 self._call(on_ready, session)
                 problem = self._decode(session)
         except InputError as error:
@@ -216,14 +216,3 @@ class Device:
 def hand_out(told: Sequence[Told]) -> None:
     for row, item in told:
         row.receive(row, item)
-
-
-def warm_up(session: Session, slots: int) -> None:
-    """The first passes of a process are slower than the others: no client is to pay for them."""
-    usual = session.options_with({})
-    language = usual.target_language or next(iter(session.tokenizer.languages), None)
-    options = replace(usual, max_tokens=2, min_tokens=0, target_language=language, prefix="")
-    engine = session.engine(options, slots)
-    engine.submit("a", options, session.length_of(options, slots))
-    while not engine.is_idle:
-        engine.step()

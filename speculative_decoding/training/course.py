@@ -18,8 +18,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..checkpoints.npz import write_npz
-from ..draft_length.costs import predicted
-from ..drafters.draft_model import DraftModel, DraftVocabulary
+from ..decoding.stats import GenerationStats
+from ..draft_length.costs import RoundCosts
+from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, writing
 from ..loading import manifest
 from ..loading.draft_head import OpenedHead, write_draft_head
@@ -36,7 +37,7 @@ from .outputs import Example, Wanted, write_outputs
 from .processes import ALONE, Processes
 from .students import HeadStudent, ModelStudent, Student
 from .teacher import Teacher
-from .trainer import NUM_DRAFT, Report, Schedule, Trainer, tokens_per_call
+from .trainer import NUM_DRAFT, Report, Schedule, Trainer, held_out_stats
 
 FEATURES = "features"
 WAY_OUT = "make room there, or name another --output"
@@ -189,16 +190,20 @@ class Course:
     def train(self) -> Iterator[Report]:
         return self.trainer.run()
 
-    def measure(self) -> dict[str, float]:
-        """Tokens per target call on the held-out prompts of each file."""
+    @cached_property
+    def held_out_stats(self) -> dict[str, GenerationStats]:
+        """Of the trained draft on the held-out prompts of each file."""
         held = {name: prompts for name, prompts in self.held_out.items() if prompts}
-        return {name: tokens_per_call(self.session, self.student, prompts) for name, prompts in held.items()}
+        return {name: held_out_stats(self.session, self.student, prompts) for name, prompts in held.items()}
 
     def promised(self, tokens: float) -> float:
-        """The speed-up that so many tokens a call promise on this machine, as far as costs can be predicted."""
-        draft = self.student.draft()
-        costs = predicted(self.session.model, draft.model if isinstance(draft, DraftModel) else draft)
-        return tokens / (1.0 + sum(costs.parts(1, NUM_DRAFT, NUM_DRAFT)))
+        """The speedup that so many tokens a call promise on this machine, by the measured costs."""
+        return tokens * self._costs.baseline / self._costs.round_seconds(NUM_DRAFT, NUM_DRAFT)
+
+    @cached_property
+    def _costs(self) -> RoundCosts:
+        drafting = Session(self.session.model, self.session.tokenizer, self.student.draft())
+        return drafting.calibration(drafting.options_with({"drafter": "model"})).costs(1)
 
     @property
     def memory(self) -> int:
@@ -212,7 +217,11 @@ class Course:
         student, dtype = self.student, DTYPES[self.options.dtype]
         with writing("--output", output, WAY_OUT):
             if isinstance(student, HeadStudent):
-                write_draft_head(output, student.draft(), student.target, dtype, also=draw, **facts)
+                stats = GenerationStats()
+                for each in self.held_out_stats.values():
+                    stats.add(each)
+                head = student.draft().with_acceptance(stats.acceptance_by_position)
+                write_draft_head(output, head, student.target, dtype, also=draw, **facts)
             elif isinstance(self.draft, Opened):
                 write_model(output, self.draft, dtype, also=draw, **facts)
 

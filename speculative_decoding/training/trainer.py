@@ -17,6 +17,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.npz import read_npz, write_npz
+from ..decoding.stats import GenerationStats
 from ..errors import CheckpointError, InputError, writing
 from ..loading.safe_folder import sync
 from ..session import Session
@@ -106,7 +107,9 @@ class Trainer:
             found = None
             if self.held_out and (int(EVALUATIONS * self._progress) > evaluated or is_end):
                 evaluated = int(EVALUATIONS * self._progress)
-                found = tokens_per_call(self.session, self.student, self.held_out) if self.processes.is_first else None
+                found = None
+                if self.processes.is_first:
+                    found = held_out_stats(self.session, self.student, self.held_out).tokens_per_target_call
             agreement = number(self.processes.mean([self.student.agreement(batch)])[0])
             self.history.append([self.step, self._progress, loss, agreement, math.nan if found is None else found])
             if not math.isfinite(loss):
@@ -196,12 +199,12 @@ def stored(array: mx.array) -> mx.array:
     return (array.astype(mx.uint32) if mx.issubdtype(array.dtype, mx.integer) else array).reshape(-1)
 
 
-def tokens_per_call(session: Session, student: Student, prompts: Sequence[str]) -> float:
-    """Tokens that a call of the target brings, with this draft and chains of `NUM_DRAFT`, at temperature 0."""
+def held_out_stats(session: Session, student: Student, prompts: Sequence[str]) -> GenerationStats:
+    """Of decoding these prompts with this draft and chains of `NUM_DRAFT`, at temperature 0."""
     drafting = Session(session.model, session.tokenizer, student.draft(), slots=16)
-    tokens = calls = 0
-    for each in drafting.batch(prompts, drafter="model", num_draft=NUM_DRAFT):
+    stats = GenerationStats()
+    # strict False: only counts are wanted, and nothing needs to be measured for them
+    for each in drafting.batch(prompts, drafter="model", num_draft=NUM_DRAFT, strict=False):
         if each.result is not None:
-            tokens += each.result.stats.generated_tokens
-            calls += each.result.stats.target_calls
-    return tokens / max(calls, 1)
+            stats.add(each.result.stats)
+    return stats

@@ -1,0 +1,294 @@
+"""The adaptive draft length on simulated devices: `python -m benchmarks.simulated_devices [FILE]`.
+
+Replays recorded drafts (acceptance.txt) round by round under published cost curves and under generated ones. Prints the
+speed of each session, and exits with status 1 when one misses a bound. No model and no clock; every number is seeded.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise, product
+from pathlib import Path
+from typing import NamedTuple
+
+from speculative_decoding.cli.common import read_text, run, say
+from speculative_decoding.cli.parser import Parser
+from speculative_decoding.draft_length import AdaptiveLength, Choice, Drafted, FixedLength
+from speculative_decoding.draft_length.base import DraftLength
+from speculative_decoding.draft_length.costs import RoundCosts, interpolated, measured_widths
+from speculative_decoding.draft_length.passes import Guard
+from speculative_decoding.drafters.base import COPY, MODEL
+from speculative_decoding.errors import InputError
+
+from . import acceptance
+
+CURVES = Path(__file__).with_name("devices.json")
+ACCEPTANCE = Path(__file__).with_name("acceptance.txt")
+LONGEST_OUTPUT = 100  # tokens
+LONGEST_DRAFT = 16
+MEASUREMENT_ERROR = 0.05
+ROUND_NOISE = 0.1
+SLOWDOWN = 2.0  # halfway, in half of the sessions
+SEEDS = (0, 1, 2)
+
+
+class Device(NamedTuple):
+    """curve: the cost of a pass by its width, in passes of width 1."""
+
+    name: str
+    curve: Mapping[int, float]
+
+    def cost(self, width: int) -> float:
+        return interpolated(self.curve, width)
+
+
+class Drafts(NamedTuple):
+    """One way to draft. recorded: the kind in acceptance.txt, or none. step, start: as in `RoundCosts`."""
+
+    name: str
+    recorded: str
+    copies: bool
+    step: float = 0.0
+    start: float = 0.0
+
+
+DRAFTS = (
+    Drafts("head", "head", False, 0.05, 0.03),
+    Drafts("draft model", "model", False, 0.16, 0.03),
+    Drafts("copies", "", True),
+    Drafts("head and copies", "head", True, 0.05, 0.03),
+)
+
+
+class Position(NamedTuple):
+    """A draft that begins at one position of an output. length: its number of tokens, at most. right: of these."""
+
+    kind: str
+    length: int
+    right: int
+
+
+class Round(NamedTuple):
+    """drafted: tokens. steps: of the draft model or head."""
+
+    drafted: int
+    steps: int
+
+
+class Result(NamedTuple):
+    """The speed of a session relative to baseline decoding and to the best fixed length."""
+
+    of_baseline: float
+    of_best: float
+
+
+def read_devices(path: Path) -> list[Device]:
+    """Published curves. Raises `InputError` for a file of another form."""
+    try:
+        curves = json.loads(read_text(path, "FILE"))["curves"]
+        return [
+            Device(
+                f"{each['device']}, {each['weights']}, {each['shape']}",
+                dict(zip(each["rows"], each["cost"], strict=True)),
+            )
+            for each in curves
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"FILE {path}: not a list of cost curves ({error!r}); see {CURVES}") from None
+
+
+def generated_devices() -> list[Device]:
+    """Curves that were never measured."""
+    devices = [Device("flat after the first position", {1: 1.0, 2: 1.97, 64: 1.97})]
+    dice = random.Random("devices")
+    for at in (2, 3, 5, 7, 10, 14):
+        slope, step = dice.uniform(0.0, 0.03), dice.uniform(1.3, 2.5)
+        curve = {width: (1.0 + slope * (width - 1)) * (step if width >= at else 1.0) for width in range(1, 65)}
+        devices.append(Device(f"step of {step:.2f} at {at}, slope {slope:.3f}", curve))
+    for at, slope, step in ((9, 0.004, 1.5), (17, 0.01, 1.9)):
+        curve = {width: 1.0 + slope * (width - 1) + (step - 1.0) * (width >= at) for width in range(1, 65)}
+        devices.append(Device(f"nearly flat, step of {step:.2f} at {at}", curve))
+    return devices
+
+
+def positions(task: acceptance.Recorded, drafts: Drafts) -> list[list[Position]]:
+    """By output and token."""
+    outputs = []
+    for i, output in enumerate(task["found"]):
+        own = []
+        for j, found in enumerate(output):
+            if drafts.copies and (found or not drafts.recorded):
+                own.append(Position(COPY, found, task["copy"][i][j]))
+            else:
+                own.append(Position(MODEL, LONGEST_DRAFT, task[drafts.recorded][i][j]))
+        outputs.append(own)
+    return outputs
+
+
+def head_prior(tasks: Mapping[str, acceptance.Recorded]) -> list[float]:
+    """The acceptance of each position given that those before it were accepted, over all tasks."""
+    right = Counter(each for task in tasks.values() for output in task["head"] for each in output)
+    at_least = [*accumulate(right[each] for each in range(LONGEST_DRAFT, -1, -1))][::-1]
+    return [more / max(1, all_) for all_, more in pairwise(at_least)]
+
+
+def play(length: DraftLength, output: Sequence[Position]) -> list[Round]:
+    """Decode one output."""
+    rounds, done = [], 0
+    length.begin()
+    while done < len(output):
+        kind, longest, right = output[done]
+        asked = 0
+        if not length.skips_round():
+            (asked,) = length.choose([Choice(min(LONGEST_OUTPUT - done - 1, longest), kind)])
+        drafted = min(asked, longest)
+        accepted = min(drafted, right)
+        length.observe([Drafted(asked, drafted, accepted, kind if asked else "")])
+        rounds.append(Round(drafted, drafted if kind == MODEL else 0))
+        done += accepted + 1
+    return rounds
+
+
+class Session:
+    """An adaptive length on one device, whose costs were measured with an error."""
+
+    def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
+        self._device, self._drafts, self._dice, self._seed = device, drafts, random.Random(seed), seed
+        self._slowdown, self._guard = 1.0, Guard()
+        self._costs = RoundCosts(measured_widths(self._measure), drafts.step, drafts.start)
+        self._length = AdaptiveLength(lambda rows: self._costs, prior=prior)
+        self.seconds = 0.0
+        self.remeasured = 0
+
+    def decode(self, output: Sequence[Position]) -> None:
+        for each in play(self._length, output):
+            seconds = self._round_seconds(each) * self._dice.uniform(1.0 - ROUND_NOISE, 1.0 + ROUND_NOISE)
+            self.seconds += seconds
+            predicted = self._costs.round_seconds(each.drafted, each.steps)
+            if each.drafted and self._guard.observe(predicted, seconds):
+                self._measure_again(self._costs.width(each.drafted + 1))
+
+    def slow_down(self) -> None:
+        self._slowdown = SLOWDOWN
+
+    def _measure_again(self, width: int) -> None:
+        self.remeasured += 1
+        self._seed += " again"
+        factors = {each: self._measure(each) / self._costs.passes[each] for each in (min(self._costs.passes), width)}
+        self._costs = self._costs.scaled(factors)
+
+    def _measure(self, width: int) -> float:
+        """The error is the same each time that a width is measured, until the device is measured again."""
+        error = random.Random(f"{self._seed} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
+        return self._slowdown * self._device.cost(width) * (1.0 + error)
+
+    def _round_seconds(self, each: Round) -> float:
+        drafting = self._drafts.start + each.steps * self._drafts.step if each.steps else 0.0
+        return self._slowdown * (self._device.cost(self._costs.width(each.drafted + 1)) + drafting)
+
+
+class FixedRounds:
+    """The rounds of every fixed length over a task; they are the same on each device."""
+
+    def __init__(self, outputs: Sequence[Sequence[Position]]) -> None:
+        self._rounds = [
+            Counter(each for output in outputs for each in play(FixedLength(length), output))
+            for length in range(LONGEST_DRAFT + 1)
+        ]
+
+    def seconds(self, device: Device, drafts: Drafts) -> list[float]:
+        """By length. Their passes are as wide as they need."""
+        return [
+            sum(
+                times * (device.cost(each.drafted + 1) + (drafts.start + each.steps * drafts.step) * (each.steps > 0))
+                for each, times in rounds.items()
+            )
+            for rounds in self._rounds
+        ]
+
+
+def session_result(
+    device: Device,
+    drafts: Drafts,
+    outputs: Sequence[Sequence[Position]],
+    fixed: FixedRounds,
+    prior: Sequence[float],
+    seed: int,
+    slows_down: bool,
+) -> Result:
+    """Of a session that decodes the outputs twice."""
+    session = Session(device, drafts, prior, f"{device.name} {drafts.name} {seed}")
+    for output in outputs:
+        session.decode(output)
+    if slows_down:
+        session.slow_down()
+    for output in outputs:
+        session.decode(output)
+    factor = 1.0 + (SLOWDOWN if slows_down else 1.0)
+    seconds = [factor * each for each in fixed.seconds(device, drafts)]
+    return Result(seconds[0] / session.seconds, min(seconds) / session.seconds)
+
+
+def simulate(devices: Sequence[Device]) -> list[Result]:
+    """Prints a line for each device, task and kind of draft."""
+    tasks = acceptance.read(ACCEPTANCE, ["head", "model", "copy", "found"])
+    prior = head_prior(tasks)
+    sessions = []
+    for (name, task), drafts in product(tasks.items(), DRAFTS):
+        outputs = positions(task, drafts)
+        sessions.append((name, drafts, outputs, FixedRounds(outputs)))
+    results: list[Result] = []
+    for device in devices:
+        print(device.name)
+        for name, drafts, outputs, fixed in sessions:
+            known = prior if drafts.recorded == "head" else ()
+            own = [
+                session_result(device, drafts, outputs, fixed, known, seed, slows_down)
+                for seed, slows_down in product(SEEDS, (False, True))
+            ]
+            speed = statistics.median(each.of_baseline for each in own)
+            lowest = min(each.of_best for each in own)
+            print(
+                f"  {name:12s} {drafts.name:16s} {speed:5.2f}x baseline, at least {lowest:.3f} of the best fixed length"
+            )
+            results += own
+    return results
+
+
+def missed_bounds(results: Sequence[Result]) -> list[str]:
+    """Prints each bound with the figure."""
+    of_best = sorted(each.of_best for each in results)
+    figures = {
+        "minimum of the best fixed length": (of_best[0], 0.92),
+        "5th percentile of the best fixed length": (of_best[len(of_best) // 20], 0.95),
+        "median of the best fixed length": (statistics.median(of_best), 0.98),
+        "minimum of baseline decoding": (min(each.of_baseline for each in results), 0.97),
+    }
+    for name, (figure, bound) in figures.items():
+        print(f"{name}: {figure:.3f}, bound {bound:.2f}{'' if figure >= bound else ', MISSED'}")
+    return [name for name, (figure, bound) in figures.items() if figure < bound]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.simulated_devices", description=__doc__)
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, nargs="?", default=CURVES, help="cost curves (default: %(default)s)"
+    )
+    file: Path = parser.parse_args(argv).file
+    return run("benchmarks.simulated_devices", lambda: simulate_file(file))
+
+
+def simulate_file(file: Path) -> int:
+    missed = missed_bounds(simulate([*read_devices(file), *generated_devices()]))
+    if missed:
+        say(f"missed: {'; '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

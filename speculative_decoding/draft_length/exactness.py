@@ -1,0 +1,43 @@
+"""What exact passes cost, against the fastest ones that are not exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .calibration import Calibration, bucket
+from .costs import RoundCosts
+from .recommendation import recommended
+
+USUAL = (0.7,)  # acceptance of a draft of which nothing is known
+MOST_PRICE = 0.03  # of the speed: exactness is the default where it costs less
+
+
+class Price(NamedTuple):
+    """share: of the speed that exactness takes, 0 to 1. is_possible: whether there are exact passes at all."""
+
+    share: float
+    is_possible: bool
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.is_possible and self.share < MOST_PRICE
+
+
+def price_of(calibration: Calibration, num_draft: int | None, slots: int, prior: Sequence[float]) -> Price:
+    """num_draft: None: an adaptive length; 0: no draft. slots: rows that are decoded together, or fewer."""
+    rows = bucket(slots)
+    if not calibration.batches_match(slots):
+        return Price(1.0, False)
+    fast, exact = calibration.costs(rows), calibration.exact_costs(rows)
+    if not exact.passes or (num_draft is not None and num_draft >= max(exact.passes)):
+        return Price(1.0, False)
+    if num_draft is None:
+        return Price(max(0.0, 1.0 - speed(exact, prior) / speed(fast, prior)), True)
+    steps = num_draft * (fast.step > 0)
+    return Price(max(0.0, 1.0 - fast.round_seconds(num_draft, steps) / exact.round_seconds(num_draft, steps)), True)
+
+
+def speed(costs: RoundCosts, prior: Sequence[float]) -> float:
+    """Tokens per second with the best draft length."""
+    return recommended(costs, prior or USUAL, baseline=1.0, has_steps=costs.step > 0).speedup

@@ -1,0 +1,57 @@
+"""The simulation passes on some devices, and planted faults miss its bounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import simulated_devices
+from speculative_decoding.draft_length import AdaptiveLength, Choice
+from speculative_decoding.draft_length.costs import RoundCosts
+
+
+@pytest.fixture
+def some_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The fourth curve has a step, the sixth is steep."""
+    curves = json.loads(simulated_devices.CURVES.read_text())["curves"]
+    monkeypatch.setattr(simulated_devices, "generated_devices", lambda: [])
+    monkeypatch.setattr(simulated_devices, "SEEDS", (0,))
+    path = tmp_path / "curves.json"
+    path.write_text(json.dumps({"curves": [curves[3], curves[5]]}))
+    return str(path)
+
+
+def test_bounds_hold_and_runs_are_the_same(some_curves: str, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        assert simulated_devices.main([some_curves]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def always_eight(self: AdaptiveLength, rows: Sequence[Choice]) -> list[int]:
+    return [min(8, row.room) for row in rows]
+
+
+def test_a_fixed_length_misses_the_bounds(
+    some_curves: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(AdaptiveLength, "choose", always_eight)
+    assert simulated_devices.main([some_curves]) == 1
+    assert "missed: minimum of the best fixed length" in capsys.readouterr().err
+
+
+def test_a_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = AdaptiveLength._best
+    flat = RoundCosts({1: 1.0, 17: 1.0})
+    monkeypatch.setattr(AdaptiveLength, "_best", lambda self, rows, costs: best(self, rows, flat))
+    assert simulated_devices.main([some_curves]) == 1
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "curves.json"
+    path.write_text("{}")
+    assert simulated_devices.main([str(path)]) == 2
