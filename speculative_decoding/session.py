@@ -17,7 +17,7 @@ from .decoding.stats import Round
 from .draft_length import choose_length
 from .draft_length.base import DraftLength
 from .draft_length.calibration import Calibration, fingerprint, key_of, store_of
-from .draft_length.costs import RoundCosts
+from .draft_length.costs import WIDEST, RoundCosts
 from .draft_length.exactness import Price, price_of
 from .draft_length.passes import UNPADDED, PassWidths
 from .draft_length.probe import Probe
@@ -290,18 +290,21 @@ class Session:
         return self._draft.config.acceptance if isinstance(self._draft, DraftHead) else ()
 
     def _pass_widths(self, options: GenerationOptions, length: Any, slots: int, *, exact: bool) -> PassWidths:
-        """length: a number of drafted tokens, which nearly all passes are for, or an adaptive length."""
-        calibration, width = self.calibration(options), length + 1 if isinstance(length, int) else 0
-        view = calibration.exact_costs if exact else calibration.costs
-        if exact and width > (most := max(view(1).passes)):
+        """length: a number of drafted tokens, which nearly all passes are for, or one that changes."""
+        calibration = self.calibration(options)
+        if exact and isinstance(length, int) and not calibration.has_exact_pass(length + 1):
             raise InputError(
-                f"num_draft {length}: on this device passes with the same bits have room for {most - 1} drafted "
-                "tokens; choose fewer, or leave strict out"
+                f"num_draft {length}: on this device passes with the same bits have room for "
+                f"{max(calibration.exact_widths) - 1} drafted tokens; choose fewer, or leave strict out"
             )
+        wide = calibration.exact_widths if exact else []  # for schedules that draft more than is measured
+        others = [length + 1] if isinstance(length, int) else [each for each in wide if each > WIDEST]
 
         def costs(rows: int) -> RoundCosts:
-            is_usable = width and (not exact or calibration.same_bits(rows, width))
-            return view(rows).also(width) if is_usable else view(rows)
+            found = calibration.exact_costs(rows) if exact else calibration.costs(rows)
+            for width in others:
+                found = found.also(width) if not exact or calibration.same_bits(rows, width) else found
+            return found
 
         return PassWidths(costs, exact, exact and calibration.fixed_capacity, calibration.measure_again)
 

@@ -215,6 +215,15 @@ def test_a_slower_device_scales_all_costs_and_nothing_is_stored(folder: Path) ->
     assert of(FakeProbe(), "a head").costs(1) == before
 
 
+def test_a_width_that_was_not_measured_is_measured_again_as_the_next_wider_one(folder: Path) -> None:
+    probe = FakeProbe(lambda width: 0, slope=0.0)  # flat: few widths stay
+    calibration = of(probe)
+    probe.speed = 3.0
+    assert 3 not in calibration.costs(1).passes
+    calibration.measure_again(1, (1, 3))
+    assert calibration.costs(1).baseline == pytest.approx(0.003)
+
+
 def test_a_given_file_is_used_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"format": 1, "passes": {"1": {"1": 0.5, "4": 1.0}}, "drafts": {}, "same_bits": {}, "fixed_capacity": False}
     path = tmp_path / "curve.json"
@@ -255,6 +264,7 @@ def test_what_costs_nothing_is_the_default_and_what_costs_more_is_not(folder: Pa
     assert plain.share == pytest.approx(1 - unlike.costs(1).baseline / unlike.exact_costs(1).baseline)
     assert price_of(unlike, None, 1, ()).share < plain.share  # drafts fill the wider passes
     assert not price_of(unlike, 15, 1, ()).is_possible  # no pass of the class has room for 16 positions
+    assert price_of(alike, 40, 1, ()).is_worth_it  # a width that was not compared yet
 
 
 def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:
@@ -377,6 +387,8 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
     assert session.exactness_note(session.options_with({"temperature": 1.0})) is None  # samples differ anyway
     with pytest.raises(InputError, match="num_draft 20: on this device passes with the same bits have room for 14"):
         session.generate("5 9 3", num_draft=20, strict=True)
+    for schedule in ("heuristic", "auto", 14):  # drafts are cut to what exact passes have room for
+        session.generate("5 9 3", num_draft=schedule, strict=True, max_tokens=30)
     timed = len(probes[0].timed)
     session.calibrate(again=True)
     assert len(probes[0].timed) > timed

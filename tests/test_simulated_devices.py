@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import simulated_devices
+from benchmarks import simulated_devices, simulated_kernels
 from speculative_decoding.draft_length import AdaptiveLength, Choice
+from speculative_decoding.draft_length.calibration import VARIABLE, Calibration
 from speculative_decoding.draft_length.costs import RoundCosts
 
 
@@ -18,6 +19,7 @@ def some_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The fourth curve has a step, the sixth is steep."""
     curves = json.loads(simulated_devices.CURVES.read_text())["curves"]
     monkeypatch.setattr(simulated_devices, "generated_devices", lambda: [])
+    monkeypatch.setattr(simulated_kernels, "KERNELS", {})  # tested apart
     monkeypatch.setattr(simulated_devices, "SEEDS", (0,))
     path = tmp_path / "curves.json"
     path.write_text(json.dumps({"curves": [curves[3], curves[5]]}))
@@ -49,6 +51,21 @@ def test_a_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, mon
     flat = RoundCosts({1: 1.0, 17: 1.0})
     monkeypatch.setattr(AdaptiveLength, "_best", lambda self, rows, costs: best(self, rows, flat))
     assert simulated_devices.main([some_curves]) == 1
+
+
+def test_exact_mode_is_exact_on_every_kind_of_kernels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE)
+    assert [*simulated_kernels.problems(print)] == []
+    assert "tokens differ where classes are ignored" in capsys.readouterr().out
+
+
+def test_classes_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(simulated_kernels, "KERNELS", {"planted": (1, 2, 6, 16)})
+    monkeypatch.setattr(Calibration, "same_bits", lambda self, rows, width: True)
+    assert any("tokens differ in exact mode" in problem for problem in simulated_kernels.problems())
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -177,6 +177,10 @@ class Calibration:
             self._store.save()
         return own[width]
 
+    def has_exact_pass(self, tokens: int) -> bool:
+        """Whether any exact pass of a single row has room for so many."""
+        return tokens <= max(self.exact_widths) or self.same_bits(1, tokens)
+
     def batches_match(self, slots: int) -> bool:
         """Whether a row of up to so many has the bits of its prompt alone, as far as samples tell."""
         passes = self.exact_costs(1).passes
@@ -204,7 +208,8 @@ class Calibration:
         if not self._store.is_fixed:
             costs = self.costs(rows)
             self._probe.forget()
-            factors = {width: self._probe.pass_seconds(rows, width) / costs.passes[width] for width in widths}
+            measured = {costs.width(width) for width in widths}
+            factors = {width: self._probe.pass_seconds(rows, width) / costs.passes[width] for width in measured}
             self._costs[bucket(rows)] = costs.scaled(factors)
 
     def _measure_passes(self, rows: int) -> dict[int, float]:

@@ -30,10 +30,12 @@ def price_of(calibration: Calibration, num_draft: int | None, slots: int, prior:
     if not calibration.batches_match(slots):
         return Price(1.0, False)
     fast, exact = calibration.costs(rows), calibration.exact_costs(rows)
-    if not exact.passes or (num_draft is not None and num_draft >= max(exact.passes)):
+    if not exact.passes or not calibration.has_exact_pass(1 + (num_draft or 0)):
         return Price(1.0, False)
     if num_draft is None:
         return Price(max(0.0, 1.0 - speed(exact, prior) / speed(fast, prior)), True)
+    if num_draft >= max(exact.passes):  # too wide to have been measured: the same pass in both
+        return Price(0.0, True)
     steps = num_draft * (fast.step > 0)
     return Price(max(0.0, 1.0 - fast.round_seconds(num_draft, steps) / exact.round_seconds(num_draft, steps)), True)
 

@@ -126,6 +126,8 @@ class Device:
         try:
             with self._open_session() as session:
                 session.calibrate(self._limits.slots)  # before the first client, who is not to wait for it
+                if note := session.exactness_note(session.options_with({}), self._limits.slots):
+                    LOG.warning(note)
                 self._call(on_ready, session)
                 problem = self._decode(session)
         except InputError as error:
