@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from speculative_decoding.decoding.results import GenerationResult
-from speculative_decoding.decoding.ways import Way
+from speculative_decoding.decoding.ways import PLAIN, Way
 from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter, new_ngram
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
@@ -72,6 +72,7 @@ def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models:
                 "temperature": temperature,
                 "max_tokens": task.max_tokens,
                 "num_beams": task.num_beams,
+                "strict": False if way == PLAIN else None,  # the baseline is the fastest that there is
                 **way.keywords,
             }
             options = GenerationOptions(allow_long_prompt=True, **own)

@@ -135,7 +135,7 @@ def test_what_was_measured_is_stored_and_read_again(folder: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
     another = FakeProbe()
     assert of(another).costs(1).passes == costs[0][0].passes  # without a draft: the target's passes serve again
-    assert another.timed == [(1, 0)] and another.compared == []
+    assert another.timed == another.compared == []
     assert json.loads(path.read_text())["key"] == KEY
 
 
@@ -167,7 +167,7 @@ def test_a_file_that_is_cut_is_ignored(folder: Path, share: float) -> None:
 def test_where_nothing_can_be_stored_it_is_kept_in_memory(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "cache").write_text("a file, where the folder should be")
     probe = FakeProbe()
-    calibration = of(probe)
+    calibration = of(probe, "a head")
     assert calibration.costs(1) is calibration.costs(1) and probe.timed.count((1, 0)) == 1
 
 

@@ -162,7 +162,7 @@ def test_examples_of_output_are_what_comes_out(folder: Path) -> None:
     shown = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(accepted .*?)^```$", shown, re.MULTILINE | re.DOTALL)
     (command,) = (block.text for block in SHELL if block.page.name == "compare.md" and "NO_COLOR" in block.text)
-    assert example in without_note(shell(f"({command.strip()}) 2>&1 >/dev/null", folder))
+    assert example in shell(f"({command.strip()}) 2>&1 >/dev/null", folder)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(target models/.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     first = next(block for block in SHELL if block.page.name == "README.md")
@@ -170,10 +170,5 @@ def test_examples_of_output_are_what_comes_out(folder: Path) -> None:
     assert without_numbers(printed) == without_numbers(example)
 
 
-def without_note(text: str) -> str:
-    """That of a fresh machine."""
-    return re.sub(r"(?m)^main.py: note: MLX compiles kernels .*\n", "", text)
-
-
 def without_numbers(text: str) -> str:
-    return re.sub(r"\d+(\.\d+)?", "N", without_note(text))
+    return re.sub(r"\d+(\.\d+)?", "N", text)

@@ -23,6 +23,7 @@ from ..sampling import GenerationOptions
 from ..session import Session
 from .common import note_unknown, printing, say
 from .flags import Views
+from .parser import with_flags
 from .views import INTERRUPTED, DraftView, Trace, Watcher, make_console, plain_text, watch
 
 SPECULATIVE, TARGET, DRAFTER = "speculative", "target", "drafter"
@@ -41,6 +42,8 @@ def start(name: str, session: Session, prompt: str, *, timed: bool = False) -> I
     """Decode in that way."""
     if name == SPECULATIVE:
         return session.rounds(prompt, timed=timed)
+    if name == TARGET:  # the baseline: the fastest passes, also where those with a draft are exact
+        return session.rounds(prompt, timed=timed, drafter="none", strict=False)
     if name == DRAFTER:
         draft = session.draft_model
         model = draft.model if isinstance(draft, DraftModel) else draft
@@ -54,6 +57,12 @@ def warm_up(session: Session, prompt: str) -> None:
     short = replace(session, ngram=None, options=replace(session.options, max_tokens=WARM_UP_TOKENS))
     for name in reversed(ways(short)):
         list(start(name, short, prompt))
+
+
+def note_exactness(session: Session, slots: int = 1) -> None:
+    """Say where tokens may differ from those without a draft, if they may."""
+    if note := session.exactness_note(session.options_with({}), slots):
+        say(f"note: {with_flags(note)}")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from types import FrameType
 from ..errors import InputError
 from .commands import Quit, State, completions, find
 from .common import say
-from .compare import Runner, speed, summary_notes
+from .compare import Runner, note_exactness, speed, summary_notes
 from .drafting import Plan
 from .flags import Views
 from .views import has_colour
@@ -28,6 +28,7 @@ def interact(plan: Plan, views: Views) -> int:
     """The exit status."""
     with State(plan, Runner.of(views)) as state:
         state.open(plan)
+        note_exactness(state.session)
         with edited_lines():
             return Conversation(state).run()
 

@@ -24,7 +24,7 @@ from ..machines import Launched
 from ..sampling import GenerationOptions
 from ..session import Session
 from .common import printing, say, write_stats
-from .compare import summary_notes
+from .compare import note_exactness, summary_notes
 from .drafting import Plan
 from .flags import Files
 from .progress import progress
@@ -52,8 +52,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Lau
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
         session, slots = stack.enter_context(plan.session(pair)), files.slots
-        if note := session.exactness_note(session.options_with({}), slots):
-            say(f"note: {note}")
+        note_exactness(session, slots)
         engine: Engine = engine_of(session, files)
         if launched is not None:
             engine = Spread(engine, launched.channel, range(1, launched.size), slots)

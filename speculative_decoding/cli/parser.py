@@ -116,7 +116,12 @@ def in_words_of_flags() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(re.sub(rf"\b({'|'.join(abouts())})\b", lambda name: flag(name[0]), str(error))) from error
+        raise InputError(with_flags(str(error))) from error
+
+
+def with_flags(text: str) -> str:
+    """The text, with options named as the command line does."""
+    return re.sub(rf"\b({'|'.join(abouts())})\b", lambda name: flag(name[0]), text)
 
 
 def word(value: Value) -> Callable[[str], Any]:

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..jobs.rows import decoded, read_lines
 from ..session import Session
 from .common import say, write_stats
-from .compare import Runner, summary, warm_up, ways
+from .compare import Runner, note_exactness, summary, warm_up, ways
 from .drafting import Plan
 from .flags import Views
 from .parser import flag
@@ -48,8 +48,7 @@ def decode_prompts(plan: Plan, views: Views) -> int:
         runner = Runner.of(views)
         answer, *others = ways(session)
         names = [answer, *others] if views.compare else [answer]
-        if note := session.exactness_note(session.options_with({})):
-            say(f"note: {note}")
+        note_exactness(session)
         for prompt in chain([first], prompts):
             if not prompt.strip():  # a blank line of input gives a blank line of output
                 print(flush=True)
@@ -76,7 +75,8 @@ def decode_prompts(plan: Plan, views: Views) -> int:
 
 def verify(session: Session, prompt: str, tokens: list[int]) -> bool:
     """Decode once more without a draft; say and return whether that gives the same tokens."""
-    regular = session.generate(prompt, drafter="none").tokens
+    exact = session.widths(session.options_with({})).exact
+    regular = session.generate(prompt, drafter="none", strict=exact or None).tokens
     difference = first_divergence(session.model, session.tokenizer, prompt, regular, tokens, session.options)
     say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(session.tokenizer)))
     return difference is None

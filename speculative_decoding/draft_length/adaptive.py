@@ -91,7 +91,9 @@ class AdaptiveLength(DraftLength):
     def choose(self, rows: Sequence[Choice]) -> list[int]:
         if not any(row.room for row in rows):
             return [0] * len(rows)
-        lengths, self._gain = self._best(rows, self._costs(len(rows)))
+        costs = self._costs(len(rows))
+        lengths, self._gain = self._best(rows, costs)
+        self._gain *= (costs.fastest or costs.baseline) / costs.baseline
         self._lengths |= lengths
         self._idle = 0 if any(self._lengths.values()) else LOOK
         return [min(row.room, self._lengths[row.kind]) for row in rows]

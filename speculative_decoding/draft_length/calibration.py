@@ -80,6 +80,7 @@ class Store:
         self.measured, self.key = Measured(), key
         self.path: Path | None = None
         self.is_fixed = False  # given by the user, so nothing is measured
+        self.is_said = False  # that the device is measured
         if named := os.environ.get(VARIABLE):
             self.measured, self.is_fixed = given(Path(named)), True
             return
@@ -128,7 +129,6 @@ class Calibration:
     def __init__(self, probe: Probe, store: Store, draft: str = "") -> None:
         self._probe, self._store, self._draft = probe, store, draft
         self._costs: dict[int, RoundCosts] = {}
-        self._is_said = False
 
     def forget(self) -> None:
         """Measure again what is asked for from now on."""
@@ -142,15 +142,15 @@ class Calibration:
         if rows not in self._costs:
             if self._store.is_fixed:
                 return self._costs.setdefault(rows, nearest(self._store.measured, self._draft, rows))
-            passes, drafts = self._store.measured.passes, self._store.measured.drafts.setdefault(self._draft, {})
+            passes, drafts = self._store.measured.passes, self._store.measured.drafts
             if rows not in passes:
                 passes[rows] = self._measure_passes(rows)
                 self._store.save()
-            if rows not in drafts:
+            if self._draft and rows not in drafts.setdefault(self._draft, {}):
                 self._say()
-                drafts[rows] = [*self._probe.draft_seconds(rows)]
+                drafts[self._draft][rows] = [*self._probe.draft_seconds(rows)]
                 self._store.save()
-            self._costs[rows] = RoundCosts(passes[rows], *drafts[rows])
+            self._costs[rows] = RoundCosts(passes[rows], *drafts[self._draft][rows] if self._draft else ())
         return self._costs[rows]
 
     def exact_costs(self, rows: int) -> RoundCosts:
@@ -245,8 +245,8 @@ class Calibration:
         self._store.save()
 
     def _say(self) -> None:
-        if not self._is_said:
-            self._is_said = True
+        if not self._store.is_said:
+            self._store.is_said = True
             where = "" if self._store.path is None else f"; kept in {self._store.path.parent}"
             warnings.warn(
                 f"measuring this device with this model, and compiling its kernels, once{where}", stacklevel=2
@@ -295,7 +295,7 @@ def key_of(target: EncoderDecoder) -> str:
         "mlx": mx.__version__,  # type: ignore[attr-defined]
         "package": __version__,
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "blas": [blas.chosen(), blas.threads()],
+        "blas": [Path(blas.chosen() or "").name, blas.threads()],
         "tf32": os.environ.get("MLX_ENABLE_TF32"),
         "ranks": target.mirror.ranks,
     }

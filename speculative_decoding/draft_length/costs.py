@@ -24,12 +24,14 @@ class RoundCosts:
         widths that passes have: a draft that needs fewer positions is padded to the next one.
     step: one drafted token of a draft model or a draft head. start: a draft of theirs besides its steps.
     source: encoding a request's source with the draft model.
+    fastest: a round without a draft in the fastest pass there is, where that is not among these.
     """
 
     passes: Mapping[int, float]
     step: float = 0.0
     start: float = 0.0
     source: float = 0.0
+    fastest: float = 0.0
 
     @cached_property
     def _widths(self) -> list[int]:
@@ -56,7 +58,8 @@ class RoundCosts:
 
     def only(self, widths: Sequence[int]) -> RoundCosts:
         """With passes of these widths alone."""
-        return replace(self, passes={width: self.passes[width] for width in self.passes if width in widths})
+        passes = {width: self.passes[width] for width in self.passes if width in widths}
+        return replace(self, passes=passes, fastest=self.baseline)
 
     def also(self, width: int) -> RoundCosts:
         """With passes of this width too, at the cost of the next wider one."""
@@ -71,7 +74,7 @@ class RoundCosts:
         if max(factors.values()) < ALIKE * min(factors.values()):
             factors = dict.fromkeys(factors, mean)
         passes = {width: seconds * interpolated(factors, width) for width, seconds in self.passes.items()}
-        return RoundCosts(passes, self.step * mean, self.start * mean, self.source * mean)
+        return RoundCosts(passes, self.step * mean, self.start * mean, self.source * mean, self.fastest * mean)
 
 
 def interpolated(values: Mapping[int, float], at: float) -> float:

@@ -168,7 +168,8 @@ class GenerationOptions:
         if count > beams:
             raise InputError(f"num_return_sequences must be <= num_beams ({beams}), not {count}; change one of them")
         for name in WITHOUT_BEAMS:
-            if (value := getattr(self, name)) != default(name) and value != "none":  # no drafter
+            value = getattr(self, name)
+            if value != default(name) and value != "none" and value is not False:  # no drafter, not strict
                 raise InputError(f"{name} {short(value)} does not go with num_beams {beams}; leave one of them out")
 
     @property

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -125,7 +125,7 @@ class Device:
         problem: Exception | None = None
         try:
             with self._open_session() as session:
-                session.calibrate(self._limits.slots)  # before the first client, who is not to wait for it
+                warm_up(session, self._limits.slots)
                 if note := session.exactness_note(session.options_with({}), self._limits.slots):
                     LOG.warning(note)
                 self._call(on_ready, session)
@@ -218,3 +218,15 @@ class Device:
 def hand_out(told: Sequence[Told]) -> None:
     for row, item in told:
         row.receive(row, item)
+
+
+def warm_up(session: Session, slots: int) -> None:
+    """Measure the device and trace the first passes, so that no client waits for that."""
+    session.calibrate(slots)
+    usual = session.options_with({})
+    language = usual.target_language or next(iter(session.tokenizer.languages), None)
+    options = replace(usual, max_tokens=2, min_tokens=0, target_language=language, prefix="")
+    engine = session.engine(options, slots)
+    engine.submit("a", options, session.length_of(options, slots))
+    while not engine.is_idle:
+        engine.step()
