@@ -300,11 +300,16 @@ class Session:
         wide = calibration.exact_widths if exact else []  # for schedules that draft more than is measured
         others = [length + 1] if isinstance(length, int) else [each for each in wide if each > WIDEST]
 
+        kept: dict[int, tuple[RoundCosts, RoundCosts]] = {}  # by rows: as measured, and with the widths used here
+
         def costs(rows: int) -> RoundCosts:
-            found = calibration.exact_costs(rows) if exact else calibration.costs(rows)
-            for width in others:
-                found = found.also(width) if not exact or calibration.same_bits(rows, width) else found
-            return found
+            measured = calibration.costs(rows)
+            if rows not in kept or kept[rows][0] is not measured:  # several times a round, and hardly ever another one
+                found = calibration.exact_costs(rows) if exact else measured
+                for width in others:
+                    found = found.also(width) if not exact or calibration.same_bits(rows, width) else found
+                kept[rows] = measured, found
+            return kept[rows][1]
 
         return PassWidths(costs, exact, exact and calibration.fixed_capacity, calibration.measure_again)
 

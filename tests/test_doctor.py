@@ -199,7 +199,9 @@ def test_recommendations_are_those_of_the_adaptive_length(
 ) -> None:
     found = recommended(costs, [rate], baseline=costs.baseline, has_steps=True)
     monkeypatch.setattr(adaptive, "HOPE", 0.0)
-    _, speedup = AdaptiveLength(lambda _: costs, prior=[rate])._best([Choice(LONGEST, MODEL)], costs)
+    length = AdaptiveLength(lambda _: costs, prior=[rate])
+    length._lengths[MODEL] = 1  # while it drafts: sources have been read
+    _, speedup = length._best([Choice(LONGEST, MODEL)], costs)
     assert found.speedup == pytest.approx(speedup)
     assert bool(found.length) == (found.speedup > 1.0)
 

@@ -35,13 +35,16 @@ class Acceptance:
         known = [each + HOPE * (1.0 - each) for each in prior[:longest]] or [PRIOR]
         self._prior = known + known[-1:] * (longest - len(known))
         self._hits, self._seen = [0.0] * longest, [0.0] * longest
+        self._faded = 1.0  # by how much both have faded since
 
     def fade(self, memory: float) -> None:
         """A round later: what was seen counts less, so drafts that were not worth it are tried again in time."""
-        self._hits, self._seen = ([memory * value for value in each] for each in (self._hits, self._seen))
+        self._faded *= memory
 
     def observe(self, rows: Sequence[Drafted]) -> None:
         """Of rows that were asked for such a draft."""
+        self._hits, self._seen = ([self._faded * value for value in each] for each in (self._hits, self._seen))
+        self._faded = 1.0
         for row in rows:
             for i in range(min(row.drafted, row.accepted + 1, len(self._seen))):  # nothing after a rejection was tested
                 self._hits[i] += i < row.accepted
@@ -49,10 +52,10 @@ class Acceptance:
 
     def expected(self) -> list[float]:
         """For each length, how many of its tokens will be accepted."""
-        survives, expected = 1.0, [0.0]
+        survives, expected, faded = 1.0, [0.0], self._faded
         likely, before, weight = self._prior[0], self._prior[0], PRIOR_WEIGHT
         for prior, hits, seen in zip(self._prior, self._hits, self._seen, strict=True):
-            likely = (hits + weight * min(1.0, likely * prior / before)) / (seen + weight)
+            likely = (faded * hits + weight * min(1.0, likely * prior / before)) / (faded * seen + weight)
             before, weight = max(prior, 1e-3), POSITION_WEIGHT
             survives *= likely
             expected.append(expected[-1] + survives)
@@ -130,10 +133,11 @@ class AdaptiveLength(DraftLength):
         else:
             pairs = [(width, steps) for width in range(1, self.most + 1) for steps in range(width + 1)]
         baseline, source = costs.baseline, costs.source / TYPICAL_TOKENS
+        unread = 0.0 if self._lengths.get(MODEL) else costs.source  # it has read no source while it was not asked
         best, best_rate = (0, 0), WORTHWHILE * count / baseline
         for width, steps in pairs:
             tokens = count + copied[width] + modelled[steps]
-            rate = tokens / (costs.round_seconds(width, steps) + (tokens * source if steps else 0.0))
+            rate = tokens / (costs.round_seconds(width, steps) + (tokens * source + unread if steps else 0.0))
             if rate > best_rate:
                 best, best_rate = (width, steps), rate
         return {kind: best[kind == MODEL] for kind in kinds}, best_rate * baseline / count if best[0] else 1.0

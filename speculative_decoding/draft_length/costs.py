@@ -44,7 +44,12 @@ class RoundCosts:
 
     def pass_seconds(self, tokens: int) -> float:
         """Infinite for more tokens than the widest pass has positions."""
-        return self.passes.get(self.width(tokens), float("inf"))
+        return self._seconds[tokens] if tokens < len(self._seconds) else float("inf")
+
+    @cached_property
+    def _seconds(self) -> list[float]:
+        """By tokens: asked for many times a round."""
+        return [self.passes[self.width(tokens)] for tokens in range(self._widths[-1] + 1)] if self.passes else []
 
     def round_seconds(self, drafted: int, steps: int = 0, sources: int = 0) -> float:
         """A round whose longest draft has `drafted` tokens, after `steps` steps of the draft model."""

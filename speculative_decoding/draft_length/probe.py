@@ -20,6 +20,7 @@ POSITIONS = 12  # whose bits are compared at the smallest capacity of the cache
 POSITIONS_FURTHER = 2  # and at each of the larger ones
 CAPACITIES = (32, 1024, 2048)  # MLX's fused attention works in two passes from 1,024 keys
 STEPS = 8  # of a draft that is compared with a draft of one token
+WRITTEN = 15  # tokens before the first draft of a request: a draft model that was not asked reads them then
 SWEEPS = 3  # over all that is compared: a device changes its speed within a second
 
 Bits = list[bytes]  # of the logits of each position
@@ -62,7 +63,8 @@ class Probe:
         drafter, cache = self._make_drafter(), self._cache(rows)
         drafter.share(cache)
         start = self._model.config.decoder_start_token_id
-        batch = [Row(GenerationOptions(), self._source(slot), [start], slot) for slot in range(rows)]
+        tokens = [start, *self._ids[:WRITTEN]]
+        batch = [Row(GenerationOptions(), self._source(slot), tokens, slot) for slot in range(rows)]
 
         def propose(count: int) -> None:
             mx.eval(drafter.propose([Wanted(row, count, MODEL) for row in batch], rows).tokens)
