@@ -110,6 +110,7 @@ def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
     """All that records depend on besides the input; models by what they are, not by how they were named."""
     options = asdict(plan.options) | asdict(plan.flags)
     del options["recalibrate"]
+    options["strict"] = bool(options["strict"])  # as jobs begun by earlier versions have it
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": plan.drafter,
