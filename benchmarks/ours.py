@@ -12,6 +12,7 @@ from speculative_decoding.decoding.ways import PLAIN, Way
 from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter, new_ngram
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.shared_encoder import shares_encoder
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.session import Session
 
@@ -84,6 +85,9 @@ def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models:
 def auto_parts(target: EncoderDecoder, draft: object) -> tuple[NgramDrafter, BatchDrafter, int]:
     """What a session makes an `AutoDrafter` of."""
     assert isinstance(draft, EncoderDecoder | DraftModel | DraftHead)
-    model = model_drafter(DraftModel(draft) if isinstance(draft, EncoderDecoder) else draft, target)
+    if isinstance(draft, EncoderDecoder):
+        model = model_drafter(DraftModel(draft), target, shares_encoder(target, draft))
+    else:
+        model = model_drafter(draft, target)
     usual = GenerationOptions()
     return new_ngram(target, usual.max_ngram_size, usual.min_ngram_size), model, target.config.vocab_size

@@ -38,6 +38,7 @@ from .loading.pair import Pair
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
+from .models.shared_encoder import shares_encoder
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
 from .sampling.options import accepted, default, short
@@ -332,7 +333,12 @@ class Session:
                 raise InputError(
                     "max_ngram_size and min_ngram_size have no effect with an ngram; leave one of them out"
                 )
-        return choose_drafter(options, self.model, self._draft, ngram)
+        return choose_drafter(options, self.model, self._draft, ngram, shares_encoder=self._shares_encoder)
+
+    @cached_property
+    def _shares_encoder(self) -> bool:
+        """Compared once per session: walking over all weights takes longer than the host's part of a round."""
+        return isinstance(self._draft, DraftModel) and shares_encoder(self.model, self._draft.model)
 
     def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[list[Request], Iterator[Event]]:
         """A request, or one for each sample, and what decodes them."""

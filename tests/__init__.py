@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 # A fixed curve instead of measurements: no verdict depends on a clock.
-os.environ["SPECULATIVE_DECODING_CALIBRATION"] = str(Path(__file__).with_name("calibration.json"))
+os.environ["SPECULATIVE_DECODING_CALIBRATION"] = str(Path(__file__).with_name("support") / "calibration.json")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when the BLAS is loaded; a value that is set already stays
 # gw0, gw1: what pytest-xdist starts has a core of its own. What starts them keeps all cores, which they inherit.
 if os.environ.get("PYTEST_XDIST_WORKER") and hasattr(os, "sched_setaffinity"):  # Linux

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
-from ..models.shared_encoder import shares_encoder
 from ..sampling import DRAFTERS, GenerationOptions
 from .alignment import Pieces
 from .auto import AutoDrafter
@@ -51,11 +50,15 @@ def choose_drafter(
     target: EncoderDecoder,
     draft_model: DraftModel | DraftHead | None = None,
     ngram: NgramDrafter | None = None,
+    *,
+    shares_encoder: bool = False,
 ) -> BatchDrafter:
-    """What `options.drafter` names; "auto" is "ngram" without a draft model. Raises `InputError`.
+    """The drafter that `options.drafter` names; "auto" is "ngram" without a draft model. Raises `InputError`.
 
-    draft_model: has the target's tokens (`require_same_tokens`). ngram: what "ngram" and "auto" look up and have
-    learned; a new one if there is none.
+    Args:
+        draft_model: must have the target's tokens (`require_same_tokens`).
+        ngram: what "ngram" and "auto" look up and have learned; a new one by default.
+        shares_encoder: the draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
     """
     choice, vocab_size = options.drafter, target.config.vocab_size
     if choice is None:
@@ -67,18 +70,19 @@ def choose_drafter(
     if choice == "model":
         if draft_model is None:
             raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
-        return model_drafter(draft_model, target)
+        return model_drafter(draft_model, target, shares_encoder)
     ngram = ngram or new_ngram(target, options.max_ngram_size, options.min_ngram_size)
     if choice == "ngram" or draft_model is None:
         return SeparateDrafters(ngram.fresh, vocab_size)
-    return AutoDrafter(ngram, model_drafter(draft_model, target), vocab_size)
+    return AutoDrafter(ngram, model_drafter(draft_model, target, shares_encoder), vocab_size)
 
 
-def model_drafter(draft_model: DraftModel | DraftHead, target: EncoderDecoder) -> BatchDrafter:
+def model_drafter(
+    draft_model: DraftModel | DraftHead, target: EncoderDecoder, shares_encoder: bool = False
+) -> BatchDrafter:
     if isinstance(draft_model, DraftHead):
         return BatchHeadDrafter(draft_model, target)
-    shared = shares_encoder(target, draft_model.model)
-    return BatchModelDrafter(draft_model, target.config.vocab_size, shares_encoder=shared)
+    return BatchModelDrafter(draft_model, target.config.vocab_size, shares_encoder=shares_encoder)
 
 
 def new_ngram(target: EncoderDecoder, max_ngram_size: int, min_ngram_size: int) -> NgramDrafter:

@@ -1,0 +1,175 @@
+"""What the README and docs/ say to type is typed, their Python runs; what is left out is skipped, with a reason.
+
+A block that must not run has a line `<!-- not run: REASON -->` in front of it. Long commands are shortened here, in
+`SHORTER`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from speculative_decoding.loading.load import BUNDLED
+
+ROOT = BUNDLED.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)?)^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+INSTALLING = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt &&\n"
+
+TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
+
+# Commands that take minutes -> the same over two prompts.
+SHORTER = (
+    (INSTALLING, ""),
+    (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
+    (r"head -60 ", "head -28 "),
+    (r"python -m speculative_decoding\.train\b", "python -m speculative_decoding.train --max-tokens 12 --frequent 64"),
+    (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    content = page.read_text(encoding="utf-8")
+    found = []
+    for match in BLOCK.finditer(content):
+        why = NOT_RUN.search(match[1])
+        found.append(Block(page, content[: match.start()].count("\n") + 1, match[2], match[3], why and why[1]))
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+PYTHON = {page: [block for block in blocks(page) if block.language == "python"] for page in PAGES}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like the repository's, so that nothing is written into that."""
+    made = tmp_path_factory.mktemp("docs")
+    for name in (
+        "main.py",
+        "convert.py",
+        "data",
+        "tests",
+        "tools",
+        "speculative_decoding",
+        "benchmarks",
+        "pyproject.toml",
+        "README.md",
+    ):
+        (made / name).symlink_to(ROOT / name)
+    (made / "models").mkdir()
+    for model in ("t5-web-docs", "t5-web-docs-draft", "t5-web-docs-head"):
+        (made / "models" / model).symlink_to(BUNDLED / model)
+    (made / "two.txt").write_text("grammar: It were a cod business.\ngrammar: He go home.\n")
+    (made / "prompts.txt").write_text("grammar: It were a cod business.\n")
+    (made / "prompts.jsonl").write_text('{"prompt": "grammar: It were a cod business.", "max_tokens": 8}\n')
+    (made / "bin").mkdir()
+    for name in ("python", "python3"):
+        (made / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (made / "bin" / name).chmod(0o755)
+    return made
+
+
+def shell(command: str, folder: Path) -> str:
+    """Standard output, of a command that has to succeed."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run(
+        [bash, "-euo", "pipefail", "-c", f'PATH="$PWD/bin:$PATH"; {command}'],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_commands_run(block: Block, folder: Path) -> None:
+    if block.reason is not None:
+        pytest.skip(f"{block}: {block.reason}")
+    command = block.text
+    for pattern, shorter in SHORTER:
+        command = re.sub(pattern, shorter, command) if pattern != INSTALLING else command.replace(pattern, shorter)
+    shell(TESTS.sub("", command), folder)
+
+
+@pytest.mark.parametrize(
+    "arguments", [each[1] for block in SHELL if block.reason is None for each in TESTS.finditer(block.text)]
+)
+def test_tests_are_found(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By pytest within this process, which has imported them."""
+    monkeypatch.chdir(ROOT)
+    found = shlex.split(arguments, comments=True)
+    assert pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", *found]) == 0
+
+
+def test_tests_that_are_not_there_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault."""
+    for arguments in ("tests/unit/test_nowhere.py", "tests/unit/decoding/test_ending.py -k nothing"):
+        with pytest.raises(AssertionError):
+            test_tests_are_found(arguments, monkeypatch)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]], ids=lambda page: page.name)
+def test_python_runs(page: Path, folder: Path) -> None:
+    """All blocks of a page, in their order."""
+    assert all(block.reason is None for block in PYTHON[page])
+    (folder / "page.py").write_text("\n\n".join(block.text for block in PYTHON[page]))
+    assert shell("PYTHONPATH=. python page.py", folder).strip()
+
+
+def test_every_block_is_found_and_every_exception_has_a_block() -> None:
+    for page in PAGES:
+        content = page.read_text(encoding="utf-8")
+        found = blocks(page)
+        assert len(found) == len(re.findall(r"^```(?:sh|python|bash|shell|console|py)$", content, re.MULTILINE)), page
+        assert len(NOT_RUN.findall(content)) == sum(block.reason is not None for block in found), page
+    assert len(SHELL) > 20 and sum(block.reason is None for block in SHELL) > 12
+
+
+def test_links_within_the_repository_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_examples_of_output_are_what_comes_out(folder: Path) -> None:
+    """The view without colours in docs/compare.md, and the README's first output up to its numbers."""
+    shown = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```\n(accepted .*?)^```$", shown, re.MULTILINE | re.DOTALL)
+    (command,) = (block.text for block in SHELL if block.page.name == "compare.md" and "NO_COLOR" in block.text)
+    assert example in shell(f"({command.strip()}) 2>&1 >/dev/null", folder)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```\n(target models/.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    first = next(block for block in SHELL if block.page.name == "README.md")
+    printed = shell(f"({first.text.strip().replace(INSTALLING, '')}) 2>&1", folder)
+    assert without_numbers(printed) == without_numbers(example)
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "N", text)

@@ -1,0 +1,260 @@
+"""--doctor: the report, its JSON and what that must not contain, and faults that it must find."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from speculative_decoding.cli import device, diagnosis, doctor, programs
+from speculative_decoding.cli import main as main_command
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.draft_length import Choice, adaptive
+from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
+from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.recommendation import Recommendation, recommended
+from speculative_decoding.drafters.base import MODEL
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.models.kernel_checks import kernel_checks
+from tests.parity.test_families import FOLDERS
+from tests.parity.test_t5 import load_golden
+from tests.support.tiny import CONFIG, noisy_copy, save_hugging_face, tiny_model
+
+SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # which divide into the groups of quantisation
+SECTIONS = ("Device", "Models", "Target passes", "Draft", "Predicted", "Precisions", "Fused", "Self-test", "Result")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The flags for a target and a draft model in folders of their own."""
+    model, folder = tiny_model(scale=0.15, **SIZES), tmp_path_factory.mktemp("private")
+    target = save_hugging_face(model, folder / "secret-target", CONFIG | SIZES)
+    draft = save_hugging_face(noisy_copy(model, 0.02), folder / "secret-draft", CONFIG | SIZES)
+    return ["--model", str(target), "--draft-model", str(draft)]
+
+
+def own_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "precisions_of", lambda own: [diagnosis.Precision(own.name)])
+
+
+def test_the_report_has_its_sections_and_the_json_says_nothing_private(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    file.write_text("old")
+    assert main_command.main(["--doctor", *pair, "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert [out.index(f"\n{each}") for each in SECTIONS] == sorted(out.index(f"\n{each}") for each in SECTIONS)
+    assert [line for line in out.splitlines() if len(line) > 80] == [] and "all checks: pass" in out
+    assert "4 of 4 identical" in out and "Not measured" in out
+    text = file.read_text()
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found["format"] == 1 and found["passed"] and found["versions"]["mlx"] == device.VERSION
+    assert [each["precision"] for each in found["precisions"]] == ["float32", "bfloat16", "8 bits", "4 bits"]
+    tested = [each for each in found["precisions"] if "self_test" in each]
+    assert [each["precision"] for each in tested] == ["float32", "bfloat16", "4 bits"]
+    assert all(each["self_test"]["drafted"] for each in tested)
+    assert {each["kernel"] for each in tested[-1]["kernels"]} >= {"rms_norm", "quantized_matmul"}
+    weights = {each["precision"]: each["bytes"] for each in found["precisions"]}
+    assert weights["float32"] == 2 * weights["bfloat16"] > weights["8 bits"] > weights["4 bits"]
+    assert found["target"]["name"] is None and found["calibration"] == "given"
+    private = [getpass.getuser(), platform.node(), str(Path.home()), str(tmp_path), "secret", "/", *diagnosis.GENERIC]
+    words = set(text.replace('"', " ").replace(",", " ").split())
+    for each in private:
+        assert (each not in words) if each.isalnum() else each not in text, each
+
+
+def test_json_on_standard_output_is_alone_there(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    assert programs.main(["doctor", *pair, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["passed"] and "\nSelf-test" in err
+
+
+def test_links_stay_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /dev/stdout is one."""
+    monkeypatch.setattr(doctor, "diagnose", lambda _: {"passed": False})
+    monkeypatch.setattr(doctor, "show", lambda *_: None)
+    (link := tmp_path / "link").symlink_to(tmp_path / "file")
+    assert main_command.main(["--doctor", "--json", str(link)]) == 1
+    assert link.is_symlink() and json.loads((tmp_path / "file").read_text()) == {"passed": False}
+
+
+def test_bundled_models_are_named_and_their_prompts_are_not_quoted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    assert main_command.main(["--doctor", "--json", "-"]) == 0
+    found = json.loads(text := capsys.readouterr().out)
+    assert (found["target"]["name"], found["draft"]["name"]) == ("t5-web-docs", "t5-web-docs-head")
+    assert found["precisions"][0]["self_test"]["identical"] == 6
+    assert not any(prompt in text for prompt in diagnosis.chosen_prompts("t5-web-docs"))
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_the_kernels_of_every_family_are_compared(family: str, dtype: mx.Dtype) -> None:
+    model, _ = load_golden(FOLDERS[family])
+    model.set_dtype(dtype)
+    checks = kernel_checks(model)
+    assert [each for each in checks if not each.passed] == []
+    assert {"rms_norm", "layer_norm"} & {each.kernel for each in checks}
+    assert ("rope" in {each.kernel for each in checks}) == ("gemma" in family)
+
+
+FUSED = {
+    "scaled_dot_product_attention": lambda q, k, v, *, scale, mask: 1.2 * q,
+    "rms_norm": lambda x, weight, eps: x * mx.nan,
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_wrong_fused_kernel_is_found(
+    name: str, pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    monkeypatch.setattr(diagnosis, "self_test", lambda *_: {"differences": [], "skipped": "not now"})
+    monkeypatch.setattr(mx.fast, name, FUSED[name])
+    assert main_command.main(["--doctor", *pair, "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    failed = {each["kernel"] for each in json.loads(out)["precisions"][0]["kernels"] if each["failed"]}
+    assert failed == {name} and "FAIL" in err and "all checks" not in err
+
+
+def test_a_wrong_quantized_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(**SIZES)
+    nn.quantize(model.decoder, group_size=64, bits=4)
+    assert all(each.passed for each in kernel_checks(model))
+    right = mx.quantized_matmul
+    monkeypatch.setattr(mx, "quantized_matmul", lambda *given, **options: 1.01 * right(*given, **options))
+    assert {each.kernel for each in kernel_checks(model) if not each.passed} == {"quantized_matmul"}
+
+
+def test_an_acceptance_that_lets_wrong_tokens_pass_is_found(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    right = acceptance.longest_prefix
+    monkeypatch.setattr(acceptance, "longest_prefix", lambda draft, keep, best: right(draft, keep | True, best))
+    assert main_command.main(["--doctor", *pair, "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["precisions"][0]["self_test"]["differences"] and "differs at token" in err
+
+
+def test_weights_that_do_not_fit_are_not_loaded(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(diagnosis, "device_facts", lambda: device.device_facts() | {"memory_limit": 1000})
+    monkeypatch.setattr(diagnosis, "tested", lambda *_, **__: pytest.fail())
+    assert main_command.main(["--doctor", *pair]) == 0
+    out = capsys.readouterr().out
+    assert "nothing was checked" in out and "skipped: does not fit into memory" in out and "Target passes" not in out
+
+
+REFUSED = [
+    ("--json has no effect without --doctor", "--json", "x.json"),
+    ("--prompt does not go with --doctor", "--doctor", "--prompt", "x"),
+    ("--input does not go with --doctor", "--doctor", "--input", "x"),
+    ("--interactive does not go with --doctor", "--doctor", "--interactive"),
+    ("--compare does not go with --doctor", "--doctor", "--compare"),
+    ("--verify does not go with --doctor", "--doctor", "--verify"),
+    ("--trace does not go with --doctor", "--doctor", "--trace", "x"),
+    ("--temperature does not go with --doctor", "--doctor", "--temperature", "1"),
+    ("--num-draft does not go with --doctor", "--doctor", "--num-draft", "3"),
+    ("--json /nowhere/x.json: cannot be written", "--doctor", "--json", "/nowhere/x.json"),
+    ("--json .: cannot be written", "--doctor", "--json", "."),
+]
+
+
+@pytest.mark.parametrize(("words", "arguments"), [(words, each) for words, *each in REFUSED])
+def test_flags_without_effect_are_refused_in_one_line(
+    words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_command.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and words in err
+
+
+COSTS = [
+    RoundCosts({1: 1.0, 2: 1.1, 4: 1.2, 8: 2.0, 16: 3.0}, 0.05, 0.05, 0.3),
+    RoundCosts({1: 1.0, 2: 2.0, 32: 2.1}),
+    RoundCosts({2: 1.0, 3: 1.4}, 0.5),
+    RoundCosts({1: 1.0, 2: 1.9, 4: 3.7}, 0.2),
+]
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("rate", [0.01, *diagnosis.ACCEPTANCES, 0.99])
+def test_recommendations_are_those_of_the_adaptive_length(
+    costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = recommended(costs, [rate], baseline=costs.baseline, has_steps=True)
+    monkeypatch.setattr(adaptive, "HOPE", 0.0)
+    length = AdaptiveLength(lambda _: costs, prior=[rate])
+    length._lengths[MODEL] = 1  # while it drafts: sources have been read
+    _, speedup = length._best([Choice(LONGEST, MODEL)], costs)
+    assert found.speedup == pytest.approx(speedup)
+    assert bool(found.length) == (found.speedup > 1.0)
+
+
+def test_exact_passes_are_compared_with_the_fast_baseline() -> None:
+    found = recommended(RoundCosts({2: 2.0}), [0.5], baseline=1.0, has_steps=False)
+    assert found == Recommendation(1, 0.75)
+
+
+def test_names_of_bundled_and_hub_models_only(tmp_path: Path) -> None:
+    assert diagnosis.public_name(BUNDLED / "t5-web-docs") == "t5-web-docs"
+    hub = tmp_path / "models--google--flan-t5-small" / "snapshots" / "0fc9"
+    for folder, name in (
+        (hub, "google/flan-t5-small"),
+        (tmp_path / "t5-web-docs", None),
+        (tmp_path / "snapshots", None),
+    ):
+        folder.mkdir(parents=True)
+        assert diagnosis.public_name(folder) == name
+
+
+M2, M3, M5 = ({"system": "macOS 26.2", "generation": number} for number in (14, 15, 17))
+CPU: dict[str, Any] = {"system": "Linux", "generation": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "version", "words"),
+    [
+        (M3, "0.32.0", ["gemv_wide", "crash"]),
+        (M3, "0.32.2", ["crash"]),
+        (M3, "0.32.4", []),
+        (M2, "0.32.4", ["M1 and M2"]),
+        (CPU, "0.32.0", ["crash"]),
+        (CPU, "0.32.10.dev3", []),
+    ],
+)
+def test_what_a_version_of_mlx_lacks(facts: dict[str, Any], version: str, words: list[str]) -> None:
+    notes = device.mlx_notes(facts, version)
+    assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_tf32_is_of_new_macs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
+    old = {**M5, "system": "macOS 15.6"}
+    assert [device.tf32(each) for each in (CPU, M3, old, M5)] == [None, False, False, True]
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    assert device.tf32(M5) is False
+    assert [device.generation(each) for each in ("applegpu_g15s", "applegpu_g13g", "x86_64")] == [15, 13, None]
+
+
+def test_the_longest_lines_fit(pair: list[str]) -> None:
+    """With an Apple device's facts, and all that may fail."""
+    facts = {"name": "Apple M3 Ultra", "architecture": "applegpu_g15d", "kind": "GPU", "cores": 32}
+    facts |= {"system": "macOS 26.2", "machine": "arm64", "memory": 512 << 30, "memory_limit": 464 << 30}
+    found = {"device": facts | {"recommended_working_set": 464 << 30}, "versions": device.versions(), "tf32": True}
+    lines = doctor.device(found | {"notes": device.mlx_notes(M3, "0.32.0")})
+    assert max(map(len, lines)) <= 78 and any("MLX_ENABLE_TF32=0" in line for line in lines)

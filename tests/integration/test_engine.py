@@ -1,0 +1,343 @@
+"""Laws of the engine: what a request gives does not depend on when it came, what is beside it, or who was cancelled."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding.draft_length import choose_length
+from speculative_decoding.draft_length.passes import UNPADDED
+from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, SeparateDrafters
+from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event, Request
+from speculative_decoding.errors import InputError
+from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.sampling import GenerationOptions
+from tests.support.tiny import EXACT, VOCAB, model_drafter, noisy_copy, run, tiny_model, tokens_of
+from tests.support.together import Letters, options_of
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+PROMPTS = ["abc", "b", "hgfedcba", "aa", "cabbage", "fed", "deadbeef", "g", "abcdefghijkl", "cc", "hij", "ecb", "iii"]
+BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
+    "model": lambda: model_drafter(TARGET, DRAFT),
+    "ngram": lambda: SeparateDrafters(NgramDrafter(min_chance=0.0).fresh, VOCAB),
+    "auto": lambda: AutoDrafter(NgramDrafter(min_chance=0.0), model_drafter(TARGET, DRAFT), VOCAB),
+}
+COUPLED = {"temperature": 1.0, "acceptance": "coupled"}
+
+
+@cache
+def alone(prompt: str, options: GenerationOptions) -> list[int]:
+    """Regular decoding, without an engine and without a draft."""
+    chosen = {name: getattr(options, name) for name in ("temperature", "acceptance", "seed", "max_tokens")}
+    return tokens_of(run(TARGET, Letters().encode(prompt), **chosen))
+
+
+class Client:
+    """Submits, steps, and keeps what it was told."""
+
+    def __init__(self, drafter: str | BatchDrafter = "model", slots: int = 8, **options: Any) -> None:
+        self.drafter = BY_NAME[drafter]() if isinstance(drafter, str) else drafter
+        self.options = options
+        self.engine = Engine(
+            TARGET, Letters(), self.drafter, slots=slots, widths=EXACT if options.get("strict") else UNPADDED
+        )
+        self.prompts: dict[Request, str] = {}
+        self.told: dict[Request, list[int]] = {}
+
+    def submit(self, prompt: str, **own: Any) -> Request:
+        options = options_of(**{"max_tokens": 20} | self.options | own)
+        request = self.engine.submit(prompt, options, choose_length(options.num_draft))
+        self.prompts[request], self.told[request] = prompt, []
+        return request
+
+    def step(self) -> list[Event]:
+        events = self.engine.step()
+        for event in events:
+            assert event.request.finish_reason == event.round.finish_reason
+            assert len(event.texts) == len(event.round.tokens)
+            self.told[event.request] += event.round.tokens
+        assert len({event.request for event in events}) == len(events)
+        return events
+
+    def finish(self) -> None:
+        while not self.engine.is_idle:
+            assert self.step()
+        self.check()
+
+    def check(self, *cancelled: Request) -> None:
+        for request, prompt in self.prompts.items():
+            expected = alone(prompt, request.row.options)
+            assert request.tokens == self.told[request]
+            if request in cancelled:
+                assert request.finish_reason == "cancelled" and request.tokens == expected[: len(request.tokens)]
+            else:
+                assert request.tokens == expected and request.finish_reason in ("stop", "length")
+                assert Letters().decode(expected) == request.text
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was evaluated or encoded, in order: "eval", or "encode" for each source."""
+    done: list[str] = []
+    for name in ("eval", "async_eval"):
+        evaluate = getattr(mx, name)
+        monkeypatch.setattr(mx, name, lambda *arrays, evaluate=evaluate: (done.append("eval"), evaluate(*arrays))[1])
+    encode = type(TARGET).encode
+
+    def encoding(self: Any, tokens: mx.array, *rest: Any) -> mx.array:
+        done.extend(["encode"] * tokens.shape[0])
+        return encode(self, tokens, *rest)
+
+    monkeypatch.setattr(type(TARGET), "encode", encoding)
+    return done
+
+
+def test_submitting_computes_nothing_and_is_never_refused(work: list[str]) -> None:
+    client = Client(slots=2)
+    for number in range(100):
+        client.submit(PROMPTS[number % len(PROMPTS)], max_tokens=1)
+        assert client.engine.wants_more == (number + 1 < QUEUE_PER_SLOT * 2) and not client.engine.is_idle
+    assert work == []
+    client.step()
+    assert work
+    work.clear()
+    client.submit("abc")
+    assert work == []
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_no_more_is_encoded_than_there_are_slots(work: list[str], slots: int) -> None:
+    """So a cancelled or a late request never waits behind, nor pays for, a long line of encoded ones."""
+    client = Client("ngram", slots=slots, max_tokens=5)
+    for prompt in PROMPTS * 2:
+        client.submit(prompt)
+    ended = 0
+    while not client.engine.is_idle:
+        before = sum(bool(request.tokens) for request in client.prompts)
+        events = client.step()
+        started = sum(bool(request.tokens) for request in client.prompts)
+        assert work.count("encode") <= started + slots and work.count("encode") - before <= 2 * slots
+        ended += sum(event.request.finish_reason is not None for event in events)
+        assert started - ended <= slots
+    assert work.count("encode") == ended == 2 * len(PROMPTS)
+    client.check()
+
+
+def test_a_step_is_a_round_of_each_active_row() -> None:
+    client = Client(slots=4)
+    requests = [client.submit(prompt) for prompt in PROMPTS[:6]]
+    for _ in range(3):
+        active = {request for request in requests if request.tokens and not request.finish_reason}
+        found = {event.request for event in client.step()}
+        assert active <= found and len(found) == 4
+    client.finish()
+    assert client.engine.step() == []
+
+
+def test_an_engine_is_reused_when_it_was_idle() -> None:
+    client = Client(slots=3)
+    for _ in range(2):
+        for prompt in PROMPTS[:5]:
+            client.submit(prompt)
+        client.finish()
+
+
+def slots_taken(client: Client) -> int:
+    return sum(request is not None and not request.finish_reason for request in client.engine._requests)
+
+
+@pytest.mark.parametrize("drafter", BY_NAME)
+def test_a_cancelled_request_gives_its_slot_away_before_the_next_round(drafter: str) -> None:
+    """In the middle, in the first round's place, encoded but not begun, in the sorted line, and in the queue."""
+    client = Client(drafter, slots=3)
+    requests = [client.submit(prompt) for prompt in (PROMPTS * 2)[: 3 * QUEUE_PER_SLOT + 6]]
+    client.step()
+    engine = client.engine
+    running = [each for each in engine._requests if each is not None and not each.finish_reason]
+    encoded = [request for request, _ in engine._encoded] or [engine._sorted[0]]
+    cancelled = [running[0], encoded[0], engine._sorted[-1], engine._queue[0]]
+    for request in cancelled:
+        engine.cancel(request)
+        engine.cancel(request)  # once more is nothing
+    next_in_line = len(client.step())
+    assert (
+        next_in_line
+        == 3
+        == slots_taken(client)
+        + sum(request.finish_reason not in (None, "cancelled") for request in engine._requests if request is not None)
+    )
+    while not engine.is_idle:
+        assert not {event.request for event in client.step()} & set(cancelled)
+    client.check(*cancelled)
+    done = requests[-1]
+    reason = done.finish_reason
+    engine.cancel(done)
+    assert done.finish_reason == reason != "cancelled"
+
+
+def test_before_the_first_round_a_cancelled_request_costs_nothing(work: list[str]) -> None:
+    client = Client(slots=2)
+    requests = [client.submit(prompt) for prompt in PROMPTS[:4]]
+    for request in requests:
+        client.engine.cancel(request)
+    assert client.engine.is_idle and client.step() == [] and work == []
+    client.submit("abc")
+    while not client.engine.is_idle:
+        client.step()
+    client.check(*requests)
+
+
+def test_a_round_of_cancelled_rows_alone_computes_nothing(work: list[str]) -> None:
+    client = Client(slots=2)
+    requests = [client.submit(prompt) for prompt in PROMPTS[:2]]
+    client.step()
+    work.clear()
+    for request in requests:
+        client.engine.cancel(request)
+    assert client.engine.is_idle and client.step() == [] and work == []
+
+
+@pytest.mark.parametrize("drafter", BY_NAME)
+def test_nothing_is_kept_of_requests_that_are_over(drafter: str) -> None:
+    """Ended or cancelled: once others took their slots, nobody holds them, and no state grows with their number."""
+    client = Client(drafter, slots=3, max_tokens=4)
+    old = [weakref.ref(client.submit(prompt)) for prompt in PROMPTS * 3]
+    client.engine.cancel(old[5]())  # type: ignore[arg-type]
+    sizes = set()
+    for number in range(30):
+        client.step()
+        if number == 2:
+            client.engine.cancel(next(each for each in client.engine._requests if each and not each.finish_reason))
+    while not client.engine.is_idle:
+        client.step()
+        sizes.add(state_size(client.drafter))
+    client.prompts.clear()
+    client.told.clear()
+    for _ in range(3):
+        client.submit("abc")
+    client.step()
+    gc.collect()
+    assert not [each for each in old if each() is not None]
+    assert max(sizes) <= 3 and state_size(client.drafter) <= 3
+
+
+def state_size(drafter: BatchDrafter) -> int:
+    """Of the largest of the dictionaries by slot that a drafter keeps, or one within it."""
+    own = [len(value) for value in vars(drafter).values() if type(value) is dict]
+    inner = [state_size(value) for value in vars(drafter).values() if isinstance(value, BatchDrafter)]
+    return max(own + inner)
+
+
+@pytest.mark.parametrize("sampling", [{}, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("drafter", BY_NAME)
+def test_a_batch_that_grows_and_shrinks_changes_no_row(drafter: str, sampling: dict[str, Any]) -> None:
+    client = Client(drafter, slots=16, **sampling)
+    sizes = []
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            client.step()
+            sizes.append(len(client.engine._requests))
+
+    client.submit("abcdefgh", max_tokens=30)
+    step(2)
+    for seed, prompt in enumerate(PROMPTS[:8]):
+        client.submit(prompt, seed=seed, max_tokens=4 + 3 * (seed % 5))
+    step(3)
+    for seed, prompt in enumerate(PROMPTS[8:]):
+        client.submit(prompt, seed=seed)
+    step(1)
+    while not client.engine.is_idle:
+        step(1)
+    client.submit("fed", seed=3)
+    client.finish()
+    client.submit("deaf")
+    step(1)
+    client.finish()
+    assert {1, 9, 16} <= set(sizes) and sizes != sorted(sizes)  # a factor of two at least, up and down
+
+
+def forget_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecoderCache, "select", lambda self, rows: select_wrongly(self, rows))
+
+
+def select_wrongly(cache: DecoderCache, rows: Sequence[int]) -> None:
+    SELECT(cache, sorted(rows))
+
+
+SELECT = DecoderCache.select
+
+
+def test_a_batch_that_is_resized_wrongly_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_to_move(monkeypatch)
+    with pytest.raises((AssertionError, IndexError)):
+        test_a_batch_that_grows_and_shrinks_changes_no_row("ngram", {})
+
+
+@pytest.mark.parametrize("drafter", BY_NAME)
+def test_a_hundred_prompts_at_random_moments(drafter: str) -> None:
+    """Submitted and cancelled in any order, greedy and coupled, of any length: each is what it is alone."""
+    dice = random.Random(len(drafter))
+    client = Client(drafter, slots=6)
+    cancelled = []
+    waiting = 100
+    while waiting or not client.engine.is_idle:
+        for _ in range(min(waiting, dice.choice((0, 0, 1, 1, 2, 9)))):
+            own: dict[str, Any] = {"max_tokens": dice.randint(1, 12), "num_draft": dice.randint(0, 6)}
+            if dice.random() < 0.4:
+                own |= COUPLED | {"seed": dice.randint(0, 5)}
+            client.submit(dice.choice(PROMPTS), **own)
+            waiting -= 1
+        alive = [request for request in client.prompts if not request.finish_reason]
+        if alive and dice.random() < 0.1:
+            cancelled.append(dice.choice(alive))
+            client.engine.cancel(cancelled[-1])
+        client.step()
+    assert len(client.prompts) == 100 and len(cancelled) > 3
+    client.check(*cancelled)
+
+
+def test_a_bad_prompt_is_refused_and_the_others_go_on() -> None:
+    client = Client(slots=2)
+    client.submit("abc")
+    client.step()
+    with pytest.raises(InputError, match="prompt is empty"):
+        client.submit(" ")
+    with pytest.raises(InputError, match="eos_token_ids must be between 0 and 23"):
+        client.submit("b", eos_token_ids=(99,))
+    client.submit("cab")
+    client.finish()
+    assert len(client.prompts) == 2
+
+
+def test_strict_rows_have_passes_of_one_class_and_the_tokens_of_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = set()
+    states = type(TARGET).states
+
+    def recording(self: Any, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        if self is TARGET:
+            widths.add(tokens.shape[1])
+        return states(self, tokens, cache)
+
+    prefix = tuple(alone("iii", options_of(max_tokens=20)))
+    for options in ({"max_tokens": 20}, {"max_tokens": 36, "prefix": prefix}):
+        client = Client(slots=4, strict=True, num_draft=7, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(TARGET), "states", recording)
+            client.submit(PROMPTS[0])  # alone at first
+            client.step()
+            for prompt in PROMPTS:  # with a prefix one row is at its end while another reads its own
+                client.submit(prompt)
+            while not client.engine.is_idle:
+                client.step()
+        if "prefix" not in options:
+            client.check()
+    assert widths == EXACT.costs(1).passes.keys()

@@ -1,0 +1,441 @@
+"""Laws of the loop: whoever drafts, and however much, the output is the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding import InputError, generate, stream_generate
+from speculative_decoding.decoding import loop
+from speculative_decoding.decoding.acceptance import Greedy
+from speculative_decoding.decoding.batch import DecodedRow
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.drafters import BatchModelDrafter, Draft, Drafter, NoDrafter, Row, Wanted
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from tests.support.tiny import (
+    DRAFTERS,
+    EOS,
+    EXACT,
+    OPTIONS_OF,
+    SOURCES,
+    VOCAB,
+    Scripted,
+    model_drafter,
+    noisy_copy,
+    run,
+    tiny_model,
+    tokens_of,
+)
+from tests.support.together import Letters, drafter_of_rows, options_of, together
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+REGULAR = [tokens_of(run(TARGET, source)) for source in SOURCES]
+
+
+def regular_of(row: Row) -> list[int]:
+    return REGULAR[SOURCES.index(row.source)]
+
+
+def check_identity(drafter: str, num_draft: int, sources: int = len(SOURCES)) -> None:
+    for source, regular in zip(SOURCES[:sources], REGULAR[:sources], strict=True):
+        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+        rounds = run(TARGET, source, made, num_draft=num_draft, **OPTIONS_OF.get(drafter, {}))
+        assert tokens_of(rounds) == regular
+
+
+def test_the_tiny_models_exercise_the_loop() -> None:
+    assert len({tuple(regular) for regular in REGULAR}) == len(REGULAR)
+    assert any(regular[-1] == EOS for regular in REGULAR) and any(len(regular) == 30 for regular in REGULAR)
+    rounds = [event for source in SOURCES for event in run(TARGET, source, model_drafter(TARGET, DRAFT))]
+    accepted = {event.accepted for event in rounds}
+    assert {0, 4} < accepted  # rejections at once, full acceptance, and something between
+
+
+@pytest.mark.parametrize(("num_draft", "sources"), [(1, 2), (5, 5)])  # all for each length side by side, below
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft: int, sources: int) -> None:
+    check_identity(drafter, num_draft, sources)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_side_by_side_rows_of_any_draft_length_and_any_limit_are_regular_decoding(drafter: str) -> None:
+    """num_draft 0 to 12 and max_tokens from 1, in one batch; the limit is exact, and named as the reason."""
+    limits = [(0, 30), (1, 30), (2, 30), (5, 30), (12, 30), (4, 1), (4, 2), (4, 3), (4, 7), (4, 29)]
+    requests = [
+        (source, options_of(drafter, num_draft=num_draft, max_tokens=max_tokens))
+        for source in SOURCES
+        for num_draft, max_tokens in limits
+    ]
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+    for (source, options), told in zip(requests, found, strict=True):
+        expected = REGULAR[SOURCES.index(source)][: options.max_tokens]
+        assert told.tokens == expected
+        assert [event.finish_reason for event in told.rounds][-1] == ("stop" if EOS in expected else "length")
+        assert all(event.finish_reason is None for event in told.rounds[:-1])
+        assert all(event.drafted <= options.num_draft for event in told.rounds)
+
+
+def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(
+        DecoderCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets])
+    )
+
+
+def rewind_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offsets: trim(self, [each + 1 for each in offsets]))
+
+
+def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on behind the bonus token, but the reader never sees it."""
+
+    def without_bonus(*, tokens: list[int], proposed: list[int], accepted: int, **rest: Any) -> Round:
+        kept = tokens[:-1] if accepted == len(proposed) else tokens
+        return Round(tokens=kept, proposed=proposed, accepted=accepted, **rest)
+
+    monkeypatch.setattr(loop, "Round", without_bonus)
+
+
+def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = loop.commit
+
+    def with_rejected(judged: Any, proposed: list[list[int]]) -> Any:
+        found = []
+        for each in judged:
+            following = each.verdict.next_token.tolist()
+            for i, kept in enumerate(each.verdict.accepted.tolist()):
+                if kept < len(proposed[i]):
+                    following[i] = proposed[i][kept]
+            found.append(each._replace(verdict=each.verdict._replace(next_token=mx.array(following))))
+        return commit(found, proposed)
+
+    monkeypatch.setattr(loop, "commit", with_rejected)
+
+
+@pytest.mark.parametrize(
+    "plant", [rewind_one_too_far, rewind_one_too_short, drop_the_bonus_token, keep_the_rejected_token]
+)
+def test_a_planted_fault_breaks_identity(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_identity("every third wrong", 4)
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_identity("every third wrong", 4)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
+    """At temperature 2 the end comes at every place, also inside drafts that run past it."""
+    requests = [(SOURCES[0], options_of(drafter, temperature=2.0, seed=seed)) for seed in range(16)]
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+    assert all(EOS not in told.tokens[:-1] for told in found)
+    assert len({len(told.tokens) for told in found}) > 5
+
+
+def test_counts_add_up() -> None:
+    for source in SOURCES:
+        for event in run(TARGET, source, model_drafter(TARGET, DRAFT), num_draft=4):
+            assert 0 <= event.accepted <= event.drafted <= 4
+            assert len(event.tokens) == event.accepted + 1 or event.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_same_seed_same_tokens_and_other_seed_other_tokens(temperature: float) -> None:
+    def sample(seed: int) -> list[int]:
+        options = {"temperature": temperature, "seed": seed}
+        return tokens_of(run(TARGET, SOURCES[2], model_drafter(TARGET, DRAFT), **options))
+
+    assert sample(3) == sample(3)
+    assert len({tuple(sample(seed)) for seed in range(8)}) > 4
+
+
+PENALTY = 1.5
+
+
+@cache
+def without_cache(source: tuple[int, ...], penalty: float, max_tokens: int) -> list[int]:
+    """Greedy decoding as transformers has it, written down again: no cache, no draft, numpy."""
+    tokens = [0]
+    memory = TARGET.encode(mx.array([source]))
+    while len(tokens) <= max_tokens and EOS not in tokens:
+        logits = np.array(TARGET.decode(mx.array([tokens]), TARGET.make_cache(memory)))[0, -1]
+        for token in set(tokens):
+            logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
+        tokens.append(int(logits.argmax()))
+    return tokens[1:]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: str) -> None:
+    requests = [
+        (source, options_of(drafter, repetition_penalty=PENALTY, num_draft=number + 2, max_tokens=20))
+        for number, source in enumerate(SOURCES)
+    ]
+    made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: without_cache(tuple(row.source), PENALTY, 20))
+    expected = [without_cache(tuple(source), PENALTY, 20) for source in SOURCES]
+    assert [told.tokens for told in together(TARGET, requests, made)] == expected
+    assert expected[-1] != REGULAR[-1][:20]
+
+
+@cache
+def coupled_requests() -> list[tuple[list[int], dict[str, Any], list[int]]]:
+    """(source, options, what they give without a draft), at two temperatures, with every change of distribution."""
+    found = []
+    for seed in range(26):
+        temperature = 0.7 if seed < 13 else 1.0
+        extra = {"top_k": 9, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2} if seed % 2 else {}
+        options = {"temperature": temperature, "seed": seed, "acceptance": "coupled", "max_tokens": 14} | extra
+        source = SOURCES[seed % len(SOURCES)]
+        found.append((source, options, tokens_of(run(TARGET, source, **options))))
+    return found
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
+    """Drafts of 0 to 12 tokens, side by side."""
+    expected = {options["seed"]: regular for _, options, regular in coupled_requests()}
+    requests = [
+        (source, options_of(drafter, num_draft=options["seed"] % 13, **options))
+        for source, options, _ in coupled_requests()
+    ]
+    made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: expected[row.options.seed])
+    assert [told.tokens for told in together(TARGET, requests, made)] == list(expected.values())
+    assert len(set(map(tuple, expected.values()))) > 20
+
+
+class Independent(BatchModelDrafter):
+    """Samples with noise of its own also where the target's is known."""
+
+    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+        rows = [
+            Row(replace(each.row.options, acceptance="rejection"), each.row.source, each.row.tokens, each.row.slot)
+            for each in wanted
+        ]
+        return super().propose([replace(each, row=row) for each, row in zip(wanted, rows, strict=True)], slots)
+
+
+def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> None:
+    def accepted(kind: type[BatchModelDrafter]) -> int:
+        requests = [(SOURCES[0], options_of(temperature=1.0, seed=seed, acceptance="coupled")) for seed in range(6)]
+        made = kind(model_drafter(TARGET, DRAFT)._draft_model, VOCAB)
+        return sum(event.accepted for told in together(TARGET, requests, made) for event in told.rounds)
+
+    assert accepted(BatchModelDrafter) > 2 * accepted(Independent) > 0
+
+
+def recorded_logits(num_draft: int, drafter: Drafter, strict: bool, dtype: mx.Dtype) -> dict[int, mx.array]:
+    """What the target's passes computed for each committed position of a run; at -1 its tokens."""
+    found: dict[int, mx.array] = {}
+    verdict = Greedy.verdict
+
+    def recording(self: Greedy, draft: Draft, logits: mx.array, rows: Sequence[DecodedRow]) -> Any:
+        result = verdict(self, draft, logits, rows)
+        for i in range(int(result.accepted.item()) + 1):
+            found[len(rows[0].tokens) + i] = logits[0, i]
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Greedy, "verdict", recording)
+        options: dict[str, Any] = {"num_draft": num_draft, "max_tokens": 100, "ends": lambda token: False}
+        rounds = run(wide(dtype), SOURCES[0], drafter, strict=strict, **options)
+        found[-1] = mx.array(tokens_of(rounds))
+    return found
+
+
+DTYPES = (mx.float32, mx.bfloat16, mx.float16)
+
+
+@cache
+def wide(dtype: mx.Dtype) -> EncoderDecoder:
+    """Wide enough that kernels block and split their sums; runs are long enough that the cache grows."""
+    model = tiny_model(seed=3, position_scale=1.0, d_model=96, d_kv=24, d_ff=320, num_heads=4)
+    model.set_dtype(dtype)
+    return model
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strict_passes_compute_the_same_bits_with_and_without_a_draft(dtype: mx.Dtype) -> None:
+    plain = recorded_logits(7, NoDrafter(), True, dtype)
+    regular: list[int] = plain[-1].tolist()  # type: ignore[assignment]
+    assert len(regular) == 100 and len(set(regular)) > 3
+    for num_draft in (1, 4, 7):  # up to 7 passes have one width
+        third_wrong = Scripted(regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token)
+        drafted = recorded_logits(num_draft, third_wrong, True, dtype)
+        assert plain.keys() == drafted.keys()
+        for position, logits in plain.items():
+            assert mx.array_equal(logits, drafted[position]), position
+
+
+def test_where_bits_depend_on_the_width_of_a_pass_only_strict_passes_have_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the test above can fail, also where kernels happen to give the same bits at any width."""
+    states = EncoderDecoder.states
+
+    def sensitive(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        width = tokens.shape[1]
+        return states(self, tokens, cache) * (1.0 + 1e-3 * (width not in EXACT.costs(1).passes) * width)
+
+    monkeypatch.setattr(EncoderDecoder, "states", sensitive)
+    for strict in (True, False):
+        plain = recorded_logits(4, NoDrafter(), strict, mx.float32)
+        right = Scripted(plain[-1].tolist(), lambda i, token: token)  # type: ignore[arg-type]
+        drafted = recorded_logits(4, right, strict, mx.float32)
+        assert plain.keys() == drafted.keys()
+        assert strict == all(mx.array_equal(logits, drafted[position]) for position, logits in plain.items())
+
+
+def test_strict_passes_have_widths_of_one_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = set()
+    states = type(TARGET).states
+
+    def recording(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        result = states(self, tokens, cache)
+        widths.add(tokens.shape[1])
+        return result
+
+    monkeypatch.setattr(type(TARGET), "states", recording)
+    for most, expected in ((0, {2}), (2, {4}), (4, {8}), (9, {8})):
+        widths.clear()
+        run(TARGET, SOURCES[0], Scripted(REGULAR[0], lambda i, token: token, most), num_draft=9, strict=True)
+        assert widths - {2, 4} == expected - {2, 4} and widths <= {2, 4, 8}
+
+
+def test_stream_and_result_agree() -> None:
+    responses = list(stream_generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20))
+    result = generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20)
+    assert result.text == "".join(response.text for response in responses) == Letters().decode(result.tokens)
+    assert result.tokens == [response.token for response in responses]
+    assert [response.finish_reason for response in responses] == [None] * (len(responses) - 1) + [result.finish_reason]
+    assert result.stats.accepted_tokens == sum(response.from_draft for response in responses)
+    assert result.stats.generated_tokens == len(result.tokens)
+    assert result.stats.target_calls == sum(result.stats.accepted_histogram.values())
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_stop_string_cuts_at_every_place_of_an_accepted_draft(drafter: str) -> None:
+    """Each one to three letters of the regular text in turn are the stop string; no text comes too early."""
+    requests = []
+    for source, regular in zip(SOURCES, REGULAR, strict=True):
+        letters = Letters().decode(regular)
+        stops = {letters[i : i + size] for i, size in product(range(min(len(letters), 9)), (1, 3))}
+        requests += [(source, options_of(drafter, stop=("~", stop))) for stop in sorted(stops)]
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+    for (source, options), told in zip(requests, found, strict=True):
+        regular, (_, stop) = REGULAR[SOURCES.index(source)], options.stop
+        letters = Letters().decode(regular)
+        at = letters.index(stop)
+        assert (told.text, told.finish_reason) == (letters[:at], "stop")
+        assert Letters().decode(told.tokens) == letters[: at + len(stop)] and told.tokens == regular[: len(told.tokens)]
+        assert all(letters.startswith(text) and stop not in text for text in told.texts)
+        assert all(event.accepted <= len(event.tokens) for event in told.rounds)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_an_extra_end_of_sequence_id_cuts_at_every_place_of_an_accepted_draft(drafter: str) -> None:
+    regular = max(REGULAR, key=lambda tokens: len(set(tokens)))
+    source = SOURCES[REGULAR.index(regular)]
+    requests = [(source, options_of(drafter, eos_token_ids=(token, 0))) for token in sorted(set(regular) - {EOS})]
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+    for (_, options), told in zip(requests, found, strict=True):
+        assert told.tokens == regular[: regular.index(options.eos_token_ids[0]) + 1]
+        assert (told.text, told.finish_reason) == (Letters().decode(told.tokens[:-1]), "stop")
+
+
+def test_generate_takes_stop_strings_and_extra_ids() -> None:
+    plain = generate(TARGET, Letters(), "abc", draft_model=DRAFT)
+    stop = plain.text[3:5]
+    at = plain.text.index(stop)
+    result = generate(TARGET, Letters(), "abc", draft_model=DRAFT, stop=[stop])
+    assert (result.text, result.finish_reason) == (plain.text[:at], "stop")
+    assert result.stats.generated_tokens == len(result.tokens) == at + 2
+    ended = generate(TARGET, Letters(), "abc", draft_model=DRAFT, eos_token_ids=[plain.tokens[3]])
+    assert ended.tokens == plain.tokens[: plain.tokens.index(plain.tokens[3]) + 1] and ended.finish_reason == "stop"
+
+
+MODEL_OF_5: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft": 5}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_lossy_run_reports_its_price(temperature: float) -> None:
+    def price(**options: Any) -> float:
+        options |= {**MODEL_OF_5, "temperature": temperature, "seed": 2}
+        return generate(TARGET, Letters(), "abc", **options).stats.delta_total_variation
+
+    assert price() == 0
+    assert 0 < price(delta=0.9) <= 1
+    assert price(delta=1.0) >= price(delta=0.0)
+    if temperature > 0:
+        assert 0 < price(delta=0.2) <= 0.2
+        assert price(acceptance="block") == price(acceptance="coupled") == 0
+
+
+def test_at_temperature_0_the_price_counts_tokens_that_are_not_the_arg_max() -> None:
+    lenient = generate(TARGET, Letters(), "abc", delta=0.95, **MODEL_OF_5)
+    prefix = mx.array([[0, *lenient.tokens]])
+    memory = TARGET.encode(mx.array([Letters().encode("abc")]))
+    best = mx.argmax(TARGET.decode(prefix, TARGET.make_cache(memory))[0], axis=-1).tolist()
+    others = sum(token != right for token, right in zip(lenient.tokens, best, strict=False))  # type: ignore[arg-type]
+    assert lenient.stats.delta_total_variation == others / len(lenient.tokens) > 0
+
+
+def test_an_interrupted_call_leaves_no_trace() -> None:
+    expected = generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20).tokens
+    for stop in range(1, 8):
+        stream = stream_generate(TARGET, Letters(), "cab", draft_model=DRAFT)
+        for _ in range(stop):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20).tokens == expected
+
+
+def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
+    exact = generate(TARGET, Letters(), "abc", **MODEL_OF_5)
+    lenient = generate(TARGET, Letters(), "abc", delta=1.0, **MODEL_OF_5)
+    assert exact.stats.lossless and not lenient.stats.lossless
+    assert lenient.stats.acceptance_rate > exact.stats.acceptance_rate
+    with pytest.raises(InputError, match="delta has no effect with drafter none"):
+        generate(TARGET, Letters(), "abc", delta=1.0, drafter="none")
+    undrafted = run(TARGET, SOURCES[0], delta=1.0)  # nothing is drafted, so nothing is lost
+    assert tokens_of(undrafted) == REGULAR[0] and not any(event.total_variation for event in undrafted)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_draft": -1}, "num_draft"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"delta": 1.5}, "delta"),
+        ({"delta": -0.1}, "delta"),
+        ({"acceptance": "typical"}, "acceptance"),
+        ({"temperature": 1.0, "acceptance": "block", "delta": 0.1}, "delta"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": "word"}, "stop"),
+        ({"eos_token_ids": [VOCAB]}, "eos_token_ids"),
+        ({"eos_token_ids": [-1]}, "eos_token_ids"),
+        ({"prompt": " "}, "prompt"),
+        ({"prompt": "a" * 40}, "prompt"),
+        ({"max_token": 3}, "did you mean max_tokens"),
+    ],
+)
+def test_bad_arguments_are_named_at_the_call(options: dict[str, object], named: str) -> None:
+    model = tiny_model(n_positions=32)
+    arguments = {"prompt": "abc", "draft_model": model} | options
+    with pytest.raises(InputError, match=named):
+        stream_generate(model, Letters(), **arguments)  # type: ignore[arg-type]
+
+
+def test_long_prompts_are_accepted_when_asked() -> None:
+    model = tiny_model(n_positions=32)
+    assert generate(model, Letters(), "a" * 40, allow_long_prompt=True, max_tokens=3).tokens

@@ -1,0 +1,463 @@
+"""Sampled whole outputs of real tiny models against their exact law, and planted faults that must show.
+
+The law comes from the target alone, run over every possible output, and from an own, plain reading of the sampling
+options in numpy; nothing of the code under test takes part but the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative_decoding.decoding import acceptance, loop
+from speculative_decoding.decoding.batch import Batch, DecodedRow
+from speculative_decoding.decoding.judge import Judged
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length import choose_length
+from speculative_decoding.drafters import (
+    BatchDrafter,
+    BatchModelDrafter,
+    Draft,
+    DraftModel,
+    NgramDrafter,
+    Wanted,
+    choose_drafter,
+    model,
+)
+from speculative_decoding.drafters.base import Row, history_of
+from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs
+from tests.support.tiny import EOS, noisy_copy, tiny_model
+
+VOCAB, LENGTH = 8, 3
+SOURCE = [4, 3, 2, 1]
+
+
+def with_memory(model: EncoderDecoder) -> EncoderDecoder:
+    """Encodes once: there is but one source, and hundreds of runs."""
+    memory = model.encode(mx.array([SOURCE]))
+    mx.eval(memory)
+    object.__setattr__(model, "encode", lambda tokens, mask=None: mx.repeat(memory, tokens.shape[0], axis=0))
+    return model
+
+
+TARGET = tiny_model(seed=8, scale=0.8, vocab_size=VOCAB, num_layers=1)
+DRAFT = DraftModel(with_memory(noisy_copy(TARGET, noise=0.3, seed=10)))
+with_memory(TARGET)
+
+Law = dict[tuple[int, ...], float]
+
+
+def may_come(token: int, history: Sequence[int], own: Constraints) -> bool:
+    """One id by itself: what would stand there, read again."""
+    after, size = [*history, token], own.no_repeat_ngram_size
+    stretches = [after[i : i + size] for i in range(len(after) - size + 1)] if size else []
+    is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.never)
+    is_early = any(token == each and len(history) < place for each, place in own.early)
+    return not (is_never or is_early or (stretches and stretches[-1] in stretches[:-1]))
+
+
+def transformed(logits: NDArray[np.float64], history: Sequence[int], options: dict[str, Any]) -> NDArray[np.float64]:
+    """The distribution as Hugging Face defines it, one position at a time."""
+    x, penalty = logits.astype(np.float64), options.get("repetition_penalty", 1.0)
+    for token in set(history):
+        x[token] = x[token] * penalty if x[token] < 0 else x[token] / penalty
+    own = options.get("constraints", Constraints())
+    for token in range(VOCAB):
+        if not may_come(token, history, own):
+            x[token] = -np.inf
+    for place, ids in own.forced:
+        if place == len(history):
+            x = np.array([0.0 if token in ids else -np.inf for token in range(VOCAB)])
+    p = np.exp((x - x.max()) / options["temperature"])
+    p /= p.sum()
+    order = np.argsort(-p)
+    keep = np.ones(VOCAB, dtype=bool)
+    if top_k := options.get("top_k"):
+        keep[order[top_k:]] = False
+    p = p * keep / (p * keep).sum()
+    if (top_p := options.get("top_p", 1.0)) < 1:
+        reached = np.cumsum(p[order]) - p[order] < top_p  # what stands before it is not enough
+        keep[order] &= reached
+    p = p * keep / (p * keep).sum()
+    keep &= p >= options.get("min_p", 0.0) * p.max()
+    return p * keep / (p * keep).sum()
+
+
+def exact_law(options: dict[str, Any]) -> Law:
+    prefixes = list(product(range(VOCAB), repeat=LENGTH - 1))
+    memory = mx.repeat(TARGET.encode(mx.array([SOURCE])), len(prefixes), axis=0)
+    logits = np.array(TARGET.decode(mx.array([[0, *row] for row in prefixes]), TARGET.make_cache(memory)))
+    raw = {row[:i]: logits[n, i].astype(np.float64) for n, row in enumerate(prefixes) for i in range(LENGTH)}
+    law: Law = {}
+
+    def walk(written: tuple[int, ...], mass: float) -> None:
+        if len(written) == LENGTH or EOS in written:
+            law[written] = mass
+            return
+        for token, share in enumerate(transformed(raw[written], [0, *written], options)):
+            if share > 0:
+                walk((*written, token), mass * share)
+
+    walk((), 1.0)
+    return law
+
+
+def check_law(options: dict[str, Any], samples: int = 450, draft: DraftModel = DRAFT, rows: int = 150) -> None:
+    """Fails if the outputs of `samples` seeds do not follow the law. Looks every 150, so that a fault shows early.
+
+    rows: so many seeds are decoded side by side; what they share are the passes.
+    """
+    law, counts = exact_law(options), Counter[tuple[int, ...]]()
+    own = dict(options)
+    constraints = own.pop("constraints", Constraints())
+    for start in range(0, samples, rows):
+        batch = [GenerationOptions(seed=seed, **own) for seed in range(start, start + rows)]
+        counts.update(outcomes(BatchModelDrafter(draft, VOCAB), batch, [2] * rows, constraints))
+        if (start + rows) % 150 == 0:
+            check_counts(counts, law, start + rows)
+
+
+def outcomes(
+    drafter: BatchDrafter,
+    options: Sequence[GenerationOptions],
+    lengths: Sequence[int],
+    constraints: Constraints = Constraints(),  # noqa: B008
+) -> list[tuple[int, ...]]:
+    """What the readers of a batch get, whose rows draft so many tokens a round."""
+    cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
+    fixed = {length: choose_length(length) for length in lengths}
+    rows: list[DecodedRow | None] = []
+    for slot, (own, length) in enumerate(zip(options, lengths, strict=True)):
+        chosen = replace(own, max_tokens=LENGTH)
+        row = DecodedRow(chosen, SOURCE, [0], slot, constraints, length=fixed[length], ends={EOS}.__contains__)
+        rows.append(row)
+        drafter.begin(row)
+    batch = Batch(TARGET, drafter, cache, rows)
+    found: list[tuple[int, ...]] = [()] * len(rows)
+    while batch.active:
+        for slot, event in loop.speculate(batch).items():
+            found[slot] += tuple(event.tokens)
+    return found
+
+
+BROKEN = "cannot be|too far"  # what `check_counts` says, and nothing else
+
+
+def check_counts(counts: Counter[tuple[int, ...]], law: Law, samples: int) -> None:
+    """The chi-square statistic must be below its 1 - 1e-4 quantile (Wilson and Hilferty's approximation)."""
+    assert counts.keys() <= law.keys(), "an output that cannot be"
+    cells = [(counts[outcome], mass * samples) for outcome, mass in law.items() if mass * samples >= 5]
+    rare = samples - sum(found for found, _ in cells), samples - sum(count for _, count in cells)
+    if rare[1] >= 1:
+        cells.append(rare)
+    if (freedom := len(cells) - 1) < 4:
+        raise ValueError("too few samples to tell")
+    statistic = sum((found - count) ** 2 / count for found, count in cells)
+    most = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert statistic < most, f"too far from the law: {statistic:.1f}, at most {most:.1f}"
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 1.6},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
+]
+RULES = ["rejection", "block"]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_sampled_outputs_follow_the_targets_law(rule: str, options: dict[str, Any]) -> None:
+    check_law(options | {"acceptance": rule})
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_outputs_of_single_requests_follow_the_targets_law(rule: str) -> None:
+    check_law(OPTIONS[-1] | {"acceptance": rule}, samples=150, rows=1)
+
+
+def test_coupled_outputs_follow_the_targets_law() -> None:
+    check_law(OPTIONS[-1] | {"acceptance": "coupled"})
+
+
+# A draft model that never proposes 0, 5 or 7 (3 and 4 are in the source).
+TRIMMED = DraftModel(DRAFT.model, DraftVocabulary((EOS, 2, 6)))
+# Of outputs of three tokens: stretches within them and with the start token, what is too early, what is forced.
+REPEATS = {
+    "temperature": 1.6,
+    "constraints": Constraints(no_repeat_ngram_size=1, never=((4,), (5, 6)), early=((EOS, 3),)),
+}
+FORCED = {"temperature": 1.6, "constraints": Constraints(2, early=((EOS, 2), (3, 3)), forced=((1, (0,)), (3, (2, 6))))}
+
+
+@pytest.mark.parametrize("options", [REPEATS, FORCED], ids=["repeats", "forced"])
+@pytest.mark.parametrize("rule", [*RULES, "coupled"])
+def test_constrained_outputs_follow_the_targets_law(rule: str, options: dict[str, Any]) -> None:
+    check_law(options | {"acceptance": rule})
+    check_law(options | {"acceptance": rule}, draft=TRIMMED)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "coupled"])
+def test_a_draft_none_of_whose_tokens_may_come_leaves_the_law_alone(rule: str) -> None:
+    """Behind a token that may: a distribution that is NaN there would bias what the block rule says of the first."""
+    only = DraftModel(DRAFT.model, DraftVocabulary((EOS,)))  # and the source's 2, 3 and 4
+    banned = Constraints(never=tuple(product((2, 3, 4), (1, 2, 3, 4))))
+    check_law(OPTIONS[1] | {"acceptance": rule, "constraints": banned}, draft=only)
+
+
+# One that stops where it is unsure.
+UNSURE = OPTIONS[1] | {"confidence_threshold": 0.5}
+
+
+@pytest.mark.parametrize(("draft", "options"), [(TRIMMED, OPTIONS[1]), (DRAFT, UNSURE)], ids=["trimmed", "unsure"])
+@pytest.mark.parametrize("rule", [*RULES, "coupled"])
+def test_the_law_is_the_targets_however_a_draft_model_proposes(
+    rule: str, draft: DraftModel, options: dict[str, Any]
+) -> None:
+    check_law(options | {"acceptance": rule}, draft=draft)
+
+
+def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int = 150) -> Counter[tuple[int, ...]]:
+    """Outcomes of batches whose rows have their own seeds and drafts of 0, 1 or 2 tokens: they do not keep step.
+
+    names: of the rules that judge the rows, in turn.
+    """
+    counts: Counter[tuple[int, ...]] = Counter()
+    for start in range(0, samples, rows):
+        batch = [
+            GenerationOptions(seed=seed, acceptance=names[seed % len(names)], drafter=drafter, **OPTIONS[1])
+            for seed in range(start, start + rows)
+        ]
+        source = choose_drafter(batch[0], TARGET, DRAFT, NgramDrafter(min_chance=0.0))
+        counts.update(outcomes(source, batch, [own.seed // len(names) % 3 for own in batch]))
+    return counts
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
+@pytest.mark.parametrize("names", [["rejection"], ["block"], ["coupled"], [*RULES, "coupled"]], ids=" ".join)
+def test_the_rows_of_ragged_batches_follow_the_targets_law(names: list[str], drafter: str) -> None:
+    """Every drafter; also what a single request does, for it is a batch of one. And rows of all rules at once."""
+    check_counts(in_batches(names, drafter), exact_law(OPTIONS[1]), 450)
+
+
+def neighbours_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row's samples are judged by the distribution behind its neighbour's tokens."""
+    judge = loop.judge
+
+    def shifted(batch: Batch, rows: Sequence[DecodedRow], draft: Draft, logits: mx.array) -> list[Judged]:
+        return judge(batch, rows, draft, mx.roll(logits, 1, axis=0))
+
+    monkeypatch.setattr(loop, "judge", shifted)
+
+
+def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are judged apart from others get the draft of the row beside them."""
+    select = Draft.select
+    monkeypatch.setattr(Draft, "select", lambda self, slots: select(self, [*slots[1:], slots[0]]))
+
+
+@pytest.mark.parametrize(
+    ("plant", "names"), [(neighbours_logits, ["rejection"]), (neighbours_draft, [*RULES, "coupled"])]
+)
+def test_a_planted_fault_breaks_the_law_of_batches(
+    plant: Callable[[pytest.MonkeyPatch], None], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_counts(in_batches(names, "model", 900), exact_law(OPTIONS[1]), 900)
+
+
+MARIAN = {"model_type": "marian", "d_model": 16, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": EOS}
+MARIAN |= {"activation_function": "swish", "scale_embedding": True, "vocab_size": VOCAB}
+MARIAN |= {f"{stack}_{of}": 2 for stack in ("encoder", "decoder") for of in ("layers", "attention_heads", "ffn_dim")}
+
+
+def test_samples_of_another_family_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model(seed=8, scale=0.25, **MARIAN)
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", with_memory(target))
+    options, draft = OPTIONS[0] | {"acceptance": "block"}, DraftModel(with_memory(noisy_copy(target, noise=0.3)))
+    check_law(options, draft=draft, rows=450)
+    neighbours_logits(monkeypatch)
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_law(options, draft=draft, rows=450)
+
+
+def plant_in_drafts(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Draft, mx.array, dict[int, Wanted]], Draft]
+) -> None:
+    """What sampled drafts become before anyone sees them. The change is given the draft, its probs, and by slot what
+    was wanted.
+    """
+    propose = BatchModelDrafter.propose
+
+    def planted(self: BatchModelDrafter, wanted: Sequence[Wanted], slots: int) -> Draft:
+        draft = propose(self, wanted, slots)
+        if draft.probs is None:
+            raise TypeError("not sampled")
+        return change(draft, draft.probs, {each.row.slot: each for each in wanted})
+
+    monkeypatch.setattr(BatchModelDrafter, "propose", planted)
+
+
+def drop_the_unsure_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft stops in front of a token that it sampled and was unsure of, not behind it."""
+
+    def without_last(draft: Draft, probs: mx.array, wanted: dict[int, Wanted]) -> Draft:
+        lengths = [draft.length(slot) for slot in range(draft.rows)]
+        for slot, each in wanted.items():
+            lengths[slot] -= lengths[slot] < each.count
+        return Draft(draft.tokens, probs, lengths)
+
+    plant_in_drafts(monkeypatch, without_last)
+
+
+def report_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a trimmed vocabulary are passed off as sampled from all of it."""
+    plant_in_drafts(
+        monkeypatch, lambda draft, probs, wanted: Draft(draft.tokens, 0.6 * probs + 0.4 / VOCAB, draft.lengths)
+    )
+
+
+@pytest.mark.parametrize(
+    ("plant", "draft", "options"),
+    [(drop_the_unsure_token, DRAFT, UNSURE), (report_the_whole_vocabulary, TRIMMED, OPTIONS[1])],
+)
+def test_a_planted_fault_of_a_draft_model_breaks_the_law(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    draft: DraftModel,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_law(options, 900, draft)
+
+
+def test_options_change_the_law() -> None:
+    """What the tests above tell apart."""
+    laws = [exact_law(options) for options in OPTIONS]
+    for i, one in enumerate(laws):
+        for other in laws[:i]:
+            assert 0.5 * sum(abs(one.get(k, 0) - other.get(k, 0)) for k in one | other) > 0.01
+
+
+def raw_logits_for_probs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (acceptance, model):
+        monkeypatch.setattr(module, "logprobs", lambda logits, rows, history: mx.log(mx.maximum(logits, 0)))
+
+
+def unadjusted_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unadjusted(draft, probs, weights, accepted):  # type: ignore[no-untyped-def]
+        return mx.take_along_axis(probs, accepted[:, None, None], axis=1)[:, 0]
+
+    monkeypatch.setattr(acceptance, "residual", unadjusted)
+
+
+def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter withdraws a token that it sampled where that was not its favourite."""
+
+    def withdrawing(draft: Draft, probs: mx.array, wanted: dict[int, Wanted]) -> Draft:
+        favourite = (draft.tokens == mx.argmax(probs, axis=-1)).astype(mx.int32)
+        kept: list[int] = mx.cumprod(favourite, axis=1).sum(axis=1).tolist()  # type: ignore[assignment]
+        return Draft(draft.tokens, probs, [min(count, draft.length(slot)) for slot, count in enumerate(kept)])
+
+    plant_in_drafts(monkeypatch, withdrawing)
+
+
+def penalty_on_the_wrong_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verified position sees the committed tokens alone."""
+
+    monkeypatch.setattr(acceptance, "history_of", lambda rows, drafted: history_of(rows))
+
+
+def history_one_token_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verified position misses the drafted token before it."""
+
+    def too_short(rows: Sequence[Row], drafted: mx.array) -> History:
+        hidden = 0 * drafted[:, -1:]  # the start token, which every history has
+        return history_of(rows, mx.concatenate([drafted[:, :-1], hidden], axis=1))
+
+    monkeypatch.setattr(acceptance, "history_of", too_short)
+
+
+def temperature_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft samples at the temperature, the target is taken as it is."""
+
+    def at_one(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+        return logprobs(logits, [replace(row, temperature=1.0) for row in rows], history)
+
+    monkeypatch.setattr(acceptance, "logprobs", at_one)
+
+
+def draft_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft says that it sampled at temperature 1."""
+
+    def misreporting(draft: Draft, probs: mx.array, wanted: dict[int, Wanted]) -> Draft:
+        untempered = probs ** next(iter(wanted.values())).row.options.temperature
+        return Draft(draft.tokens, untempered / untempered.sum(axis=-1, keepdims=True), draft.lengths)
+
+    plant_in_drafts(monkeypatch, misreporting)
+
+
+def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(
+        DecoderCache, "trim_to", lambda self, offsets: trim(self, [max(0, each - 1) for each in offsets])
+    )
+
+
+def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on behind the token that follows a whole draft, but the reader never sees it."""
+
+    def without_bonus(tokens: list[int], proposed: list[int], accepted: int, **rest: Any) -> Round:
+        return Round(tokens[:-1] if accepted == len(proposed) else tokens, proposed, accepted, **rest)
+
+    monkeypatch.setattr(loop, "Round", without_bonus)
+
+
+FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
+    (raw_logits_for_probs, OPTIONS[0]),
+    (unadjusted_residual, OPTIONS[0]),
+    (dropped_sampled_token, OPTIONS[1]),
+    (rewind_one_too_far, OPTIONS[0]),
+    (drop_the_bonus_token, OPTIONS[0]),
+    (temperature_on_one_side, OPTIONS[1]),
+    (draft_reports_another_temperature, OPTIONS[1]),
+    (penalty_on_the_wrong_prefix, OPTIONS[5]),
+    (penalty_on_the_wrong_prefix, REPEATS),
+    (history_one_token_too_short, REPEATS),
+]
+
+
+@pytest.mark.parametrize(("plant", "options"), FAULTS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_planted_fault_breaks_the_law(
+    rule: str,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_law(options | {"acceptance": rule}, 900)
+
+
+def test_a_lossy_rule_breaks_the_law() -> None:
+    with pytest.raises(AssertionError, match=BROKEN):
+        check_law(OPTIONS[0] | {"delta": 0.5}, 900)

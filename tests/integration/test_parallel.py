@@ -1,0 +1,258 @@
+"""Several processes on one machine: a shared model writes what the whole one writes, and so does a shared job. What the
+processes do is in parallel_process.py.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import InputError, checkpoints, models
+from speculative_decoding.checkpoints.base import Share
+from speculative_decoding.checkpoints.npz import read_npz, write_npz
+from speculative_decoding.cli.main import main as main_command
+from speculative_decoding.decoding.results import BatchResult, GenerationResult
+from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.jobs.spread import Spread, answer_of
+from speculative_decoding.loading.load import Storage, transformed
+from speculative_decoding.machines import Channel
+from speculative_decoding.models import sharding
+from tests.support.parallel_process import GOLDENS, PROMPT
+from tests.support.processes import start
+from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
+
+# A head of its own; layers with biases; fewer heads of keys than processes; a position bias for each layer.
+OF_TWO = ("madlad", "bart", "t5gemma2")
+OF_FOUR = ("pile-t5", "t5gemma")
+LIMIT = 1800  # seconds: longer than any machine takes, so that a test that would wait for ever fails
+WIDE = {"d_model": 32, "d_kv": 32, "d_ff": 64}
+PROMPTS = [" ".join("abcdefgh"[: i % 7 + 1]) for i in range(24)]
+
+
+def ended(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Of each of the processes its status, and what it said."""
+    started = start(processes, folder, ["-m", "tests.support.parallel_process", str(folder), *names])
+    try:
+        statuses = [process.wait(LIMIT) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    texts = ([(folder / f"{name}-{rank}").read_text() for name in ("out", "said")] for rank in range(processes))
+    return [(status, out, said) for status, (out, said) in zip(statuses, texts, strict=True)]
+
+
+def words(folder: Path, **sizes: int) -> None:
+    """A model whose tokens are letters; and a port that is free."""
+    save_hugging_face(tiny_model(**sizes), folder / "words", CONFIG | sizes)
+    vocabulary = {"<unk>": 0, "</s>": 1} | {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuv", 2)}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    content = {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": {"type": "Whitespace"}}
+    (folder / "words" / "tokenizer.json").write_text(json.dumps(content))
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        (folder / "port").write_text(str(one.getsockname()[1]))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, str]]]:
+    folder = tmp_path_factory.mktemp("two")
+    save_hugging_face(tiny_model(), folder / "tiny", CONFIG)
+    save_hugging_face(tiny_model(**WIDE), folder / "quantized", CONFIG | WIDE)
+    words(folder)
+    (folder / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    return folder, ended(2, folder, OF_TWO)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, str]]]:
+    folder = tmp_path_factory.mktemp("four")
+    words(folder, num_heads=4)
+    return folder, ended(4, folder, OF_FOUR)
+
+
+def found_by(said: list[tuple[int, str, str]]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said[0][1].splitlines()[0]) if said[0][1] else pytest.fail(str(said))
+    return found
+
+
+def test_shared_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
+    for found, names in ((found_by(two[1]), OF_TWO), (found_by(four[1]), OF_FOUR)):
+        assert found["errors"].keys() == set(names)
+        assert max(found["errors"].values()) < 1e-4 < 1e-2 < found["deaf"]
+
+
+def test_a_pass_adds_up_three_times_a_layer_and_once_for_its_tokens(two: Any, four: Any) -> None:
+    for found in (found_by(two[1]), found_by(four[1])):
+        for name, sums in found["sums"].items():
+            layers = models.build(checkpoints.read_config(GOLDENS / name)).config.decoder_layers
+            assert sums == 1 + layers * (2 if name == "t5gemma2" else 3)
+
+
+@pytest.mark.parametrize("name", ["tiny", "quantized"])
+def test_a_shared_model_writes_the_tokens_of_the_whole_one(name: str, two: Any) -> None:
+    """In each of `WAYS`; and each process has half of the layers."""
+    found = found_by(two[1])
+    assert found[name] == []
+    share, all_of_it = found["bytes"][name]
+    assert share < 0.75 * all_of_it  # the tables of tokens are in both
+
+
+def test_all_processes_are_fed_the_same_tokens(two: Any) -> None:
+    first, second = (json.loads((two[0] / f"fed-{rank}.json").read_text()) for rank in range(2))
+    assert first == second and len(first) > 30
+
+
+def test_a_shared_job_writes_the_same_bytes(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also after a process died in the midst of it, which one line says."""
+    folder, said = two
+    job = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
+    assert main_command([*job, "--output", str(folder / "one.jsonl")]) == 0
+    one, data, dead = ((folder / f"{name}.jsonl").read_bytes() for name in ("one", "data", "dead"))
+    assert data == one and json.loads(said[0][1].splitlines()[1]) == 0
+    assert one.startswith(dead) and len(dead) < len(one)
+    assert [status for status, *_ in said] == [1, -9]
+    (line,) = (each for each in said[0][2].splitlines() if "error" in each)
+    assert line.startswith("main.py: error: process 2: has ended, or is out of reach for 20 seconds")
+    assert "Traceback" not in said[0][2]
+    assert main_command([*job, "--output", str(folder / "dead.jsonl"), "--resume"]) == 0
+    assert (folder / "dead.jsonl").read_bytes() == one
+
+
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_a_shared_server_answers_as_one_process(
+    name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = request.getfixturevalue(name)
+    assert main_command(["--model", str(folder / "words"), "--prompt", PROMPT, "-m", "8"]) == 0
+    text = json.loads((folder / "answer.json").read_text())["choices"][0]["text"]
+    assert text and text == capsys.readouterr().out.rstrip("\n")
+
+
+def test_a_shared_server_ends_with_its_first_process(two: Any) -> None:
+    """In order by SIGTERM, also to all."""
+    assert [(two[0] / f"status-{rank}").read_text() for rank in range(2)] == ["0", "0"]
+
+
+def test_a_shared_server_ends_where_a_process_is_killed(four: Any) -> None:
+    assert [status for status, *_ in four[1]] == [1, 1, 1, -9]
+    errors = [line for _, _, said in four[1] for line in said.splitlines() if "error" in line or "Traceback" in line]
+    (line,) = errors
+    assert line.startswith("python -m speculative_decoding.serve: error: process 4: has ended, or is out of reach")
+
+
+# What each process reads.
+
+
+def test_a_share_is_the_slice(tmp_path: Path) -> None:
+    table = mx.arange(48).reshape(6, 8).astype(mx.float32)
+    write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
+    checkpoint = read_npz(tmp_path / "a.npz")
+    for axis, pieces in ((0, 1), (0, 3), (1, 4), (1, 2)):
+        parts = [checkpoint.share("a", Share(axis, pieces, index)) for index in range(pieces)]
+        assert mx.array_equal(mx.concatenate(parts, axis=axis), table)
+        usual = [super(type(checkpoint), checkpoint).share("a", Share(axis, pieces, i)) for i in range(pieces)]  # type: ignore[misc]
+        assert all(mx.array_equal(one, other) for one, other in zip(parts, usual, strict=True))
+    assert checkpoint.share("b", Share(0, 2, 1)).tolist() == [4, 5, 6, 7]
+
+
+def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
+    folder = GOLDENS / name
+    raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
+    raw, checkpoint = transformed(raw, checkpoint, Storage(quantize=bits, group_size=32))
+    build: Any = partial(models.build, raw, checkpoint)
+    group: Any = SimpleNamespace(rank=0, size=processes, is_first=True)
+    read = type(checkpoint).__getitem__
+
+    def read_bias(self: Any, name: str) -> mx.array:
+        assert name == "final_logits_bias"  # whether it is zeros is a question of shapes
+        return read(self, name)
+
+    with pytest.raises(InputError) as caught, monkeypatch.context() as patch:
+        patch.setattr(type(checkpoint), "__getitem__", read_bias)
+        sharding.shared(build, checkpoint, group)
+    return str(caught.value)
+
+
+def test_what_cannot_be_shared_is_refused_with_numbers_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before weights are read."""
+    for name, processes, words in (
+        ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; no other number can"),
+        ("t5", 3, "with num_heads 4, d_ff 64; 2 or 4 can"),
+        ("marian", 4, "encoder_attention_heads 2"),
+        ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; 2 or 4 can"),
+    ):
+        assert words in refusal(name, processes, monkeypatch)
+    quantized = refusal("t5", 4, monkeypatch, bits=4)
+    assert "num_heads 4, d_ff 64 and groups of quantised columns; no other" in quantized
+
+
+def test_a_short_job_is_shared_evenly() -> None:
+    sent, answers = Counter[int](), list[tuple[int, Any]]()
+
+    def send(row: Any, rank: int | None = None) -> None:
+        if rank is not None:
+            sent[rank] += 1
+            answers.append((rank, vars(BatchResult(row[0], None, "no"))))
+
+    def engine(rows: Iterator[Any]) -> list[BatchResult]:
+        return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
+
+    channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
+    found = Spread(engine, channel, range(1, 4), 2)(iter([{}] * 24))
+    assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
+
+
+def test_a_result_survives_its_message() -> None:
+    stats = GenerationStats(prompt_tokens=3, generated_tokens=2, target_calls=2)
+    stats.accepted_histogram.update({0: 1, 2: 4})
+    one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
+    for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
+        assert answer_of(json.loads(json.dumps(answer, default=vars))) == answer
+
+
+# Who is gone.
+
+
+LAST_WORDS = {b"": (1, None, ""), b'{"leaves": 2, "why": "no disk"}\n': (1, 2, "no disk")}
+
+
+@pytest.mark.parametrize("last_words", LAST_WORDS)
+def test_a_peer_that_closes_or_leaves_is_noticed(last_words: bytes) -> None:
+    (ours, theirs), heard = socket.socketpair(), Queue[Any]()
+    channel = Channel({1: ours}, lambda *what: heard.put(what))
+    theirs.sendall(b'null\n{"a": 1}\n' + last_words)
+    assert channel.receive() == (1, {"a": 1})
+    theirs.close()
+    assert heard.get(timeout=LIMIT) == LAST_WORDS[last_words]
+    channel.leave(0)
+    ours.close()
+
+
+def test_a_peer_that_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_decoding.machines.channel.BEAT_SECONDS", 0.01)
+    (ours, theirs), heard = socket.socketpair(), Queue[Any]()
+    channel = Channel({1: ours}, lambda *what: heard.put(what))
+    assert heard.get(timeout=LIMIT) == (1, None, "") and theirs.recv(5) == b"null\n"
+    channel.leave(0)
+    ours.close()
+    theirs.close()
+
+
+def test_what_has_no_effect_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main_command(["--prompt", "a", "--parallel", "tensor"]) == 2
+    assert "--parallel tensor has no effect on one process" in capsys.readouterr().err
+    monkeypatch.setenv("MLX_RANK", "0")
+    assert main_command(["--prompt", "a"]) == 2
+    said = capsys.readouterr().err
+    assert "the environment is that of mlx.launch, but the other processes cannot be reached" in said
+    assert said.count("\n") == 2 and "waits for the other processes, 90 seconds at most" in said

@@ -1,0 +1,354 @@
+"""The server as its clients see it: OpenAI's, LibreTranslate's, curl. Every text is what the session writes alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from libretranslatepy import LibreTranslateAPI
+from prometheus_client.parser import text_string_to_metric_families
+
+from speculative_decoding import InputError, Session
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.sampling.random import seed_of_sample
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.translation import Translation
+from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
+
+LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_body=20_000, max_stops=3)
+SAMPLED = {"temperature": 2.0, "acceptance": "coupled", "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(limits=LIMITS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Serving) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    """Another one than the server's, which belongs to its thread."""
+    return bundled.__wrapped__()
+
+
+def create(client: openai.OpenAI, prompt: Any = GERMAN, **options: Any) -> Any:
+    own = {name: options.pop(name) for name in list(options) if name in ("acceptance", "num_draft", "prefix", "rounds")}
+    return client.completions.create(model=MODEL, prompt=prompt, **options, extra_body=own)
+
+
+def test_a_completion_is_the_text_of_the_target(client: openai.OpenAI, session: Session) -> None:
+    found, alone = create(client), session.generate(GERMAN)
+    (choice,) = found.choices
+    assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == (alone.text, "stop", 0, None)
+    assert found.object == "text_completion" and found.model == MODEL and found.id.startswith("cmpl-")
+    usage, stats = found.usage, alone.stats
+    assert (usage.prompt_tokens, usage.completion_tokens) == (stats.prompt_tokens, stats.generated_tokens)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.completion_tokens_details.accepted_prediction_tokens > 0 and usage.target_calls < len(alone.tokens)
+    assert create(client, max_tokens=3).choices[0].finish_reason == "length"
+
+
+def test_several_prompts_and_choices_come_in_their_order(client: openai.OpenAI, session: Session) -> None:
+    prompts = [GERMAN, GRAMMAR]
+    assert [each.text for each in create(client, prompts).choices] == [session.generate(each).text for each in prompts]
+    found = create(client, prompts, n=2, seed=5, **SAMPLED)
+    seeds = [5, seed_of_sample(5, 1)]
+    expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in seeds]
+    assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
+    assert [each.seed for each in found.choices] == seeds * 2
+    assert len({each.text for each in found.choices}) == 4  # or no seed could be told from another
+    assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
+
+
+def test_a_seed_that_nobody_chose_is_told_and_gives_the_text_again(client: openai.OpenAI, session: Session) -> None:
+    (one,), (other,) = (create(client, **SAMPLED).choices for _ in range(2))
+    assert one.seed != other.seed and session.generate(GERMAN, seed=one.seed, **SAMPLED).text == one.text
+
+
+def test_a_stream_adds_up_to_the_text(client: openai.OpenAI, session: Session) -> None:
+    chunks = list(create(client, [GERMAN, GRAMMAR], stream=True, stream_options={"include_usage": True}))
+    texts = ["", ""]
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        assert chunk.usage is None and chunk.id == chunks[0].id
+        texts[choice.index] += choice.text
+    assert texts == [session.generate(GERMAN).text, session.generate(GRAMMAR).text]
+    assert sum(chunk.choices[0].finish_reason == "stop" for chunk in chunks[:-1]) == 2 and len(chunks) > 2
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 12
+
+
+def test_rounds_tell_what_was_drafted_and_rejected(server: Serving, session: Session) -> None:
+    prompt = "translate English to German: This function removes the last element of an array."
+    rounds: list[Any] = []
+    alone = session.generate(prompt, num_draft=5, on_round=rounds.append)
+    fields = {"prompt": prompt, "stream": True, "rounds": True, "num_draft": 5}
+    with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        told = [each["choices"][0] for each in events(response)]
+    assert "".join(text for each in told for text in each["round"]["texts"]) == alone.text
+    assert sum(each["round"]["accepted"] for each in told) > 3 and any(each["round"]["rejected"] for each in told)
+    assert all(len(each["round"]["texts"]) >= each["round"]["accepted"] for each in told)
+
+
+def test_stop_strings_end_in_front(client: openai.OpenAI, session: Session) -> None:
+    for stop in ("gibt", ["xyz", " den"]):
+        (choice,) = create(client, stop=stop).choices
+        assert (
+            choice.finish_reason == "stop"
+            and choice.text == session.generate(GERMAN, stop=[*([stop] if isinstance(stop, str) else stop)]).text
+        )
+
+
+def test_logprobs_are_the_targets(client: openai.OpenAI, session: Session) -> None:
+    alone = session.generate(GERMAN, logprobs=True)
+    (choice,) = create(client, logprobs=0).choices
+    found = choice.logprobs
+    assert "".join(found.tokens) == choice.text == alone.text and found.top_logprobs is None
+    assert found.token_logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    for token, offset in zip(found.tokens, found.text_offset, strict=True):
+        assert choice.text[offset:].startswith(token)
+    streamed = [chunk.choices[0].logprobs for chunk in create(client, logprobs=0, stream=True)]
+    for name in ("tokens", "text_offset"):
+        assert [value for each in streamed for value in getattr(each, name)] == getattr(found, name)
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": ""}, "prompt", "prompt is empty"),
+    ({"prompt": []}, "prompt", "1 to 6 texts"),
+    ({"prompt": ["a"] * 7}, "prompt", "1 to 6 texts, not 7"),
+    ({"prompt": ["a"] * 2, "n": 4, "temperature": 1}, "prompt", "not 8"),
+    ({"prompt": [1, 2]}, "prompt", "prompt must be text"),
+    ({"prompt": "ab cd " * 150}, "prompt", "at most 200"),
+    ({"prompt": "a" * 13_000}, "prompt", "13000 characters"),
+    ({"prefix": "ab cd " * 150}, "prefix", "at most 200"),
+    ({"n": 2}, "n", "n must be 1 at temperature 0"),
+    ({"num_return_sequences": 2, "temperature": 1}, "num_return_sequences", "is called n here"),
+    ({"num_beams": 2}, "num_beams", "is chosen when the server starts"),
+    ({"n": True}, "n", "n must be a whole number"),
+    ({"max_tokens": 101}, "max_tokens", "at most 100"),
+    ({"max_tokens": "9"}, "max_tokens", "whole number"),
+    ({"temperature": -1}, "temperature", "temperature must be"),
+    ({"top_p": 0.5}, "top_p", "no effect at temperature 0"),
+    ({"stop": ["a"] * 4}, "stop", "at most 3"),
+    ({"stop": "a" * 257}, "stop", "256 characters"),
+    ({"stop": 3}, "stop", "stop must be"),
+    ({"eos_token_ids": [1, 2, 3, 4]}, "eos_token_ids", "at most 3"),
+    ({"eos_token_ids": [99_999]}, "eos_token_ids", "between 0 and"),
+    ({"logprobs": 1}, "logprobs", "logprobs must be 0"),
+    ({"logprobs": "yes"}, "logprobs", "logprobs must be"),
+    ({"echo": True}, "echo", "echo must be False"),
+    ({"best_of": 2}, "best_of", "best_of must be 1"),
+    ({"suffix": "x"}, "suffix", "suffix must be ''"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "repetition_penalty"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
+    ({"stream_options": {"x": 1}, "stream": True}, "stream_options", "include_usage"),
+    ({"rounds": True}, "rounds", "without stream"),
+    ({"stream": 1}, "stream", "stream must be True or False"),
+    ({"drafter": "none"}, "drafter", "when the server starts"),
+    ({"user": "me"}, "user", "there is no option 'user'"),
+    ({"max_new_tokens": 9}, "max_new_tokens", "did you mean max_tokens"),
+    ({"target_language": "deu_Latn"}, "target_language", "no languages"),
+    ({"num_draft": {"a": 1}}, "num_draft", "num_draft must be"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_is_named_in_a_line(server: Serving, fields: dict[str, Any], param: str, words: str) -> None:
+    response = server.post(**{"prompt": GRAMMAR} | fields)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param and words in error["message"], error
+    assert (
+        error["type"] == "invalid_request_error"
+        and "\n" not in error["message"]
+        and str(BUNDLED) not in error["message"]
+    )
+
+
+def test_values_that_change_nothing_are_taken(client: openai.OpenAI) -> None:
+    plain = {"echo": False, "best_of": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "n": 1}
+    expected = create(client, GRAMMAR).choices[0].text
+    assert create(client, GRAMMAR, top_p=1, suffix=None, stop=None, **plain).choices[0].text == expected
+
+
+def test_errors_are_the_openai_clients_own(client: openai.OpenAI, server: Serving) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be at most 100") as wrong:
+        create(client, max_tokens=1000, stream=True)
+    assert wrong.value.param == "max_tokens" and wrong.value.type == "invalid_request_error"
+    for name in ("gpt-4", "../t5-web-docs", "/etc/passwd"):
+        with pytest.raises(openai.NotFoundError, match="there is no model") as missing:
+            client.completions.create(model=name, prompt=GRAMMAR)
+        assert missing.value.code == "model_not_found"
+    assert [each.id for each in client.models.list()] == [MODEL] and client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("../x")
+    with pytest.raises(openai.NotFoundError, match="Not Found"):
+        client.chat.completions.create(model=MODEL, messages=[])
+
+
+BODIES: list[tuple[bytes, str, int, str]] = [
+    (b"", "application/json", 400, "prompt is empty"),
+    (b"{", "application/json", 400, "not JSON"),
+    (b"[]", "application/json", 400, "JSON object"),
+    (b'{"prompt": "\xff"}', "application/json", 400, "not UTF-8"),
+    (b'{"prompt": "a", "prompt": "b"}', "application/json", 400, "given twice"),
+    (b'{"prompt": "\\ud800"}', "application/json", 400, "half a character"),
+    (b'{"temperature": NaN}', "application/json", 400, "NaN"),
+    (b"[" * 19_000, "application/json", 400, "not JSON"),
+    (b'{"a":' * 40 + b"1" + b"}" * 40, "application/json", 400, "levels"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400, "not JSON"),
+    (b'{"prompt": "a"}', "text/plain", 415, "application/json"),
+    (b"prompt=a", "application/x-www-form-urlencoded", 415, "application/json"),
+    (b" " * 20_001, "application/json", 413, "at most 20000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "status", "words"), BODIES, ids=lambda value: str(value)[:30])
+def test_bodies_that_are_none(server: Serving, body: bytes, kind: str, status: int, words: str) -> None:
+    with server.client() as client:
+        for content in (body, iter([body[:7], body[7:]])):  # with its length, and in chunks
+            response = client.post("/v1/completions", content=content, headers={"Content-Type": kind})
+            assert response.status_code == status and words in response.json()["error"]["message"], response.text
+
+
+def test_a_body_is_read_no_further_than_the_limit(server: Serving) -> None:
+    given = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal given
+        while given < 1000:
+            given += 1
+            yield b" " * 65536
+
+    with server.client() as client:
+        try:
+            response = client.post("/v1/completions", content=endless(), headers={"Content-Type": "application/json"})
+            assert response.status_code == 413
+        except httpx.WriteError:  # it stopped listening
+            pass
+    assert given < 1000
+
+
+def test_sixteen_clients_at_once_get_what_each_gets_alone(server: Serving, session: Session) -> None:
+    prompts = [*(BUNDLED.parent / "data" / "grammar.txt").read_text().split("\n")[:8], *([GERMAN] * 8)]
+    options = [SAMPLED | {"seed": i} if i % 2 else {"max_tokens": 3 + i % 4} for i in range(16)]
+    pairs = list(zip(prompts, options, strict=True))
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda pair: server.post(prompt=pair[0], **pair[1]).json(), pairs))
+    for answer, (prompt, own) in zip(found, pairs, strict=True):
+        alone = session.generate(prompt, **own)
+        assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (
+            alone.text,
+            alone.finish_reason,
+        )
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_curl_sees_a_stream_and_a_text(server: Serving, session: Session) -> None:
+    def curl(body: str) -> str:
+        url = f"{server.url}/v1/completions"
+        command = ["curl", "-sN", url, "-H", "Content-Type: application/json", "-d", body]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
+
+    text = session.generate(GRAMMAR).text
+    assert f'"text":"{text}"' in curl(f'{{"prompt": "{GRAMMAR}"}}')
+    streamed = curl(f'{{"prompt": "{GRAMMAR}", "stream": true}}')
+    assert streamed.startswith("data: {") and streamed.endswith("data: [DONE]\n\n")
+
+
+def test_libretranslates_client_translates(server: Serving, session: Session) -> None:
+    libre = LibreTranslateAPI(f"{server.url}/")
+    expected = session.generate(GERMAN).text
+    assert libre.translate("The method returns the value.", "en", "de") == expected
+    assert libre.languages() == [{"code": "en", "name": "en", "targets": ["de"]}]
+    fields = {"q": ["The method returns the value.", "The end."], "source": "en", "target": "de", "format": "text"}
+    answer = server.post("/translate", **fields, api_key="", alternatives=0)
+    assert answer.json()["translatedText"][0] == expected and len(answer.json()["translatedText"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"format": "html"}, "format must be text"),
+        ({"source": "auto"}, "none is recognised"),
+        ({"target": "fr"}, "which are en:de"),
+        ({"target": None}, "target must be"),
+        ({"q": ""}, "q must be"),
+        ({"q": ["a"] * 7}, "1 to 6 texts"),
+        ({"alternatives": 3}, "alternatives must be 0"),
+        ({"detect": True}, "there is no field 'detect'"),
+        ({"q": "word " * 400}, "at most 200"),
+        ({"q": "The first value, the second value, the third value, the fourth value. " * 7}, "over 100 tokens"),
+    ],
+)
+def test_translations_that_are_refused(server: Serving, fields: dict[str, Any], words: str) -> None:
+    answer = server.post("/translate", **{"q": "The end.", "source": "en", "target": "de"} | fields)
+    assert answer.status_code == 400 and words in answer.json()["error"], answer.text
+
+
+def test_languages_of_models_with_tokens_for_them() -> None:
+    """As NLLB's; and where pairs come from."""
+    tokens = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "fra_Latn": 7})
+    session: Any = SimpleNamespace(tokenizer=SimpleNamespace(languages=tokens))
+    translation = Translation({})
+    assert translation.languages(session)[0] == {
+        "code": "deu_Latn",
+        "name": "deu_Latn",
+        "targets": ["eng_Latn", "fra_Latn"],
+    }
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    assert translation.prompt(session, "a", "eng_Latn", "deu_Latn") == ("a", languages)
+    with pytest.raises(InputError, match="source 'eng_latn' is none of this model's 3 languages"):
+        translation.prompt(session, "a", "eng_latn", "deu_Latn")
+    tasks = {"translation_en_to_fr": {"prefix": "to French: "}, "summarization": {"prefix": "s: "}, "translation_x": 3}
+    found = Translation.of({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
+    assert found.prefixes == {("en", "fr"): "to French: ", ("en", "de"): "German: ", ("de", "en"): ""}
+    for wrong in ("ende=x", "en:de", "=x"):
+        with pytest.raises(InputError, match="--translate"):
+            Translation.of({}, [wrong])
+    assert PAIRS.prompt(session, "a", "en", "de")[0].endswith("German: a")
+
+
+def test_metrics_count_what_was_done(server: Serving) -> None:
+    before = {name: server.metric(f"{name}_total") for name in ("prompt_tokens", "generated_tokens", "target_calls")}
+    usage = server.post(prompt=[GERMAN, GRAMMAR]).json()["usage"]
+    gained = {name: server.metric(f"{name}_total") - before[name] for name in before}
+    assert gained == {
+        "prompt_tokens": usage["prompt_tokens"],
+        "generated_tokens": usage["completion_tokens"],
+        "target_calls": usage["target_calls"],
+    }
+    with server.client() as client:
+        response = client.get("/metrics")
+    names = {
+        family.name.removeprefix("speculative_decoding_") for family in text_string_to_metric_families(response.text)
+    }
+    assert names >= {
+        "responses",
+        "prompts",
+        "errors",
+        "slots",
+        "slots_busy",
+        "queue_length",
+        "prompt_tokens",
+        "generated_tokens",
+        "drafted_tokens",
+        "accepted_tokens",
+        "acceptance_rate",
+        "tokens_per_target_call",
+        "time_to_first_token_seconds",
+    }
+    assert server.metric("slots_busy") == server.metric("queue_length") == 0 and server.metric("slots") == 4
+    assert server.metric("tokens_per_target_call") > 1 and 0 < server.metric("acceptance_rate") <= 1

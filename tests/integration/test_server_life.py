@@ -1,0 +1,472 @@
+"""What a server does when too many ask, when clients leave, when something fails, and when it is to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from http.client import HTTPConnection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import GenerationOptions, Session
+from speculative_decoding.cli import serve as serve_command
+from speculative_decoding.cli.programs import main as program
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.mirror import Mirror
+from speculative_decoding.server.device import MOST_FAILURES, Started, Step
+from speculative_decoding.server.errors import ServerError
+from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.service import Request
+from speculative_decoding.server.translation import Translation
+from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
+from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
+from tests.support.together import Letters
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+FEW = Limits(slots=2, queue=2, max_prompts=3, max_output_tokens=20)
+NO_PREFIX = Translation({("en", "de"): ""})
+TOKEN = "correct-horse-battery"
+
+
+def tiny(model: EncoderDecoder = TARGET) -> Session:
+    return Session(model, Letters(), DRAFT, GenerationOptions(max_tokens=8, num_draft=3))
+
+
+@cache
+def alone(prompt: str) -> str:
+    return tiny().generate(prompt).text
+
+
+@contextmanager
+def held() -> Iterator[tuple[Serving, Gated]]:
+    """Two slots and two places in the queue, and rounds when a test allows them."""
+    session = Gated(tiny())
+    session.allow()  # to warm up
+    with serving(session, FEW) as server:
+        session.hold()
+        try:
+            yield server, session
+        finally:
+            session.allow()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Serving, Gated]]:
+    with held() as both:
+        yield both
+
+
+@pytest.fixture
+def gated(shared: tuple[Serving, Gated]) -> Iterator[tuple[Serving, Gated]]:
+    """A server that a test leaves as it was."""
+    server, session = shared
+    yield server, session
+    session.allow()
+    eventually(lambda: server.service.admitted == server.device.decoding == server.device.waiting == 0)
+    session.hold()
+
+
+@pytest.fixture
+def ending() -> Iterator[tuple[Serving, Gated]]:
+    """A server of its own for a test that ends it."""
+    with held() as both:
+        yield both
+
+
+def start(server: Serving, **fields: Any) -> tuple[threading.Thread, list[httpx.Response]]:
+    """A request that waits for its answer."""
+    found: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: found.append(server.post(**fields)))
+    thread.start()
+    return thread, found
+
+
+def test_beyond_slots_and_queue_a_request_is_told_when_to_come_again(gated: tuple[Serving, Gated]) -> None:
+    server, session = gated
+    waiting = [start(server, prompt=prompt) for prompt in ("abc", "fed", "deadbeef", "cab")]
+    eventually(lambda: server.service.admitted == 4)
+    for stream in (False, True):
+        refused = server.post(prompt="b", stream=stream)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1
+    assert server.post(prompt=["b"] * 4).status_code == 400  # never, however long it waits
+    session.allow()
+    for (thread, found), prompt in zip(waiting, ("abc", "fed", "deadbeef", "cab"), strict=True):
+        thread.join()
+        assert found[0].status_code == 200 and found[0].json()["choices"][0]["text"] == alone(prompt)
+    assert server.post(prompt="b").status_code == 200 and server.service.admitted == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_cancelled_and_its_slot_is_the_next_ones(
+    gated: tuple[Serving, Gated], stream: bool
+) -> None:
+    server, session = gated
+    before = server.metric("prompts_total", finish_reason="cancelled")
+    body = json.dumps({"prompt": ["abc", "fed"], "stream": stream})
+    leaving = HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
+    leaving.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    eventually(lambda: server.service.admitted == 2)
+    if stream:
+        session.allow(1)
+        with leaving.getresponse() as response:
+            assert response.readline().startswith(b"data: ")
+    leaving.close()
+    eventually(lambda: server.service.admitted == 0)
+    thread, found = start(server, prompt=["cab", "b"])
+    session.allow()
+    thread.join()
+    assert [each["text"] for each in found[0].json()["choices"]] == [alone("cab"), alone("b")]
+    eventually(lambda: server.device.decoding == server.device.waiting == 0)
+    assert server.metric("prompts_total", finish_reason="cancelled") == before + 2
+
+
+def test_a_request_has_its_time(gated: tuple[Serving, Gated]) -> None:
+    server, session = gated
+    object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, max_seconds=0.2))
+    late = server.post(prompt="abc")
+    assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+    session.allow(2)
+    with (
+        server.client() as client,
+        client.stream("POST", "/v1/completions", json={"prompt": "abc", "stream": True}) as response,
+    ):  # it may be late before its beginning too
+        last = list(events(response))[-1] if response.status_code == 200 else json.loads(response.read())
+        assert last["error"]["code"] == "timeout"
+    session.allow()
+    object.__setattr__(server.service, "limits", FEW)
+    assert server.post(prompt="abc").json()["choices"][0]["text"] == alone("abc")
+
+
+def test_while_there_is_nothing_to_do_nothing_is_done(gated: tuple[Serving, Gated]) -> None:
+    server, session = gated
+    session.allow()
+    server.post(prompt="abc")
+    eventually(lambda: server.device.decoding == 0)
+    calls, wake = session.calls, server.device._wake
+    for _ in range(5):
+        with server.client() as client:
+            assert client.get("/health").json() == {"status": "ok"}
+    assert session.calls == calls and wake._waiters  # type: ignore[attr-defined]  # it sleeps
+
+
+def test_a_client_that_does_not_read_holds_no_place() -> None:
+    request = Request([("abc", GenerationOptions()), ("b", GenerationOptions())], wants_rejected=False)
+    for row, reason in zip(request.rows, ("stop", None), strict=True):
+        request._receive(row, Started(3))
+        request._receive(row, Step(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
+    assert request.unfinished == 1
+    request.fail(ServerError(504, "late"))
+    assert request.unfinished == 0
+
+
+def test_requests_learn_from_each_other_what_copies_are_worth(gated: tuple[Serving, Gated]) -> None:
+    """As in a session: one n-gram drafter for all engines, also where nobody named a drafter."""
+    server, session = gated
+    assert session.options.drafter is None and len(session._ngrams) == 1
+    assert server.service.options.drafter == "auto"
+
+
+def test_a_row_that_fails_ends_its_request_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    bad = tiny_model_like(TARGET)
+    bad.update(TARGET.parameters())
+    weight = mx.array(bad.embedding.weight)
+    weight[11] = mx.nan  # the letter j
+    bad.embedding.weight = weight
+    mx.eval(weight)
+    with serving(tiny(bad), FEW) as server:
+        waiting = [start(server, prompt=prompt, max_tokens=8) for prompt in ("abc", "jab")]
+        for thread, _ in waiting:
+            thread.join()
+        good, failed = (found[0] for _, found in waiting)
+        assert good.status_code == 200 and good.json()["choices"][0]["text"]
+        assert failed.status_code == 500 and failed.json()["error"]["code"] == "not_finite"
+        with server.client() as client:
+            fields = {"prompt": ["abc", "jab"], "stream": True, "max_tokens": 4}
+            with client.stream("POST", "/v1/completions", json=fields) as response:
+                assert list(events(response))[-1]["error"]["code"] == "not_finite"
+        assert server.metric("errors_total", code="not_finite") == 2 and server.service.admitted == 0
+
+
+def test_a_round_that_fails_fails_what_is_in_it_and_the_next_requests_are_served(
+    gated: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, session = gated
+    session.allow()
+    for _ in range(2):  # what ends well in between counts from the beginning
+        for _ in range(MOST_FAILURES - 1):
+            session.failures = 1
+            failed = server.post(prompt=["abc", "fed"])
+            assert failed.status_code == 500 and "planted" not in failed.text
+        assert server.post(prompt="abc").json()["choices"][0]["text"] == alone("abc")
+    assert caplog.text.count("MemoryError: planted") == 2 * (MOST_FAILURES - 1) and not server.ended
+
+
+def test_rounds_that_fail_again_and_again_end_the_server(
+    ending: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, session = ending
+    session.failures = MOST_FAILURES
+    session.allow()
+    for _ in range(MOST_FAILURES):
+        assert server.post(prompt="abc").status_code == 500
+    eventually(lambda: bool(server.ended))
+    assert isinstance(server.ended[0], MemoryError) and server.service.state == "failed"
+    assert caplog.text.count("MemoryError: planted") == MOST_FAILURES
+
+
+def test_a_round_that_fails_where_processes_share_a_model_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """The others may have computed some of it."""
+    model = tiny_model_like(TARGET)
+    model.update(TARGET.parameters())
+    model.mirror = Mirror()
+    session = Gated(tiny(model))
+    session.allow()
+    with serving(session, FEW) as server:
+        session.failures = 1
+        assert server.post(prompt="abc").status_code == 500
+        eventually(lambda: bool(server.ended))
+        assert isinstance(server.ended[0], MemoryError)
+
+
+def drain(server: Serving) -> None:
+    """As SIGTERM does."""
+    loop = server.device._loop
+    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(server.service.drain()))
+    eventually(lambda: server.service.state == "stopping")
+
+
+def test_what_runs_is_finished_before_the_end_and_nothing_new_begun(ending: tuple[Serving, Gated]) -> None:
+    server, session = ending
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    drain(server)
+    for path in ("/v1/completions", "/translate"):
+        refused = server.post(path, prompt="b")
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+    with server.client() as client:
+        health = client.get("/health")
+        assert health.status_code == 503 and health.json() == {"status": "stopping"}
+    assert not server.ended
+    session.allow()
+    thread.join()
+    assert found[0].json()["choices"][0]["text"] == alone("abc")
+    eventually(lambda: server.ended == [None])
+
+
+def test_what_does_not_finish_within_the_grace_is_told_so(ending: tuple[Serving, Gated]) -> None:
+    server, session = ending
+    object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, grace=0.1))
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    drain(server)
+    thread.join()
+    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
+    session.allow()
+    eventually(lambda: server.ended == [None])
+
+
+class TwoLanguages(Letters):
+    """As NLLB's: the language's token in front of a source, and of its translation."""
+
+    languages = MappingProxyType({"eng_Latn": 20, "deu_Latn": 21})
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [self.languages[language or "eng_Latn"], *super().encode(text)]
+
+
+def test_a_model_with_languages_translates_from_one_into_another() -> None:
+    options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft=3)
+    beside, reasons = Session(TARGET, TwoLanguages(), DRAFT, options), set()
+    with serving(Session(TARGET, TwoLanguages(), DRAFT, options), FEW, translation=Translation({})) as server:
+        for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
+            languages = {"source_language": source, "target_language": target}
+            alone = beside.generate("abc", **languages)
+            choice = server.post(prompt="abc", **languages).json()["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
+            answer = server.post("/translate", q="abc", source=source, target=target).json()
+            assert answer.get("translatedText", alone.text) == alone.text
+            assert ("over 20 tokens" in answer.get("error", "")) == (alone.finish_reason == "length")
+            reasons.add(alone.finish_reason)
+        assert reasons == {"stop", "length"}
+        missing = server.post(prompt="abc")
+        assert missing.status_code == 400 and missing.json()["error"]["param"] == "target_language"
+        assert (
+            "did you mean" in server.post("/translate", q="abc", source="eng_latn", target="deu_Latn").json()["error"]
+        )
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Serving]:
+    with serving(tiny(), FEW, token=TOKEN, hosts={"texts.example"}, translation=NO_PREFIX) as server:
+        yield server
+
+
+def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN, **headers: str) -> httpx.Response:
+    own = headers | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    with server.client() as client:
+        return client.get(path, headers=own)
+
+
+def test_who_calls_it_by_another_name_or_from_another_page_is_refused(guarded: Serving) -> None:
+    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "texts.example", "texts.example:443", "10.0.0.7"):
+        assert answer(guarded, Host=host).status_code == 200, host
+    for host in (
+        "evil.example",
+        "texts.example.evil.example",
+        "localhost.evil.example",
+        "a b",
+        "",
+        "[::1",
+        "x@localhost",
+    ):
+        refused = answer(guarded, Host=host)
+        assert refused.status_code in (400, 403), host
+    assert answer(guarded, Host="texts.example", Origin="https://texts.example").status_code == 200
+    for origin in (
+        "null",
+        "https://evil.example",
+        "https://texts.example.evil.example",
+        "https://texts.example:8443",
+        "",
+    ):
+        refused = answer(guarded, Host="texts.example", Origin=origin)
+        assert refused.status_code == 403 and refused.json()["error"]["code"] == "wrong_origin", origin
+    with guarded.client() as client:
+        preflight = client.options(
+            "/v1/completions", headers={"Origin": guarded.url, "Authorization": f"Bearer {TOKEN}"}
+        )
+    assert preflight.status_code == 405 and not [name for name in preflight.headers if "access-control" in name]
+
+
+def test_a_token_is_needed_for_everything_but_the_page_and_health(guarded: Serving) -> None:
+    for path in ("/", "/page.js", "/page.css", "/health"):
+        assert answer(guarded, path, token=None).status_code == 200, path
+    for path in ("/v1/models", "/metrics", "/languages", "/v1/completions", "/nothing"):
+        for token in (None, "x", TOKEN[:-1], TOKEN + "x"):
+            refused = answer(guarded, path, token=token)
+            assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer", (path, token)
+            error = refused.json()["error"]
+            assert (error if path == "/languages" else error["message"]).startswith("a token is needed")
+    fields = {"q": "abc", "source": "en", "target": "de"}
+    assert (
+        guarded.post("/translate", **fields).status_code
+        == guarded.post("/translate", **fields, api_key="x").status_code
+        == 401
+    )
+    assert "over 20 tokens" in guarded.post("/translate", **fields, api_key=TOKEN).json()["error"]  # it was decoded
+
+
+def test_every_answer_tells_browsers_to_be_careful(guarded: Serving) -> None:
+    for path in ("/", "/v1/models", "/nothing"):
+        headers = answer(guarded, path).headers
+        assert (
+            "default-src 'none'" in headers["content-security-policy"]
+            and headers["x-content-type-options"] == "nosniff"
+        )
+        assert "server" not in headers
+    for name in ("page.html", "page.css", "page.js"):
+        text = (Path(serve_command.__file__).parents[1] / "server" / name).read_text()
+        assert not re.search(r"https?://|url\(|@import|innerHTML|eval\(|style=|onclick=", text), name
+
+
+def test_prompts_are_in_the_log_only_if_they_are_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for log_prompts in (False, True):
+        with serving(tiny(), FEW, log_prompts=log_prompts) as server:
+            caplog.clear()
+            server.post(prompt="abcabc")
+            with server.client() as client:
+                client.get("/v1/x%0ay%1b[2Jz")
+        assert ("abcabc" in caplog.text) == log_prompts and "POST /v1/completions 200" in caplog.text
+        lines = [record.getMessage() for record in caplog.records]
+        assert any(r"x\ny\x1b" in line for line in lines) and all(line.isprintable() for line in lines if "GET" in line)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--host", "0.0.0.0"), "--host 0.0.0.0: everybody who reaches it"),
+        (("--host", "texts.example"), "--token-file, or SPECULATIVE_DECODING_TOKEN, or say --no-token"),
+        (("--token-file", "short"), "at least 16"),
+        (("--token-file", "missing"), "--token-file missing: not readable"),
+        (("--token-file", "long", "--no-token"), "--no-token does not go with a token"),
+        (("--max-prompts", "99"), "choose fewer, or a longer --queue"),
+        (("--max-tokens", "2000"), "--max-tokens 2000: is above --max-output-tokens"),
+        (("--port", "PORT"), "choose another"),
+        (("--model", "missing"), "--model: "),
+        (("--port", "99999"), "must be a whole number, 0 to 65535"),
+        (("--seed", "3"), "unrecognized arguments: --seed"),
+        (("--translate", "x", "--port", "0"), "--translate 'x': must be SOURCE:TARGET=PREFIX"),
+    ],
+)
+def test_wrong_flags_are_refused_in_a_line_before_anything_is_loaded(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], guarded: Serving, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("abc\n")
+    Path("long").write_text(f"{TOKEN}\n")
+    port = guarded.url.rpartition(":")[2]
+    monkeypatch.setattr("speculative_decoding.cli.models.Pair.load_weights", lambda self: pytest.fail("loaded"))
+    try:
+        status: Any = serve_command.main([port if each == "PORT" else each for each in flags])
+    except SystemExit as ended:  # of the parser
+        status = ended.code
+    err = capsys.readouterr().err
+    assert status == 2 and words in err and err.splitlines()[-1].count("error: ") == 1
+
+
+def test_a_token_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(serve_command.VARIABLE, TOKEN)
+    assert serve_command.Listening(host="0.0.0.0").token() == TOKEN
+    monkeypatch.delenv(serve_command.VARIABLE)
+    assert serve_command.Listening().token() is serve_command.Listening(host="::1").token() is None
+    assert serve_command.Listening(host="0.0.0.0", no_token=True).token() is None
+
+
+def test_without_the_extra_it_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_command, "EXTRA", ("starlette", "missing_one"))
+    assert program(["serve"]) == 2
+    assert "the server needs missing_one: pip install starlette missing_one" in capsys.readouterr().err
+
+
+def test_sigterm_lets_a_stream_finish_and_exits_0(tmp_path: Path) -> None:
+    """The command as a supervisor runs it. The stream is held by a client that does not read on."""
+    command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = ""
+        while not url:
+            url = "".join(re.findall(r"http://[\d.:]+", process.stderr.readline()))
+        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+            eventually(lambda: client.get("/health").status_code == 200)
+            fields = {"prompt": GRAMMAR, "stream": True, "min_tokens": 200, "max_tokens": 200, "num_draft": 0}
+            with client.stream("POST", "/v1/completions", json=fields) as response:
+                lines = response.iter_lines()
+                first = next(lines)
+                process.send_signal(signal.SIGTERM)
+                text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in [first, *lines] if "{" in line)
+        rest = process.stderr.read()
+        assert process.wait(PATIENCE) == 0 and len(text) > 200 and "Traceback" not in rest, rest

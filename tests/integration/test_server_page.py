@@ -1,0 +1,108 @@
+"""The server's page in a headless Chromium. Run as a program with FILE, it writes a picture."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.serving import PATIENCE, Serving, bundled, eventually, serving
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PROMPT = "translate English to German: This function removes the last element of an array."
+TOKEN = "correct-horse-battery"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt install chromium")
+
+
+@contextmanager
+def started() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        yield driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with started() as found:
+        yield found
+
+
+def opened(browser: Any, server: Serving, **options: Any) -> tuple[Any, list[str]]:
+    """A page, and what the browser complained of."""
+    page, said = browser.new_page(viewport={"width": 900, "height": 660}, **options), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.set_default_timeout(1000 * PATIENCE)
+    page.goto(server.url)
+    return page, said
+
+
+def is_gone(server: Serving) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", int(server.url.rpartition(":")[2]))) != 0
+
+
+def shown(page: Any, element: str, words: str) -> None:
+    """Wait until it says so."""
+    page.locator(f"#{element}", has_text=words).wait_for()
+
+
+def test_typing_streaming_marks_keys_and_errors(browser: Any) -> None:
+    alone = bundled.__wrapped__().generate(PROMPT).text
+    with serving() as server:
+        page, said = opened(browser, server)
+        page.fill("#prompt", PROMPT)
+        page.keyboard.press("Control+Enter")
+        shown(page, "summary", "tokens per target call")
+        spans = page.eval_on_selector_all("#text > *", "all => all.map(each => [each.className, each.textContent])")
+        assert "".join(text for kind, text in spans if kind != "rejected") == alone
+        assert {"accepted", "own"} <= {kind for kind, _ in spans}
+        page.check("#compare")
+        page.click("#write")
+        shown(page, "comparison", "times as fast")
+        assert page.text_content("#plain") == alone
+        assert page.eval_on_selector_all("#plain > :not(.own)", "all => all.length") == 0
+        assert not said  # no resource from elsewhere was wanted, and no script failed
+        page.fill("#prompt", "   ")
+        page.click("#write")
+        shown(page, "problem", "prompt is empty")
+        for label in page.query_selector_all("textarea, input"):
+            assert label.evaluate("each => each.labels.length === 1")
+        page.set_viewport_size({"width": 320, "height": 600})
+        assert page.evaluate("document.documentElement.scrollWidth <= 320")
+        page.focus("#prompt")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "max-tokens"
+        page.fill("#prompt", PROMPT)
+        server.server.should_exit = True
+        eventually(lambda: is_gone(server))
+        page.click("#write")
+        shown(page, "problem", "server is gone")
+
+
+def test_it_asks_for_a_token_where_one_is_needed(browser: Any) -> None:
+    with serving(token=TOKEN) as server:
+        page, _ = opened(browser, server, color_scheme="dark")
+        page.click("#write")
+        page.wait_for_selector("#token:visible")
+        page.fill("#token", TOKEN)
+        page.keyboard.press("Enter")
+        shown(page, "summary", "tokens per target call")
+        assert page.text_content("#problem") == ""
+
+
+if __name__ == "__main__":
+    with started() as browser, serving() as server:
+        page, _ = opened(browser, server)
+        page.fill("#prompt", PROMPT)
+        page.check("#compare")
+        for _ in range(3):  # the first time passes are compiled
+            page.click("#write")
+            page.wait_for_selector("#write:enabled")
+        page.screenshot(path=sys.argv[1])

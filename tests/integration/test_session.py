@@ -1,0 +1,161 @@
+"""Models and what lives across requests, as Python code meets them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength, HeuristicLength
+from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
+from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.loading.load import BUNDLED
+from tests.support.tiny import tiny_model
+
+TARGET, DRAFT = BUNDLED / "t5-web-docs", BUNDLED / "t5-web-docs-draft"
+PROMPT = "grammar: It were a cod business, for I had neither coat nor waistcoat."
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return load(TARGET, draft=DRAFT)
+
+
+@pytest.fixture(scope="module")
+def regular(session: Session) -> list[int]:
+    model, tokenizer = session
+    return generate(model, tokenizer, PROMPT, drafter="none").tokens
+
+
+def test_a_session_unpacks_to_model_and_tokenizer(session: Session) -> None:
+    model, tokenizer = session
+    assert model is session.model and tokenizer is session.tokenizer
+    assert [type(each) for each in load(DRAFT)] == [type(model), type(tokenizer)]
+
+
+def test_a_session_decodes_with_its_models(session: Session, regular: list[int]) -> None:
+    result = session.generate(PROMPT)
+    assert result.tokens == regular and result.stats.accepted_tokens > 0
+    responses = list(session.stream(PROMPT))
+    assert [response.token for response in responses] == regular
+    assert "".join(response.text for response in responses) == result.text
+
+
+def test_a_call_may_choose_otherwise(session: Session, regular: list[int]) -> None:
+    assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
+    assert session.generate(PROMPT, num_draft=0).stats.drafted_tokens == 0
+    assert session.generate(PROMPT, num_draft=0, drafter=None).stats.drafted_tokens == 0
+    assert session.generate(PROMPT, drafter="ngram", num_draft=9).tokens == regular
+    assert session.generate(PROMPT, drafter=NoDrafter()).tokens == regular
+    assert session.generate(PROMPT, max_tokens=4).tokens == regular[:4]
+    assert session.generate(PROMPT).stats.drafted_tokens > 0  # and the session is as it was
+
+
+def test_the_default_is_the_drafter_that_fits_and_a_length_that_adapts(session: Session, regular: list[int]) -> None:
+    alone = load(TARGET)
+    for ours, drafter, kinds in ((alone, "ngram", {"copy"}), (session, "auto", {"copy", "model"})):
+        chosen = ours.options_with({})
+        assert (chosen.drafter, chosen.num_draft) == (drafter, "auto")
+        assert isinstance(ours.length_of(chosen), AdaptiveLength)
+        rounds: list[Round] = []
+        result = ours.generate(PROMPT, on_round=rounds.append)
+        assert result.tokens == regular and result.stats.accepted_tokens > 0
+        assert {event.kind for event in rounds if event.drafted} <= kinds
+    assert isinstance(alone.length_of(alone.options_with({"num_draft": 5})), FixedLength)
+
+
+def test_regular_decoding_asks_no_drafter_and_learns_no_length(session: Session) -> None:
+    regular = session.length_of(session.options_with({"drafter": "none"}))
+    assert isinstance(regular, FixedLength) and regular.skips_round()
+    assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
+
+
+def test_the_target_in_8_bits_drafts_for_itself(regular: list[int]) -> None:
+    session = load(TARGET, draft="self-8bit")
+    draft = session.draft_model
+    assert isinstance(draft, nn.Module)
+    layers = {type(module) for _, module in draft.named_modules()}
+    assert nn.QuantizedLinear in layers
+    assert nn.QuantizedLinear not in {type(module) for _, module in session.model.named_modules()}
+    result = session.generate(PROMPT)
+    assert result.tokens == regular and result.stats.acceptance_rate > 0.8
+
+
+def test_a_quantised_target_is_not_its_own_draft() -> None:
+    with pytest.raises(InputError, match="'self-8bit' needs a target that is not quantised; leave out quantize=4"):
+        load(TARGET, draft="self-8bit", quantize=4)
+
+
+def test_a_length_that_learns_is_one_for_the_session(session: Session) -> None:
+    length = HeuristicLength(start=3)
+    ours = Session(session.model, session.tokenizer, session.draft_model, GenerationOptions(num_draft=length))
+    before = length.describe()
+    ours.generate(PROMPT)
+    assert ours.length_of(ours.options) is length and length.describe() != before
+
+
+def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None:
+    def lengths(num_draft: object) -> list[object]:
+        options = GenerationOptions(num_draft=num_draft)
+        return [session.length_of(options), session.length_of(options), session.length_of(options, slots=4)]
+
+    assert all(isinstance(length, FixedLength) for length in lengths(3))
+    for name in ("heuristic", "auto"):  # learn from request to request, apart for each number of rows
+        one, again, other = lengths(name)
+        assert one is again and one is not other
+    assert isinstance(lengths("heuristic")[0], HeuristicLength)
+    with pytest.raises(InputError, match="num_draft must be .*, not 'many'"):
+        lengths("many")
+
+
+def test_a_store_of_the_session_learns_from_request_to_request(session: Session, regular: list[int]) -> None:
+    model, tokenizer = session
+    ngram = NgramDrafter(pieces=tokenizer.vocabulary.pieces, store=TextStore())
+    ours = Session(model, tokenizer, options=GenerationOptions(drafter="ngram"), ngram=ngram)
+    first, second = ours.generate(PROMPT), ours.generate(PROMPT)
+    assert first.tokens == second.tokens == regular
+    assert second.stats.target_calls < first.stats.target_calls
+
+
+def test_sizes_of_a_call_are_its_own_whatever_was_looked_up_before(session: Session) -> None:
+    def calls(ours: Session, **sizes: int) -> int:
+        return ours.generate(PROMPT, drafter="ngram", **sizes).stats.drafted_tokens
+
+    model, tokenizer = session
+    fresh, used = Session(model, tokenizer), Session(model, tokenizer)
+    expected = calls(fresh, min_ngram_size=5)
+    assert calls(used) > expected
+    assert calls(used, min_ngram_size=5) == expected
+    with pytest.raises(InputError, match="no effect with an ngram"):
+        calls(Session(model, tokenizer, ngram=NgramDrafter()), min_ngram_size=5)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "named"),
+    [
+        ("model", "drafter 'model' needs a draft model"),
+        ("copy", "drafter must be one of model, ngram, auto, none"),
+        (7, "an object with begin and propose, not 7"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_at_once(session: Session, drafter: object, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        Session(session.model, session.tokenizer, options=GenerationOptions(drafter=drafter))
+
+
+def test_a_draft_with_other_ids_is_refused_at_once(session: Session) -> None:
+    stranger = tiny_model(eos_token_id=2)
+    with pytest.raises(InputError, match="draft model: its eos_token_ids"):
+        Session(session.model, session.tokenizer, stranger)
+
+
+def test_a_trimmed_draft_vocabulary_changes_nothing_but_the_drafts(session: Session, regular: list[int]) -> None:
+    model, tokenizer = session
+    draft = session.draft_model
+    assert not isinstance(draft, DraftModel) and draft is not None
+    vocabulary = DraftVocabulary.from_lines(200, [PROMPT, "It was a good business."], tokenizer, [1])
+    trimmed = Session(model, tokenizer, DraftModel(draft, vocabulary))
+    result = trimmed.generate(PROMPT)
+    assert result.tokens == regular and result.stats.accepted_tokens > 0
+    assert mx.array(vocabulary.ids).size < model.config.vocab_size

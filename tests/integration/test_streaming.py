@@ -1,0 +1,300 @@
+"""A stream: what each response says, and that its text is the whole text, wherever rounds and characters are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import Session, load, stream_generate
+from speculative_decoding.decoding.scoring import score
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.drafters import Draft, Drafter
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import (
+    REPLACEMENT,
+    FastTokenizer,
+    FolderTokenizer,
+    Tokenizer,
+    TransformersTokenizer,
+)
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import LEAST_CAPACITY, DecoderCache
+from tests.parity.test_scoring import Numbers, text_of
+from tests.support.tiny import DRAFTERS, EOS, OPTIONS_OF, SOURCES, noisy_copy, run, tiny_model, tokens_of
+from tests.unit.loading.test_tokenizer import Bytes
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+REGULAR = [tokens_of(run(TARGET, source)) for source in SOURCES]
+OBJECTS = list(DRAFTERS)
+PROMPTS = BUNDLED.parent / "data"
+TEXT = "Ärger 🎉👩‍👩‍👧 größer, naïve — 漢字! ü"  # characters of 1 to 4 bytes, and a family of seven of them
+
+
+class Writer(EncoderDecoder):
+    """Writes the ids it is told, whatever it reads: its logits are 1 for the next of them, else 0."""
+
+    def __init__(self, output: Sequence[int], vocab_size: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(  # type: ignore[assignment]
+            vocab_size=vocab_size,
+            decoder_start_token_id=0,
+            pad_token_id=0,
+            eos_token_ids=(EOS,),
+            max_source_tokens=None,
+        )
+        self._output = [0, *output]
+
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        return mx.zeros((1, 1, 1))
+
+    def make_cache(self, memory: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
+        return DecoderCache([], mx.zeros((1, 1, 1, 1)))
+
+    def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        """One state for each token: the id that follows it, (1, L, 1)."""
+        start, length = cache.offset, tokens.shape[1]
+        cache.advance(length)
+        following = (self._output + [EOS] * (length + 1))[start + 1 : start + 1 + length]
+        return mx.array(following)[None, :, None]
+
+    def decoder_states(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    def logits(self, states: mx.array) -> mx.array:
+        return (mx.arange(self.config.vocab_size) == states).astype(mx.float32)
+
+    def head_of(self, ids: mx.array) -> Any:
+        raise NotImplementedError
+
+
+def byte_fallback(*words: str) -> Tokenizer:
+    """As Llama's and Pile-T5's: pieces with ▁ for a space, and bytes for what they do not cover."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, processors
+
+    pieces = ["<pad>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *words]
+    backend = tokenizers.Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<pad>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer = FastTokenizer.__new__(FastTokenizer)
+    tokenizer._backend = backend
+    FolderTokenizer.__init__(tokenizer, Path(), backend.get_vocab(), {})
+    return tokenizer
+
+
+def byt5() -> Tokenizer:
+    """transformers' own, which decodes half a character to nothing."""
+    from transformers import ByT5Tokenizer
+
+    tokenizer = TransformersTokenizer.__new__(TransformersTokenizer)
+    tokenizer._backend = ByT5Tokenizer()
+    FolderTokenizer.__init__(tokenizer, Path(), tokenizer._backend.get_vocab(), {})
+    return tokenizer
+
+
+def bundled() -> Tokenizer:
+    return pair().tokenizer
+
+
+@cache
+def pair() -> Session:
+    return load(BUNDLED / "t5-web-docs", draft=BUNDLED / "t5-web-docs-draft")
+
+
+TOKENIZERS = {
+    "bytes": Bytes,
+    "byt5": byt5,
+    "byte pieces": lambda: byte_fallback("▁größer", "er", "▁na", "ve"),
+    "bundled": bundled,
+}
+
+
+class Cuts(Drafter):
+    """Right drafts of a given length, so that rounds end where we want."""
+
+    def __init__(self, output: Sequence[int], sizes: Sequence[int]) -> None:
+        self.output, self.sizes = output, sizes
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        self.round = 0
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        size = min(self.sizes[self.round % len(self.sizes)], num_draft_tokens)
+        self.round += 1
+        found = self.output[len(tokens) - 1 : len(tokens) - 1 + size]
+        return Draft(mx.array([found], mx.uint32)) if found else Draft.empty()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_streamed_text_is_whole_at_every_chunk_boundary(name: str) -> None:
+    """Rounds of each size, so that a round ends behind every token, and so inside every character."""
+    tokenizer = TOKENIZERS[name]()
+    ids = tokenizer.encode(TEXT)
+    whole = tokenizer.decode(ids)
+    assert name == "bundled" or whole == TEXT
+    model = Writer(ids, max(ids) + 1)
+    for sizes in ((0,), (1,), (2,), (3, 1), (5, 0, 2), (64,)):
+        rounds: list[Round] = []
+        responses = list(
+            stream_generate(
+                model,
+                tokenizer,
+                "x",
+                drafter=Cuts(ids, sizes),
+                num_draft=64,
+                max_tokens=len(ids),
+                on_round=rounds.append,
+            )
+        )
+        assert [response.token for response in responses] == ids == tokens_of(rounds)
+        text = ""
+        for response in responses:
+            text += response.text
+            assert whole.startswith(text) and REPLACEMENT not in response.text
+        assert text == whole
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_prefix_may_end_inside_a_character(name: str) -> None:
+    """Behind every forced prefix comes the rest of the text: what the prefix alone does not show yet."""
+    tokenizer = TOKENIZERS[name]()
+    ids = tokenizer.encode(TEXT)
+    model = Writer(ids, max(ids) + 1)
+    for given in range(len(ids)):
+        text = "".join(
+            response.text for response in stream_generate(model, tokenizer, "x", prefix=ids[:given], max_tokens=200)
+        )
+        shown = [tokenizer.decode(ids[:i]) for i in range(given + 1)]
+        assert tokenizer.decode(ids) == max((each for each in shown if REPLACEMENT not in each), key=len) + text
+
+
+@pytest.mark.parametrize("stop", ["🎉", "👩‍👧", "ßer", "— 漢", "! ü"])
+@pytest.mark.parametrize("name", ["bytes", "byt5", "byte pieces"])
+def test_stop_strings_cut_between_characters(name: str, stop: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    ids = tokenizer.encode(TEXT)
+    responses = list(stream_generate(Writer(ids, max(ids) + 1), tokenizer, "x", stop=[stop], max_tokens=200))
+    assert "".join(response.text for response in responses) == TEXT[: TEXT.index(stop)]
+
+
+def test_the_bundled_pair_streams_the_text_of_its_tokens() -> None:
+    session = pair()
+    for path in sorted(PROMPTS.glob("*.txt")):
+        for prompt in path.read_text(encoding="utf-8").split("\n")[5:7]:
+            responses = list(session.stream(prompt, max_tokens=40))
+            tokens = [response.token for response in responses]
+            assert "".join(response.text for response in responses) == session.tokenizer.decode(tokens)
+            assert session.generate(prompt, max_tokens=40).text == session.tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_log_probabilities_are_those_of_the_score(drafter: str, temperature: float) -> None:
+    """Raw ones, whatever the sampling; and asking for them changes nothing."""
+    source, regular = (each[2 if temperature else 1] for each in (SOURCES, REGULAR))
+    options: dict[str, Any] = {"repetition_penalty": 1.3, "seed": 1, "max_tokens": 12, "prefix": regular[:2]}
+    options |= {"temperature": temperature, "top_k": 9 if temperature else 0} | OPTIONS_OF.get(drafter, {})
+    plain, responses = (
+        list(
+            stream_generate(
+                TARGET,
+                Numbers(),
+                text_of(source),
+                drafter=DRAFTERS[drafter](TARGET, DRAFT, regular),
+                logprobs=logprobs,
+                **options,
+            )
+        )
+        for logprobs in (False, True)
+    )
+    assert [each.token for each in plain] == [each.token for each in responses]
+    assert all(each.logprob is None for each in plain)
+    whole = score(TARGET, Numbers(), text_of(source), regular[:2] + [each.token for each in responses])
+    assert [each.logprob for each in responses] == pytest.approx(whole.logprobs[2:], abs=2e-5)
+
+
+def test_log_probabilities_cost_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    evaluate = mx.eval
+    rounds: list[Round] = []
+    options: dict[str, Any] = {"draft_model": DRAFT, "logprobs": True, "on_round": rounds.append}
+    options["max_tokens"] = LEAST_CAPACITY // 2  # a cache that grows has another
+    stream = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), **options)
+    monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(len(arrays)), evaluate(*arrays))[1])
+    list(stream)
+    assert len(waits) == 2 + len(rounds)  # the encoder's and its memory's, and one per round
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_behind_a_forced_prefix_comes_what_comes_without(drafter: str, strict: bool) -> None:
+    """The regular output, however much of it is forced; max_tokens counts what is generated."""
+    for number, (source, regular) in enumerate(zip(SOURCES, REGULAR, strict=True)):
+        given = number if (number + strict) % 2 else 4 + 2 * number  # little of it, or much
+        if given >= len(regular):
+            continue
+        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+        options: dict[str, Any] = {"prefix": regular[:given], "max_tokens": 10, "num_draft": 3, "strict": strict}
+        options |= OPTIONS_OF.get(drafter, {})
+        responses = list(stream_generate(TARGET, Numbers(), text_of(source), drafter=made, **options))
+        assert [each.token for each in responses] == regular[given : given + 10]
+
+
+def test_a_forced_text_is_no_part_of_the_text() -> None:
+    session = pair()
+    prompt = "translate English to German: The method returns the value of the property."
+    whole = session.generate(prompt).text
+    for given in ("Die", "Die Methode", "Die Methode gibt den"):
+        result = session.generate(prompt, prefix=given)
+        assert given + result.text == whole and given not in result.text
+    other = session.generate(prompt, prefix="Diese Eigenschaft")
+    assert other.text.startswith(" ") and other.text != whole
+    assert other.tokens == session.generate(prompt, prefix="Diese Eigenschaft", drafter="none").tokens
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rounds_tell_what_was_proposed_and_accepted(drafter: str) -> None:
+    for source, regular in zip(SOURCES, REGULAR, strict=True):
+        rounds: list[Round] = []
+        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+        options: dict[str, Any] = {"drafter": made, "max_tokens": 30, "on_round": rounds.append}
+        options |= OPTIONS_OF.get(drafter, {})
+        responses = list(stream_generate(TARGET, Numbers(), text_of(source), **options))
+        assert tokens_of(rounds) == [each.token for each in responses]
+        expected = [(event.accepted, i < event.accepted) for event in rounds for i in range(len(event.tokens))]
+        assert [(each.accepted, each.from_draft) for each in responses] == expected
+        for event in rounds:
+            assert len(event.proposed) == event.drafted
+            assert event.tokens[: event.accepted] == event.proposed[: event.accepted]
+            if event.accepted < min(event.drafted, len(event.tokens)):
+                assert event.tokens[event.accepted] != event.proposed[event.accepted]
+
+
+def test_timed_rounds_say_how_their_time_was_spent() -> None:
+    rounds: list[Round] = []
+    list(stream_generate(TARGET, Numbers(), "5 9 1", draft_model=DRAFT, on_round=rounds.append, timed=True))
+    assert len(rounds) > 2
+    for event in rounds:
+        assert event.draft_seconds is not None and event.verify_seconds is not None
+        assert 0 < event.draft_seconds + event.verify_seconds < event.seconds
+
+
+def test_an_error_in_the_callback_is_raised_and_the_next_call_is_unharmed() -> None:
+    def complain(event: Round) -> None:
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        list(stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), draft_model=DRAFT, on_round=complain))
+    again = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), draft_model=DRAFT, max_tokens=30)
+    assert [each.token for each in again] == REGULAR[0]

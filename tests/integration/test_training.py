@@ -1,0 +1,603 @@
+"""Training drafts: gradients, what a step is made of, runs that are killed and go on, and drafts that get better."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from speculative_decoding import CheckpointError, InputError, Session, load
+from speculative_decoding.checkpoints.npz import read_npz
+from speculative_decoding.cli import train as train_command
+from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.loading.load import WEIGHTS, Opened, open_model
+from speculative_decoding.loading.tokenizer import Vocabulary
+from speculative_decoding.models.attention import capped
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import additive
+from speculative_decoding.models.draft_head import DraftHead, usual_layers
+from speculative_decoding.training import batches as batches_module
+from speculative_decoding.training import course as course_module
+from speculative_decoding.training import trainer as trainer_module
+from speculative_decoding.training.batches import (
+    EXAMPLES,
+    LIKELY_OTHERS,
+    RANDOM_OTHERS,
+    Labels,
+    Sampler,
+    make_chains,
+    make_labels,
+)
+from speculative_decoding.training.course import Course, CourseOptions
+from speculative_decoding.training.lessons import Lessons
+from speculative_decoding.training.loss import distance, loss_of, numpy_distance
+from speculative_decoding.training.outputs import Example, Wanted, read_outputs, write_outputs
+from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
+from speculative_decoding.training.teacher import Teacher
+from speculative_decoding.training.trainer import Schedule, Trainer
+from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.support.finite_differences import slopes
+from tests.support.paths import ROOT
+from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, run, save_hugging_face, tiny_model, tokens_of
+from tests.support.together import Letters
+from tests.support.training_process import arguments
+
+TARGET = tiny_model(num_layers=3, feed_forward_proj="gelu")
+LAYERS = usual_layers(3)
+
+
+def some_examples(target: EncoderDecoder, count: int = 30, seed: int = 0) -> list[Example]:
+    """Random sources and outputs; a student learns the target's distributions on any text."""
+    dice = np.random.default_rng(seed)
+    size = target.config.vocab_size
+    return [
+        Example(
+            [*map(int, dice.integers(2, size, 3 + i % 5)), EOS], [*map(int, dice.integers(2, size, 4 + i % 9)), EOS]
+        )
+        for i in range(count)
+    ]
+
+
+def frequent_of(target: EncoderDecoder) -> Any:
+    return np.arange(1, target.config.vocab_size // 2, dtype=np.int32)
+
+
+def head_student(target: EncoderDecoder) -> HeadStudent:
+    layers = usual_layers(target.config.decoder_layers)
+    frequent = frequent_of(target)
+    vocabulary = DraftVocabulary(tuple(map(int, frequent)))
+    return HeadStudent(target, DraftHead.of(target, layers, 2.0), frequent, vocabulary)
+
+
+def model_student(target: EncoderDecoder) -> ModelStudent:
+    return ModelStudent(target, tiny_model(5, num_layers=1, feed_forward_proj="gelu"), frequent_of(target))
+
+
+def batch_of(student: Student) -> Any:
+    examples = some_examples(student.target)[3:9]
+    lessons = Teacher(student.target, LAYERS).teach(examples)
+    return student.batch(examples, lessons, np.random.default_rng(1))
+
+
+# Gradients.
+
+
+def random_labels() -> tuple[mx.array, mx.array, Labels]:
+    dice = np.random.default_rng(2)
+    ids = np.stack([dice.permutation(20)[:6] for _ in range(10)]).astype(np.int32)
+    probs = dice.dirichlet(np.ones(6), 10).astype(np.float32)
+    probs[3, 2:], ids[3, 2:] = 0.0, 0  # as where a label has fewer
+    probs /= probs.sum(axis=-1, keepdims=True)
+    weights = dice.random(10).astype(np.float32)
+    written = dice.integers(0, 20, 10).astype(np.int32)
+    arrays = map(mx.array, (np.arange(20), ids, probs, written, weights))
+    return mx.array(dice.normal(size=(10, 7))), mx.array(dice.normal(size=(7, 20))), Labels(*arrays)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("total_variation", [False, True])
+def test_numpy_computes_the_loss_and_its_gradients(total_variation: bool, soft_cap: float | None) -> None:
+    states, matrix, labels = random_labels()
+    states, matrix = states.astype(mx.float32), matrix.astype(mx.float32)
+
+    def whole(states: mx.array, matrix: mx.array) -> mx.array:
+        return distance(capped(states @ matrix, soft_cap), labels, total_variation=total_variation)
+
+    value, gradients = mx.value_and_grad(whole, argnums=(0, 1))(states, matrix)
+    found, slopes = numpy_distance(np.array(states), np.array(matrix), labels, total_variation, soft_cap)
+    assert found == pytest.approx(value.item(), rel=1e-5)
+    np.testing.assert_allclose(slopes @ np.array(matrix).T, np.array(gradients[0]), atol=1e-5)
+    np.testing.assert_allclose(np.array(states).T @ slopes, np.array(gradients[1]), atol=1e-5)
+
+
+def test_the_loss_is_what_its_name_says() -> None:
+    """Plain sums over dense distributions."""
+    states, matrix, labels = random_labels()
+    q = np.array(mx.softmax(states @ matrix, axis=-1)).astype(np.float64)
+    kl = tv = ce = 0.0
+    for i, weight in enumerate(np.array(labels.weights)):
+        p = np.zeros(20)
+        for token, chance in zip(np.array(labels.ids)[i], np.array(labels.probs)[i], strict=True):
+            p[token] += chance
+        ce -= weight * np.log(q[i, int(labels.written[i].item())])
+        kl += weight * sum(x * np.log(x / y) for x, y in zip(p, q[i], strict=True) if x > 0)
+        tv += weight * 0.5 * np.abs(p - q[i]).sum()
+    found = [loss_of(states, matrix, labels, total_variation=each).item() for each in (False, True)]
+    assert found == pytest.approx([0.1 * ce + 0.9 * kl, 0.1 * ce + 0.9 * tv], rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [head_student, model_student])
+def test_gradients_are_those_of_finite_differences(make: Callable[[EncoderDecoder], Student]) -> None:
+    """Along random directions through all parameters at once; central differences over two steps, extrapolated."""
+    student = make(TARGET)
+    batch, start = batch_of(student), student.module.trainable_parameters()
+
+    def loss(parameters: Any) -> mx.array:
+        student.module.update(parameters)
+        arrays = student.states(batch), student.matrix(batch), batch.labels
+        return loss_of(*arrays, total_variation=False, is_trained=student.owns_matrix)
+
+    def exactly(parameters: Any) -> float:
+        student.module.update(parameters)
+        logits = np.array(student.states(batch)).astype(np.float64) @ np.array(student.matrix(batch)).astype(np.float64)
+        chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        labels = [np.array(each) for each in batch.labels[1:]]
+        found = np.take_along_axis(chances, labels[0], -1)
+        kl = (labels[1] * (np.log(np.maximum(labels[1], 1e-9)) - found)).sum(-1)
+        ce = -np.take_along_axis(chances, labels[2][:, None], -1)[:, 0]
+        return float((labels[3] * (0.9 * kl + 0.1 * ce)).sum())
+
+    value, gradients = mx.value_and_grad(loss)(start)
+    assert value.item() == pytest.approx(exactly(start), abs=1e-5)
+    for ours, theirs in slopes(exactly, start, dict(tree_flatten(gradients)), 3):
+        assert ours == pytest.approx(theirs, abs=3e-5) and abs(ours) > 3e-4
+
+
+# What a step is made of.
+
+
+def test_a_chain_is_trained_as_it_drafts() -> None:
+    """Every anchor: the states of a chain fed with the output's own tokens, computed one by one as a drafter does."""
+    student, examples = head_student(TARGET), some_examples(TARGET)[:6]
+    lessons = Teacher(TARGET, LAYERS).teach(examples)
+    chains = make_chains(examples, lessons, student.frequent, (0, VOCAB), np.random.default_rng(3))
+    states = np.array(student.states(chains)).reshape(*chains.tokens.shape, -1)
+    weights = np.array(chains.labels.weights).reshape(chains.tokens.shape)
+    head, checked, firsts = student.module, 0, 0
+    for b, example in enumerate(examples):
+        memory = TARGET.encode(mx.array([example.source]))
+        keys, values = TARGET.cross_projections(memory)[-1]
+        read = [0, *example.output]
+        hidden = TARGET.teacher_forced_hidden(mx.array([read[:-1]]), memory)
+        for a in np.flatnonzero(weights[0, b]):
+            live = int((weights[:, b, a] > 0).sum())
+            tokens = [int(each) for each in np.array(chains.tokens)[:live, b, a]]
+            places = [i for i in range(len(example.output)) if read[i : i + live] == tokens]
+            wanted = []
+            for place in places:
+                state = head.beginning[None, None]
+                if place:
+                    state = head.features(
+                        mx.concatenate([hidden[layer][:, place - 1 : place] for layer in LAYERS], axis=-1)
+                    )
+                own = []
+                for token in tokens:
+                    mask = additive(mx.ones((1, len(example.source)), mx.bool_), mx.float32)
+                    state = head.step(TARGET.embed(mx.array([[token]])), state, keys, values, mask)
+                    own.append(np.array(head.outputs(state))[0, 0])
+                wanted.append(np.array(own))
+                firsts += place == 0
+            assert any(np.allclose(states[:live, b, a], each, atol=2e-2) for each in wanted)
+            checked += 1
+    assert checked > 10 and firsts
+
+
+def test_labels_are_the_targets_distributions_and_weights_fade() -> None:
+    student, examples = head_student(TARGET), some_examples(TARGET)[:4]
+    batch = student.batch(examples, Teacher(TARGET, LAYERS).teach(examples), np.random.default_rng(3))
+    candidates = np.array(batch.labels.candidates)
+    assert {*map(int, student.frequent)} <= {*map(int, candidates)} and len({*candidates}) == len(candidates)
+    assert np.array(batch.labels.weights).sum() == pytest.approx(1.0, abs=1e-5)
+    np.testing.assert_allclose(np.array(batch.labels.probs).sum(-1)[np.array(batch.labels.weights) > 0], 1, rtol=1e-3)
+    wholes = model_student(TARGET)
+    taught = wholes.batch(examples, Teacher(TARGET, ()).teach(examples), np.random.default_rng(3))
+    logits = TARGET.logits(TARGET.teacher_forced(taught.tokens, TARGET.encode(taught.source, taught.mask), taught.mask))
+    likeliest = np.array(mx.argmax(logits, axis=-1)).ravel()
+    best = np.array(taught.labels.probs).argmax(-1)
+    ids = np.array(taught.labels.candidates)[np.take_along_axis(np.array(taught.labels.ids), best[:, None], -1)[:, 0]]
+    real = np.array(taught.labels.weights) > 0
+    assert (ids[real] == likeliest[real]).all()
+
+
+@pytest.mark.parametrize("make", [head_student, model_student])
+def test_the_parts_of_a_step_have_its_loss_on_average(make: Callable[[EncoderDecoder], Student]) -> None:
+    """Also where there are more parts than examples; processes average what parts give."""
+    batch = batch_of(student := make(TARGET))
+    for size in (2, 4, 7):
+        parts = [loss_on(student, batch.part(rank, size)) for rank in range(size)]
+        assert np.mean(parts) == pytest.approx(loss_on(student, batch), rel=1e-5) and np.std(parts) > 1e-3
+
+
+def test_every_example_comes_once_in_an_epoch_and_steps_are_a_function_of_the_seed() -> None:
+    examples = some_examples(TARGET, 100)
+    sampler = Sampler(examples, 3)
+    steps = -(-100 // EXAMPLES)
+    for epoch in range(2):
+        seen = [index for step in range(steps) for index in sampler.indices(epoch * steps + step)]
+        assert sorted(seen) == list(range(100))
+    assert Sampler(examples, 3).indices(7) == sampler.indices(7) != Sampler(examples, 4).indices(7)
+
+
+def test_kept_lessons_are_those_computed_anew_also_after_a_kill(tmp_path: Path) -> None:
+    examples = some_examples(TARGET, 70)
+    teacher = Teacher(TARGET, LAYERS)
+    online, kept = Lessons(teacher, examples), Lessons(teacher, examples)
+
+    def kill(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.keep(tmp_path / "f", kill)
+    kept.keep(tmp_path / "f")
+    assert sum(path.stat().st_size for path in (tmp_path / "f").glob("*.bin")) == kept.nbytes
+    for ours, theirs in zip(kept.of([0, 40, 69]), online.of([0, 40, 69]), strict=True):
+        np.testing.assert_allclose(ours.hidden, theirs.hidden, atol=1e-2)
+        np.testing.assert_allclose(ours.memory, theirs.memory, atol=1e-2)
+        np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-2)
+    with pytest.raises(InputError, match="features of other outputs"):
+        Lessons(teacher, examples[1:]).keep(tmp_path / "f")
+    (tmp_path / "f" / "ids.bin").write_bytes(b"")
+    with pytest.raises(InputError, match=r"ids\.bin: is shorter than"):
+        Lessons(teacher, examples).keep(tmp_path / "f")
+    (tmp_path / "f" / "done.json").write_text("{")
+    with pytest.raises(InputError, match=r"done\.json: is damaged"):
+        Lessons(teacher, examples).keep(tmp_path / "f")
+
+
+# Whole trainings.
+
+
+class LetterTarget(Letters):
+    """As a folder's tokenizer."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Letters().vocabulary
+
+
+PROMPTS = {"one": [("abcdefgh"[i % 8 :] + "ab")[: 3 + i % 6] for i in range(40)], "two": ["cab", "dab", "e"] * 6}
+
+
+def course_in(folder: Path, steps: int = 60, draft: Opened | None = None, **options: Any) -> Course:
+    session = Session(TARGET, LetterTarget())
+    own = CourseOptions(**{"max_tokens": 12, "slots": 8, "held_out": 8, "frequent": 10, "dtype": "float32"} | options)
+    return Course(session, PROMPTS, folder / "work", Schedule(5e-3, steps=steps), own, draft)
+
+
+def all_of(course: Course, *, resume: bool = False) -> list[Any]:
+    course.begin({"seed": 0}, resume=resume)
+    course.write_outputs(lambda done: None)
+    if course.keeps_features:
+        course.keep_features(lambda done: None)
+    return list(course.train())
+
+
+def test_a_head_gets_better_and_its_folder_drafts(tmp_path: Path) -> None:
+    reports = all_of(course := course_in(tmp_path, steps=100))
+    assert reports[-1].loss < reports[0].loss and reports[-1].agreement > 0.5 > reports[0].agreement - 0.2
+    measured = course.held_out_stats
+    assert set(measured) == {"one", "two"} and min(each.tokens_per_target_call for each in measured.values()) > 1.3
+    assert course.promised(2.0) > 0.5 and course.memory > 1e4
+    target = save_hugging_face(TARGET, tmp_path / "target", CONFIG | {"num_layers": 3, "feed_forward_proj": "gelu"})
+    course.finish(tmp_path / "head", lambda partial: None, steps=100)
+    session = load(target)
+    head = course.student.draft()
+    rounds = Session(session.model, Letters(), head).generate("abcde", drafter="model", num_draft=4, max_tokens=12)
+    assert rounds.tokens == Session(session.model, Letters()).generate("abcde", drafter="none", max_tokens=12).tokens
+    assert json.loads((tmp_path / "head" / "manifest.json").read_text())["steps"] == 100
+
+
+def test_a_model_is_distilled(tmp_path: Path) -> None:
+    small = tiny_model(5, num_layers=1, feed_forward_proj="gelu")
+    raw = CONFIG | {"num_layers": 1, "feed_forward_proj": "gelu"}
+    opened = open_model(save_hugging_face(small, tmp_path / "small", raw))
+    opened.load_weights()
+    batch = batch_of(student := ModelStudent(TARGET, opened.model, frequent_of(TARGET)))
+    before = loss_on(student, batch)
+    all_of(course := course_in(tmp_path, steps=60, draft=opened))
+    assert loss_on(student, batch) < 0.8 * before
+    course.finish(tmp_path / "distilled", lambda partial: None)
+    model, _ = load(tmp_path / "distilled")
+    for (path, ours), (_, theirs) in zip(
+        tree_flatten(model.parameters()), tree_flatten(opened.model.parameters()), strict=True
+    ):
+        assert mx.allclose(ours, theirs), path
+
+
+def test_a_share_of_outputs_is_drawn_by_seed_and_index(tmp_path: Path) -> None:
+    session, prompts = Session(TARGET, LetterTarget()), ["abcdefgh"[i % 7 : i % 7 + 2] for i in range(24)]
+
+    def outputs(name: str, share: float, seed: int = 0, slots: int = 5) -> dict[int, Example]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return write_outputs(session, prompts, tmp_path / name, Wanted(slots, 8, share, seed))
+
+    greedy, half = outputs("greedy", 0.0), outputs("half", 0.5)
+    drawn = {i for i in range(24) if "temperature" in Wanted(5, 8, 0.5).request(i, "")}
+    assert 6 <= len(drawn) <= 18 and {i for i in greedy if greedy[i] != half[i]} <= drawn
+    assert len({tuple(half[i].output) for i in drawn}) > len({tuple(greedy[i].output) for i in drawn})
+    for i in drawn:
+        alone = session.generate(drafter="none", max_tokens=8, **Wanted(5, 8, 0.5).request(i, prompts[i]))
+        assert half[i].output == list(alone.tokens)
+    path = tmp_path / "half" / "outputs.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
+    assert outputs("half", 0.5, slots=3) == half != outputs("other", 0.5, seed=1)
+
+
+def loss_on(student: Student, batch: Any) -> float:
+    return loss_of(student.states(batch), student.matrix(batch), batch.labels, total_variation=False).item()  # type: ignore[return-value]
+
+
+def weights_of(course: Course) -> list[Any]:
+    return [np.array(array) for _, array in tree_flatten(course.student.module.parameters())]
+
+
+def test_a_training_killed_at_random_moments_gives_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(trainer_module, "REPORT_STEPS", 4)
+    all_of(undisturbed := course_in(tmp_path / "a", steps=24, held_out=0))
+    dice, left = random.Random(4), [0]
+
+    def bomb(function: Callable[..., Any]) -> Callable[..., Any]:
+        def exploding(*arguments: Any, **keywords: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return function(*arguments, **keywords)
+
+        return exploding
+
+    for owner, name in ((Trainer, "_one_step"), (Teacher, "teach"), (trainer_module, "write_npz")):
+        monkeypatch.setattr(owner, name, bomb(getattr(owner, name)))
+    dumps = json.dumps
+    monkeypatch.setattr("speculative_decoding.training.outputs.json.dumps", bomb(dumps))
+    kills = 0
+    while kills < 60:
+        left[0] = dice.randrange(3, 16)
+        course = course_in(tmp_path / "b", steps=24, held_out=0)
+        try:
+            all_of(course, resume=True)
+            break
+        except KeyboardInterrupt:
+            kills += 1
+    assert 10 < kills < 60
+    for ours, theirs in zip(weights_of(course), weights_of(undisturbed), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_thirty_steps_lower_the_loss_for_every_family(folder: Path, tmp_path: Path) -> None:
+    target, _ = load_golden(folder)
+    student, examples = head_student(target), some_examples(target)
+    lessons = Lessons(Teacher(target, student.module.config.layers), examples)
+    schedule = Schedule(3e-3, steps=30)
+    trainer = Trainer(student, lessons, Sampler(examples, 0), schedule, Session(target, Letters()), [], tmp_path / "c")
+    batch = student.batch(examples[:12], lessons.of(range(12)), np.random.default_rng(1))
+
+    before = loss_on(student, batch)
+    assert len(list(trainer.run())) == 2
+    assert loss_on(student, batch) < before
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], str]]]:
+    """A folder with what one process trained, and two; what these returned and said. See training_process.py."""
+    folder = tmp_path_factory.mktemp("processes")
+    small_target(folder)
+    (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(27)))
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))  # a free port
+        hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
+    (folder / "hosts.json").write_text(json.dumps(hosts))
+    command = [sys.executable, "-m", "tests.support.training_process", str(folder)]
+    root = ROOT
+    started = []
+    for rank in range(2):
+        environment = os.environ | {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=environment, cwd=root, **pipes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches_module, "LIKELY_OTHERS", 4)
+        patch.setattr(batches_module, "RANDOM_OTHERS", 4)
+        patch.setattr(train_command, "draw", lambda *_: None)
+        status = train_command.main(arguments(folder, "one"))
+    said = [process.communicate() for process in started]
+    assert status == 0
+    return folder, [(json.loads(out.splitlines()[-1]), err) for out, err in said]
+
+
+def test_two_processes_train_as_one_does(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
+    """25 examples are a step of 24 and a step of one, in which the second process has none."""
+    folder, said = two_processes
+    found = {name: weights_in(folder / name) for name in ("one", "two", "deaf")}
+    assert [statuses[:2] for statuses, _ in said] == [[0, 0], [0, 0]]
+    assert "2 processes" in said[0][1] and "written to" in said[0][1] and "written" not in said[1][1]
+    apart = {name: max(np.abs(a - b).max() for a, b in zip(found["one"], found[name], strict=True)) for name in found}
+    assert apart["two"] < 1e-5 < 1e-3 < apart["deaf"]
+    outputs = [(folder / f"{name}.training").glob("outputs*.jsonl") for name in ("one", "two")]
+    one, two = (sorted(line for path in paths for line in path.read_text().splitlines()) for paths in outputs)
+    assert one == two and (folder / "two.training" / "outputs-1.jsonl").stat().st_size
+
+
+def test_a_process_that_ends_ends_the_others(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
+    _, said = two_processes
+    assert [statuses[2] for statuses, _ in said] == [2, 2]
+    assert "No space left on device" in said[0][1] and "another process of this training has ended" in said[1][1]
+
+
+def weights_in(folder: Path) -> list[Any]:
+    return [array for _, array in sorted(np.load(folder / WEIGHTS).items())]
+
+
+# Mistakes.
+
+
+def small_target(tmp_path: Path) -> Path:
+    return save_hugging_face(TARGET, tmp_path / "target", CONFIG | {"num_layers": 3, "feed_forward_proj": "gelu"})
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
+    (tmp_path / "prompts.txt").write_text("a\n" * 40)
+    small_target(tmp_path)
+
+    def call(*arguments: str, **changes: str) -> tuple[int, str]:
+        flags = {"model": str(tmp_path / "target"), "output": str(tmp_path / "head"), "steps": "4"} | changes
+        words = [word for name, value in flags.items() if value for word in (f"--{name.replace('_', '-')}", value)]
+        parts = ["--prompts", str(tmp_path / "prompts.txt"), "--max-tokens", "6", *words, *arguments]
+        status = train_command.main(parts)
+        return status, capsys.readouterr().err
+
+    return call  # type: ignore[return-value]
+
+
+def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    status, err = command()
+    assert status == 0 and "tokens per target call with drafts of 7" in err and "kept on the disk" in err
+    assert (tmp_path / "head" / "curves.png").stat().st_size > 1000
+    assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
+    status, err = command()
+    assert status == 2 and "exists already; give --force" in err
+    status, err = command("--force")
+    assert status == 2 and "holds an unfinished training; go on with --resume" in err
+    status, err = command("--force", "--resume", seed="3")
+    assert status == 2 and '"seed": "0", not "seed": "3"' in err
+    status, err = command("--force", "--resume", sampled_share="0.5")
+    assert status == 2 and '"sampled_share": "0.0", not "sampled_share": "0.5"' in err
+    status, err = command("--force", "--resume", max_disk_gb="0")
+    assert status == 0 and "going on behind step 4" in err and "computed when needed" in err
+    path = tmp_path / "head.training" / "checkpoint.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    status, err = command("--force", "--resume")
+    assert status == 2 and "checkpoint.npz" in err and err.count("error:") == 1
+    assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
+
+
+def test_a_training_goes_on_from_a_head(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    assert command(dtype="float32")[0] == 0
+    begun, after = tmp_path / "head", tmp_path / "after"
+    still = {"draft_model": str(begun), "learning_rate": "1e-12", "dtype": "float32"}
+    assert command(output=str(after), **still)[0] == 0
+    old, new = (read_npz(folder / "weights.npz") for folder in (begun, after))
+    assert all(mx.allclose(old[name], new[name], rtol=1e-5, atol=1e-6) for name in old)
+    first = DraftHead.of(load(tmp_path / "target").model, LAYERS, 1.0)
+    assert not mx.allclose(old["wo.weight"], first.wo.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_every_id_becomes_a_candidate_and_what_labels_give_always_is() -> None:
+    frequent, size, dice = np.arange(5, 105, dtype=np.int32), 3000, np.random.default_rng(0)
+    ids = dice.integers(0, size, (40, 16)).astype(np.int32)
+    probs, written = np.full((40, 16), 1 / 16, np.float32), ids[:, 0]
+    seen = set[int]()
+    for _ in range(60):
+        labels = make_labels(ids, probs, written, np.ones(40, np.float32), frequent, size, dice)
+        found: list[int] = labels.candidates.tolist()  # type: ignore[assignment]
+        assert len(set(found)) == len(found) == 100 + LIKELY_OTHERS + RANDOM_OTHERS
+        assert found[:100] == frequent.tolist() and set(ids.ravel().tolist()) <= set(found)
+        assert [found[i] for i in labels.written.tolist()] == written.tolist()  # type: ignore[index,union-attr]
+        seen |= set(found)
+    assert seen == set(range(size))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"steps": ""}, "say how long to train"),
+        ({"minutes": "1"}, "say how long to train"),
+        ({"kind": "model"}, "--kind model needs --draft-model"),
+        ({"draft_model": "nowhere"}, "--draft-model: model 'nowhere' is neither a folder"),
+        ({"draft_model": "models/t5-web-docs-draft"}, "t5-web-docs-draft is a model; name another"),
+        ({"draft_model": "models/t5-web-docs-head"}, "belongs to another target"),
+        ({"draft_model": "models/t5-web-docs-head", "model": "t5-web-docs", "kind": "model"}, "is a draft head"),
+        ({"model": ""}, "--model and --output are needed"),
+        ({"model": "nowhere"}, "--model: model 'nowhere' is neither a folder"),
+        ({"prompts": "nowhere.txt"}, "nowhere.txt: not readable"),
+        ({"held_out": "40", "max_tokens": "2"}, ""),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(command: Callable[..., tuple[int, str]], changes: dict[str, str], named: str) -> None:
+    status, err = command(**changes)
+    if named:
+        assert status == 2 and named in err and err.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line(
+    command: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    work = tmp_path / "head.training"
+    for most, missing in (
+        (100, "settings.json"),
+        (600, "features"),
+        (4_000, "features/done.json"),
+        (30_000, "c*npz"),
+    ):
+        with largest_file(most):  # of a real one; these are the settings, outputs, features, a checkpoint
+            status, err = command("--resume", "--force")
+        assert status == 2 and "File too large" in err.splitlines()[-1] and not [*work.glob(missing)]
+    monkeypatch.setattr(course_module, "write_draft_head", full)
+    status, err = command("--resume", "--force")
+    assert status == 2 and "No space left on device" in err.splitlines()[-1]
+    assert not (tmp_path / "head").exists()
+
+
+@contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_damaged_file_of_outputs_is_named_and_half_a_line_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "outputs.jsonl"
+    path.write_text("[0, [3, 1], [4, 1]]\n[1]\n[2, [3")
+    assert read_outputs(path, VOCAB) == {0: Example([3, 1], [4, 1]), 1: None}
+    assert path.read_text().endswith("[1]\n")
+    for line in ("[0, [3], 5]", "nonsense", "[0, [-1], [2]]", f"[0, [2], [{VOCAB}]]", "{}"):
+        path.write_text(f"[1]\n{line}\n")
+        with pytest.raises(InputError, match="line 2: is damaged"):
+            read_outputs(path, VOCAB)
+
+
+def test_a_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:
+    all_of(course := course_in(tmp_path, steps=4))
+    course.work.joinpath("checkpoint.npz").rename(tmp_path / "other.npz")
+    for other in (noisy_copy(tiny_model(d_model=8)),):
+        student = head_student(other)
+        lessons = Lessons(Teacher(other, student.module.config.layers), some_examples(other))
+        parts = student, lessons, Sampler(lessons.examples, 0), Schedule(1e-3, steps=9), Session(other, Letters()), []
+        with pytest.raises(CheckpointError, match="is not of this training"):
+            Trainer(*parts, tmp_path / "other.npz").resume()
+    assert tokens_of(run(TARGET, [3, 1])) == tokens_of(run(TARGET, [3, 1]))

@@ -1,0 +1,101 @@
+"""The package as a wheel, used from another folder."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PROMPT = ("--prompt", "grammar: He go home.", "-m", "8")
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip installed the wheel that it built."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # of its own: a build leaves things behind
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "speculative_decoding", source / "speculative_decoding", ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    here = ["--no-deps", "--no-index"]
+    subprocess.run([*pip, "wheel", *here, "--no-build-isolation", "-w", folder, source], check=True, timeout=600)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([*pip, "install", *here, "--target", folder / "site", wheel], check=True, timeout=600)
+    return folder / "site"
+
+
+@pytest.fixture
+def program(site: Path, tmp_path: Path) -> Run:
+    def run(*arguments: str | Path, by: tuple[str | Path, ...] = (site / "bin" / "speculative-decoding",)) -> object:
+        environment = os.environ | {"PYTHONPATH": str(site)}
+        command = [*by, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+
+    return run  # type: ignore[return-value]
+
+
+def test_its_command_decodes(program: Run) -> None:
+    done = program("generate", "--model", ROOT / "models/t5-web-docs", *PROMPT)
+    assert done.returncode == 0 and done.stdout.strip() and "tokens/s" in done.stderr, done.stderr
+    assert shutil.which("cc") is None or "slow" not in done.stderr  # it has its extension
+
+
+def test_it_has_the_servers_page(site: Path) -> None:
+    names = {path.name for path in (site / "speculative_decoding" / "server").iterdir()}
+    assert names >= {"page.html", "page.css", "page.js"}
+
+
+def test_without_bundled_models_it_says_how_to_get_one(program: Run) -> None:
+    module = (sys.executable, "-m", "speculative_decoding")
+    done = program("generate", *PROMPT, by=module)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("speculative-decoding generate: error: no --model is given, and the bundled pair")
+    assert "speculative-decoding convert --model" in done.stderr and done.stderr.count("\n") == 1
+    done = program("verify", "--model", ROOT / "models/t5-web-docs", "--drafter", "ngram", by=module)
+    assert done.returncode == 2 and "bundled prompts come with the repository alone" in done.stderr
+
+
+def test_commands_are_listed_and_wrong_ones_refused_in_a_line(program: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    from speculative_decoding.cli import programs
+
+    assert programs.main([]) == programs.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, (*_, about) in programs.COMMANDS.items():
+        assert f"{name} " in shown and about in shown
+        with pytest.raises(SystemExit) as ended:
+            programs.main([name, "--help"])
+        assert ended.value.code == 0 and f"usage: speculative-decoding {name} " in capsys.readouterr().out
+    assert programs.main(["dance"]) == 2
+    assert capsys.readouterr().err == (
+        "speculative-decoding: error: 'dance' is no command; choose one of " + ", ".join(programs.COMMANDS) + "\n"
+    )
+
+
+def test_it_asks_for_what_it_imports_and_for_nothing_else(site: Path) -> None:
+    """On Linux and macOS alike; what only a backend of transformers imports is named here."""
+    (found,) = metadata.distributions(path=[str(site)])
+    wanted = [line for line in found.requires or () if "extra ==" not in line]
+    names = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in wanted}  # type: ignore[index]
+    imported = set()
+    for path in (ROOT / "speculative_decoding").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {each.name.split(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add((node.module or "").split(".")[0])
+    others = imported - sys.stdlib_module_names
+    assert others - names == {"matplotlib", "prometheus_client", "starlette", "uvicorn"}  # the extras [plots], [server]
+    assert names - others == {"protobuf", "scipy_openblas32"}

@@ -1,0 +1,359 @@
+"""BART and its relatives beyond what every golden is put through: what goldens must catch, files as others write them,
+positions that end, quantised weights, and the laws of the loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from safetensors.numpy import load_file, save_file
+
+from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load, models
+from speculative_decoding.decoding.request import prepare
+from speculative_decoding.decoding.scoring import score
+from speculative_decoding.draft_length import choose_length
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import Storage, checked_generation_config
+from speculative_decoding.models.bart import BART
+from speculative_decoding.models.bart_config import FAMILIES, BartConfig
+from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.training.students import matrix_of, rows_for
+from tests.parity.test_scoring import Numbers, text_of
+from tests.parity.test_t5 import load_golden
+from tests.support.operations import operations
+from tests.support.paths import GOLDENS
+from tests.support.tiny import head_drafter, model_drafter, noisy_copy, run, tokens_of
+from tests.support.tiny import save_hugging_face as save
+from tests.support.together import Letters
+
+SOURCES = [[5, 9, 13, 7, 3], [21, 3], [11, 4, 19, 6, 33, 8, 3, 40, 41, 42, 43]]
+CONFIG: dict[str, Any] = {
+    "model_type": "bart",
+    "vocab_size": 64,
+    "d_model": 64,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 128,
+    "max_position_embeddings": 70,
+    "decoder_start_token_id": 2,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def error_of(model: BART, golden: dict[str, Any]) -> float:
+    mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
+    memory = model.encode(mx.array(golden["input_ids"]), mask)
+    logits = model.logits(model.teacher_forced(mx.array(golden["decoder_input_ids"]), memory, mask))
+    return float(np.abs(np.array(logits) - golden["logits"]).max())
+
+
+def opened(name: str) -> tuple[BART, dict[str, Any]]:
+    model, golden = load_golden(GOLDENS / name)
+    assert isinstance(model, BART)
+    return model, golden
+
+
+def random_model(**changes: Any) -> BART:
+    model = BART(BartConfig.from_dict(CONFIG | changes))
+    keys = iter(mx.random.split(mx.random.key(3), 200))
+    noise = {path: mx.random.normal(p.shape, key=next(keys)) for path, p in tree_flatten(model.parameters())}
+    norms = {path for path in noise if "norm.weight" in path}
+    model.load_weights([(path, 0.12 * each + (path in norms)) for path, each in noise.items()])
+    mx.eval(model.parameters())
+    return model
+
+
+# Mistakes that a golden must catch.
+
+
+def no_offset(model: BART) -> None:
+    for stack in (model.encoder, model.decoder):
+        stack.positions.offset = 0
+
+
+def other_wavelengths(model: BART) -> None:
+    for stack in (model.encoder, model.decoder):
+        stack.positions.spread = not stack.positions.spread
+
+
+def positions_from_zero(model: BART) -> None:
+    model.decoder.positions.first = 0
+
+
+def unscaled(model: BART) -> None:
+    model.config = replace(model.config, scale_embedding=not model.config.scale_embedding)
+
+
+def without(stack: str, norm: str) -> Callable[[BART], None]:
+    return lambda model: model[stack].pop(norm)
+
+
+def norms_elsewhere(model: BART) -> None:
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.norm_first = not layer.norm_first
+
+
+def unscaled_attention(model: BART) -> None:
+    for layer in model.decoder.layers:
+        layer.cross_attention.config = replace(layer.cross_attention.config, scale=1.0)
+
+
+def no_logits_bias(model: BART) -> None:
+    model.pop("logits_bias")
+
+
+FAULTS: dict[str, list[Callable[[BART], None]]] = {
+    "bart": [no_offset, unscaled, without("decoder", "embedding_norm"), no_logits_bias],
+    "mbart": [no_offset, unscaled, without("encoder", "norm"), without("encoder", "embedding_norm")],
+    "pegasus": [other_wavelengths, unscaled, without("decoder", "norm")],
+    "m2m_100": [other_wavelengths, positions_from_zero, unscaled, without("encoder", "norm")],
+    "marian": [other_wavelengths, unscaled, no_logits_bias],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_golden_that_catches_mistakes(family: str) -> None:
+    for fault in (*FAULTS[family], norms_elsewhere, unscaled_attention):
+        model, golden = opened(family)
+        assert error_of(model, golden) < 1e-4
+        fault(model)
+        assert error_of(model, golden) > 1e-2, fault.__qualname__
+
+
+# Files.
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], source: str = "bart") -> BART:
+    """The golden's model from a file with other tensors."""
+    folder.mkdir(parents=True)
+    save_file(change(load_file(GOLDENS / source / "model.safetensors")), folder / "model.safetensors")
+    checkpoint = checkpoints.read(folder)
+    model = models.build(json.loads((GOLDENS / source / "config.json").read_text()), checkpoint)
+    model.load_checkpoint(checkpoint)
+    assert isinstance(model, BART)
+    return model
+
+
+def test_files_without_a_head_have_no_prefix(tmp_path: Path) -> None:
+    """As facebook/bart-base: the keys of the model alone, with copies of the embedding, no bias of the logits."""
+    model, golden = opened("bart")
+    bare = rewritten(
+        tmp_path / "bare",
+        lambda tensors: {
+            name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")
+        },
+    )
+    assert not bare.has_logits_bias and model.has_logits_bias
+    assert error_of(bare, golden | {"logits": golden["logits"] - np.array(model.logits_bias)}) < 1e-4
+
+
+def test_a_bias_of_zeros_costs_nothing(tmp_path: Path) -> None:
+    name = "final_logits_bias"
+    zero = rewritten(tmp_path / "zero", lambda tensors: tensors | {name: np.zeros_like(tensors[name])})
+    assert not zero.has_logits_bias
+    with pytest.raises(CheckpointError, match=f"'{name}' has shape"):
+        rewritten(tmp_path / "short", lambda tensors: tensors | {name: np.zeros((1, 5), np.float32)})
+
+
+def test_a_head_that_differs_from_the_embedding_is_the_head(tmp_path: Path) -> None:
+    own = rewritten(tmp_path / "own", lambda tensors: tensors | {"lm_head.weight": 2 * tensors["lm_head.weight"]})
+    model, golden = opened("bart")
+    bias = np.array(model.logits_bias)
+    assert "head" in own and "head" not in model
+    assert error_of(own, golden | {"logits": 2 * (golden["logits"] - bias) + bias}) < 2e-4
+
+
+IMPOSSIBLE: list[tuple[str, Any]] = [
+    *((name, value) for name in ("d_model", "encoder_layers", "decoder_ffn_dim") for value in (0, 1 << 30, "2", None)),
+    *((name, value) for name in ("encoder_attention_heads", "decoder_attention_heads") for value in (0, 3, True)),
+    *(("d_model", value) for value in (2, 66)),
+    *(("max_position_embeddings", value) for value in (0, 1 << 40, [1])),
+    *(("activation_function", value) for value in ("sine", 3, ["gelu"])),
+    *(("scale_embedding", value) for value in (1, "yes")),
+    *(("share_encoder_decoder_embeddings", value) for value in (False, 0)),
+    *((name, value) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id") for value in (64, -1, "2")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE, ids=lambda value: str(value)[:20])
+def test_an_impossible_field_is_named_in_one_line(field: str, value: Any) -> None:
+    with pytest.raises(CheckpointError) as error:
+        models.build(CONFIG | {field: value})
+    assert field in str(error.value) and str(error.value).isprintable()
+
+
+def test_mbart_must_say_with_what_an_output_begins() -> None:
+    silent = {name: value for name, value in CONFIG.items() if name != "decoder_start_token_id"}
+    assert models.build(silent).config.decoder_start_token_id == 2
+    with pytest.raises(CheckpointError, match="decoder_start_token_id"):
+        models.build(silent | {"model_type": "mbart"})
+
+
+# Positions.
+
+
+def test_passes_reach_beyond_a_learned_table_and_nothing_is_read_there() -> None:
+    """A draft goes over the end of 70 positions, in a buffer of 128: what is within is as without it."""
+    model = random_model()
+    memory = model.encode(mx.array([SOURCES[0]]))
+    tokens = mx.random.randint(3, 64, (1, 76), key=mx.random.key(0))
+    within = np.array(model.decode(tokens[:, :70], model.make_cache(memory)))
+    cache = model.make_cache(memory)
+    model.states(tokens[:, :66], cache)
+    over = np.array(model.decode(tokens[:, 66:], cache))
+    assert np.abs(over[:, :4] - within[:, 66:]).max() < 1e-4 and np.isfinite(over).all()
+    table = model.decoder.positions(mx.arange(128)[None], 128)
+    assert mx.array_equal(table[0, :70], model.decoder.positions.weight[2:]) and not mx.any(table[0, 70:]).item()
+
+
+def test_an_output_beyond_the_positions_is_refused_in_one_line() -> None:
+    model, length = random_model(), choose_length(4)
+
+    def ask(prompt: str = "abc", **options: Any) -> None:
+        prepare(model, Letters(), prompt, GenerationOptions(**options), length)  # type: ignore[arg-type]
+
+    ask(max_tokens=70)
+    ask(max_tokens=68, prefix=[5, 6])
+    ask("a" * 69, max_tokens=5)
+    with pytest.raises(InputError, match="max_tokens: the model has positions for outputs of at most 70 tokens, not"):
+        ask(max_tokens=71)
+    with pytest.raises(InputError, match="not for 69 behind a prefix of 2 tokens; choose fewer"):
+        ask(max_tokens=69, prefix=[5, 6])
+    for allow in (False, True):
+        with pytest.raises(InputError, match="has 71 tokens, but the model has positions for at most 70") as error:
+            ask("a" * 70, allow_long_prompt=allow, max_tokens=5)
+        assert "allow" not in str(error.value)
+    with pytest.raises(InputError, match="target: the model has positions"):
+        score(model, Letters(), "abc", [5] * 71)  # type: ignore[arg-type]
+
+
+def test_sines_and_cosines_have_no_end() -> None:
+    model = random_model(model_type="marian")
+    assert model.most_positions is None
+    prepared = prepare(
+        model,
+        Letters(),  # type: ignore[arg-type]
+        "a" * 90,
+        GenerationOptions(max_tokens=100, allow_long_prompt=True),
+        choose_length(4),
+    )
+    assert len(prepared[0].source) == 91
+    with pytest.raises(InputError, match="was trained on at most 70 tokens; .* or allow long prompts"):
+        prepare(model, Letters(), "a" * 90, GenerationOptions(), choose_length(4))  # type: ignore[arg-type]
+
+
+# Decoding.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_change_nothing(family: str) -> None:
+    target, _ = opened(family)
+    draft, accepted = noisy_copy(target, noise=0.03), set[int]()
+    for source in SOURCES[:2]:
+        for rule in ({}, {"temperature": 0.7, "seed": 4, "acceptance": "coupled"}):
+            regular = tokens_of(run(target, source, **rule))
+            for drafter in (model_drafter(target, draft), head_drafter(target)):
+                rounds = run(target, source, drafter, **rule)
+                assert tokens_of(rounds) == regular
+                accepted |= {each.accepted for each in rounds}
+    assert {0, 1, 4} <= accepted
+
+
+STORED = [
+    (family, storage) for family in FAMILIES for storage in (Storage("bfloat16", 4, 32), Storage("float32", 8, 32))
+]
+STORED += [(family, Storage("float16", bits, 32)) for family in ("bart", "marian") for bits in (8, None)]
+
+
+@pytest.mark.parametrize(("family", "storage"), STORED, ids=str)
+def test_weights_in_few_bits_are_near_the_model(family: str, storage: Storage, tmp_path: Path) -> None:
+    config = CONFIG | {"model_type": family}
+    folder = save(random_model(**config), tmp_path / "hf", config)
+    expected, found = (
+        load(path, dtype="float32").model for path in (folder, convert(str(folder), tmp_path / "out", storage))
+    )
+    logits = []
+    for model in (expected, found):
+        tokens = mx.array([[2, 5, 9, 33]])
+        logits.append(np.array(model.decode(tokens, model.make_cache(model.encode(mx.array(SOURCES[:1]))))))
+    scale = {4: 0.8, 8: 0.1, None: 0.02}[storage.quantize]
+    difference = np.abs(logits[0] - logits[1]).max() / logits[0].std()
+    assert 0 < difference < scale
+    if storage.quantize:
+        layer = found.decoder.layers[1]
+        assert "scales" in layer.ff.wo and "scales" in layer.self_attention.qkv and "bias" in layer.ff.wo
+        regular = tokens_of(run(found, SOURCES[0], max_tokens=12))
+        assert tokens_of(run(found, SOURCES[0], head_drafter(found), max_tokens=12)) == regular
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float16_is_refused_where_layers_add_up(family: str, tmp_path: Path) -> None:
+    """Each layer adds more than half of what float16 holds."""
+    config = CONFIG | {"model_type": family}
+    model, adds_up = random_model(**config), FAMILIES[family].norm_first
+    for layer in model.decoder.layers:
+        layer.ff.wo.bias = mx.where(mx.arange(64) % 3 == 0, 4e4, 0.0)
+    folder = save(model, tmp_path / "hf", config)
+    for dtype in (mx.float32, mx.float16):
+        model.set_dtype(dtype)
+        found = model.decode(mx.array([[2, 5, 9]]), model.make_cache(model.encode(mx.array([[5, 9, 2]]))))
+        assert mx.isfinite(found).all().item() == (dtype == mx.float32 or not adds_up)
+    for attempt in (
+        lambda: load(folder, dtype="float16"),
+        lambda: convert(str(folder), tmp_path / "out", Storage("float16", 8, 32)),
+    ):
+        if adds_up:
+            with pytest.raises(InputError, match=f"a {family} model may overflow in float16; choose bfloat16"):
+                attempt()
+        else:
+            attempt()
+
+
+def test_a_head_with_a_bias_is_one_product() -> None:
+    """What training multiplies states by gives the logits of the head itself."""
+    model, _ = opened("marian")
+    states, ids = mx.random.normal((2, 3, 16), key=mx.random.key(0)), mx.array([7, 0, 95, 33])
+    expected = model.logits(states)[..., ids]
+    assert mx.allclose(model.head_of(ids)(states), expected, atol=1e-5)
+    assert mx.allclose((rows_for(model, states) @ matrix_of(model, ids)).reshape(2, 3, 4), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(family: str) -> None:
+    model = random_model(model_type=family)
+    counts = []
+    for rows in (1, 5):
+        cache = model.make_cache(model.encode(mx.array([SOURCES[0]] * rows)))
+        model.states(mx.array([[2]] * rows), cache)
+        cache.trim_to([row % 2 for row in range(rows)] if rows > 1 else 0)
+        counts.append(operations(model.states(mx.array([[5, 6]] * rows), cache), cache.arrays).total())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "m2m_100", "marian"])
+def test_the_text_that_generation_config_asks_for_is_hugging_faces_with_and_without_a_draft(name: str) -> None:
+    """Forced first and last tokens, banned ones, repeated n-grams, a least length: as `generate` wrote it."""
+    model, golden = opened(name)
+    raw = json.loads((GOLDENS / name / "config.json").read_text())
+    model.generation_config = checked_generation_config(GOLDENS / name, raw, model)
+    for draft in (None, noisy_copy(model)):
+        rows = zip(golden["input_ids"], golden["attention_mask"], strict=True)
+        for (ids, mask), wanted, length in zip(
+            rows, golden["configured_ids"], golden["configured_lengths"], strict=True
+        ):
+            found = generate(
+                model, Numbers(), text_of(ids[mask.astype(bool)].tolist()), draft_model=draft, max_tokens=40
+            )
+            assert found.tokens == wanted[: int(length)].tolist()

@@ -1,0 +1,407 @@
+"""T5Gemma and T5Gemma 2 beyond what every family is asked: laws of the loop, types, config.json, planted faults."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding import CheckpointError, InputError, checkpoints, load, models
+from speculative_decoding.decoding.request import encode_prompt
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import Storage
+from speculative_decoding.models import attention, base, gemma, gemma_config, t5gemma, t5gemma2
+from speculative_decoding.models.attention import Keys, attend, attend_together
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.config import ACTIVATIONS
+from speculative_decoding.models.draft_head import DraftHead
+from speculative_decoding.models.rope import Rope, Window
+from speculative_decoding.training.students import matrix_of
+from tests.parity.test_scoring import Numbers
+from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
+from tests.support.damaged_folders import HOSTILE, places
+from tests.support.tiny import DRAFTERS, OPTIONS_OF, TOKENIZER, noisy_copy, run, tokens_of
+
+NAMES = ("t5gemma", "t5gemma-unequal", "t5gemma2")
+FOLDERS = {folder.name: folder for folder in GOLDENS if folder.name in NAMES}
+SOURCE = [5, 9, 50, 3, 17, 21, 9, 9, 14, 5, 79, 1]
+every_family = pytest.mark.parametrize("name", NAMES)
+
+
+@cache
+def target_of(name: str) -> EncoderDecoder:
+    return load_golden(FOLDERS[name])[0]
+
+
+def config_of(name: str) -> dict[str, Any]:
+    return json.loads((FOLDERS[name] / "config.json").read_text())  # type: ignore[no-any-return]
+
+
+# The laws of the loop.
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@every_family
+def test_output_is_that_of_the_target_alone(name: str, drafter: str) -> None:
+    """Greedy, and with the noise of each position."""
+    target = target_of(name)
+    draft = noisy_copy(target, 0.03)
+    for options in ({}, {"temperature": 1.0, "acceptance": "coupled", "seed": 4}):
+        regular = tokens_of(run(target, SOURCE, max_tokens=20, **options))
+        made = DRAFTERS[drafter](target, draft, regular)
+        rounds = run(target, SOURCE, made, max_tokens=20, **options | OPTIONS_OF.get(drafter, {}))
+        assert tokens_of(rounds) == regular
+        assert drafter != "target itself" or len(rounds) <= 1 + len(regular) // 3
+
+
+# Storage.
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Each type would have kernels of its own."""
+    mx.disable_compile()  # type: ignore[no-untyped-call]
+    yield
+    mx.enable_compile()  # type: ignore[no-untyped-call]
+
+
+def folder_of(name: str, tmp_path: Path) -> Path:
+    folder = tmp_path / "hf" / name
+    shutil.copytree(FOLDERS[name], folder)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return folder
+
+
+def logits_of(model: EncoderDecoder) -> mx.array:
+    memory = model.encode(mx.array([SOURCE]))
+    return model.decode(mx.array([[2, 4, 8, 50, 17, 70, 33, 6, 21]]), model.make_cache(memory)).astype(mx.float32)
+
+
+@pytest.mark.parametrize(
+    ("storage", "most"),
+    [(Storage("bfloat16"), 0.15), (Storage("float32", 8, 32), 0.3), (Storage("bfloat16", 4, 32), 1.5)],
+    ids=["bfloat16", "8 bits", "4 bits"],
+)
+@every_family
+@pytest.mark.usefixtures("uncompiled")
+def test_stored_otherwise_it_is_about_the_same_model(name: str, storage: Storage, most: float, tmp_path: Path) -> None:
+    folder, dtype = folder_of(name, tmp_path), storage.dtype
+    converted = load(convert(str(folder), tmp_path / "out", storage), dtype=dtype).model
+    quantised = {"quantize": storage.quantize, "group_size": 32} if storage.quantize else {}
+    loaded = load(folder, dtype=dtype, **quantised).model  # type: ignore[arg-type]
+    assert mx.array_equal(logits_of(converted), logits_of(loaded))
+    assert mx.abs(logits_of(converted) - logits_of(target_of(name))).mean().item() < most
+    assert "scales" not in converted.embedding or "head" in converted
+    regular = tokens_of(run(converted, SOURCE, max_tokens=12))
+    made = DRAFTERS["head"](converted, converted, regular)
+    assert tokens_of(run(converted, SOURCE, made, max_tokens=12)) == regular
+
+
+@every_family
+def test_float16_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    folder = folder_of(name, tmp_path)
+    for attempt in (lambda: load(folder, dtype="float16"), lambda: convert(str(folder), None, Storage("float16"))):
+        with pytest.raises(InputError, match="float16; choose bfloat16"):
+            attempt()
+
+
+def test_the_tower_that_reads_images_is_neither_loaded_nor_converted(tmp_path: Path) -> None:
+    folder = folder_of("t5gemma2", tmp_path)
+    theirs = set(checkpoints.read(folder))
+    ours = set(checkpoints.read(convert(str(folder), tmp_path / "out")))
+    assert ours < theirs and {
+        name for name in theirs - ours if "embed_tokens" not in name and "lm_head" not in name
+    } == {name for name in theirs if "vision_tower" in name or "multi_modal_projector" in name}
+
+
+def test_a_prompt_that_needs_an_image_is_refused_in_one_line() -> None:
+    raw = config_of("t5gemma2")
+    model = models.build(raw | {"encoder": raw["encoder"] | {"boi_token_index": 7}})
+    assert encode_prompt(model, Numbers(), "5 6 8") == [5, 6, 8]
+    with pytest.raises(InputError, match=r"prompt has a place for an image \(token 7\); only text is read"):
+        encode_prompt(model, Numbers(), "5 7 8")
+
+
+# config.json.
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("t5gemma", ("decoder",), None),
+        ("t5gemma", ("encoder",), []),
+        ("t5gemma", ("decoder", "hidden_size"), None),
+        ("t5gemma", ("decoder", "hidden_size"), "32"),
+        ("t5gemma", ("encoder", "head_dim"), 7),
+        ("t5gemma", ("decoder", "num_key_value_heads"), 3),
+        ("t5gemma", ("decoder", "attn_logit_softcapping"), 0),
+        ("t5gemma", ("decoder", "attention_bias"), True),
+        ("t5gemma", ("decoder", "layer_types"), ["full_attention"]),
+        ("t5gemma", ("decoder", "layer_types"), ["chunked_attention"] * 2),
+        ("t5gemma", ("encoder", "sliding_window"), 0),
+        ("t5gemma", ("encoder", "vocab_size"), 97),
+        ("t5gemma", ("encoder", "rope_theta"), -1.0),
+        ("t5gemma", ("eos_token_id",), [1, 96]),
+        ("t5gemma2", ("encoder", "text_config"), None),
+        ("t5gemma2", ("encoder", "text_config", "hidden_size"), 40),
+        ("t5gemma2", ("encoder", "eoi_token_index"), -1),
+        ("t5gemma2", ("decoder", "rope_parameters", "full_attention", "rope_type"), "yarn"),
+        ("t5gemma2", ("decoder", "rope_parameters", "full_attention", "factor"), 0),
+    ],
+)
+def test_an_impossible_field_is_named(name: str, path: tuple[str, ...], value: object) -> None:
+    raw = config_of(name)
+    holder = raw
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    with pytest.raises(CheckpointError, match=path[-1]) as error:
+        models.build(raw)
+    assert str(error.value).isprintable()
+
+
+@every_family
+def test_any_config_ends_in_one_line_or_in_a_model(name: str) -> None:
+    """Every field gets some of the values that a hostile file may have."""
+    dice, raw, refused = random.Random(name), config_of(name), 0
+    for at in places(raw):
+        for value in dice.sample(HOSTILE, 5):
+            changed = copy.deepcopy(raw)
+            holder: Any = changed
+            for key in at[:-1]:
+                holder = holder[key]
+            if at:
+                holder[at[-1]] = value
+            if not isinstance(changed.get("model_type"), str):
+                continue
+            try:
+                models.build(changed)
+            except CheckpointError as error:
+                refused += 1
+                assert str(error).isprintable() and len(str(error)) < 500
+    assert refused > 100
+
+
+def test_both_ways_to_write_positions_are_one() -> None:
+    raw = config_of("t5gemma2")
+    old = copy.deepcopy(raw)
+    for part in (old["decoder"], old["encoder"]["text_config"]):
+        kinds = part.pop("rope_parameters")
+        part |= {"rope_theta": kinds["full_attention"]["rope_theta"]}
+        part |= {"rope_local_base_freq": kinds["sliding_attention"]["rope_theta"]}
+        part |= {"rope_scaling": {"rope_type": "linear", "factor": kinds["full_attention"]["factor"]}}
+    assert gemma_config.t5gemma2_config(old) == gemma_config.t5gemma2_config(raw)
+
+
+def test_silent_configs_have_the_family_s_defaults() -> None:
+    part = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7}
+    part |= {"num_attention_heads": 4}
+    first = gemma_config.t5gemma_config({"encoder": part, "decoder": part})
+    assert (first.decoder.attention_cap, first.decoder.logit_cap, first.decoder_start_token_id) == (50.0, 30.0, 2)
+    assert [kind.window.past is None for kind in first.decoder.layers] == [False, True] * 3 + [False]
+    second = gemma_config.t5gemma2_config({"encoder": {"text_config": part}, "decoder": part})
+    assert (second.decoder.attention_cap, second.decoder.logit_cap) == (None, None)
+    assert [kind.rope.base for kind in second.decoder.layers] == [1e4] * 5 + [1e6, 1e4]
+
+
+# The parts.
+
+
+@pytest.mark.parametrize("window", [Window(), Window(None, 0), Window(3, 0), Window(2, 3), Window(5, 5)], ids=str)
+def test_a_window_hides_what_its_words_say(window: Window) -> None:
+    offsets, length, reach = [0, 7, 3], 4, 12
+    found = window.hidden(mx.array(offsets), length, reach)
+    expected = np.zeros((3, 1, length, reach), bool)
+    for b, i, j in np.ndindex(3, length, reach):
+        ahead = j - (offsets[b] + i)
+        is_late = window.future is not None and ahead > window.future
+        expected[b, 0, i, j] = is_late or (window.past is not None and ahead < -window.past)
+    assert (found is None) == (not expected.any())
+    assert found is None or np.array_equal(np.array(found), expected)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_attention_over_two_parts_is_that_over_both_joined(heads: int, soft_cap: float | None) -> None:
+    """Also with queries that share keys, compared with keys repeated for each of them."""
+    mx.random.seed(0)
+    queries, parts = mx.random.normal((2, 4, 3, 8)), []
+    for reach, rows in ((6, 3), (5, 1)):
+        mask = mx.where(mx.random.normal((2, 1, rows, reach)) > 1, -mx.inf, 0.0)
+        parts.append(Keys(mx.random.normal((2, heads, reach, 8)), mx.random.normal((2, heads, reach, 8)), mask))
+    found = attend_together(queries, parts, scale=0.4, soft_cap=soft_cap)
+    keys, values = (mx.repeat(mx.concatenate([p[i] for p in parts], axis=2), 4 // heads, axis=1) for i in range(2))
+    mask = mx.concatenate([mx.broadcast_to(part.mask, (2, 1, 3, part.mask.shape[3])) for part in parts], axis=3)
+    assert mx.allclose(found, attend(queries, keys, values, mask, scale=0.4, soft_cap=soft_cap), atol=1e-5)
+    scores = 0.4 * queries @ keys.swapaxes(-1, -2)
+    scores = scores if soft_cap is None else soft_cap * mx.tanh(scores / soft_cap)
+    plain = (mx.softmax(scores + mask, axis=-1) @ values).transpose(0, 2, 1, 3).reshape(6, 32)
+    assert mx.allclose(found, plain, atol=1e-5)
+
+
+def test_a_head_whose_queries_share_keys_is_one_with_keys_repeated() -> None:
+    target = target_of("t5gemma")
+    head = DraftHead.of(target, (0, 1), 2.0)
+    keys, values = target.cross_projections(target.encode(mx.array([SOURCE, SOURCE[::-1]])))[-1]
+    state, embedded, mask = mx.random.normal((2, 5, 32)), mx.random.normal((2, 5, 32)), mx.zeros((2, 1, 1, 12))
+    mask[0, ..., 9:] = -mx.inf
+    repeated = [mx.repeat(each, 2, axis=1) for each in (keys, values)]
+    assert keys.shape[1] == 2 and head.config.heads == 4
+    found = head.step(embedded, state, keys, values, mask)
+    assert mx.allclose(found, head.step(embedded, state, *repeated, mask), atol=1e-5)
+
+
+def test_a_partial_head_is_capped_and_its_matrix_is_not() -> None:
+    target, states = target_of("t5gemma"), 3 * mx.random.normal((1, 2, 32), key=mx.random.key(1))
+    ids = mx.array([4, 9, 70])
+    assert mx.allclose(target.head_of(ids)(states), target.logits(states)[..., ids], atol=1e-5)
+    products = states @ matrix_of(target, ids)
+    assert mx.allclose(products, states @ target.embedding.weight[ids].T, atol=1e-4)
+    assert mx.abs(products - target.logits(states)[..., ids]).max().item() > 0.02
+
+
+# Planted faults, which the goldens must catch.
+
+
+def distance(name: str) -> float:
+    """From Hugging Face's logits, with cached passes of 5 tokens."""
+    model, golden = load_golden(FOLDERS[name])
+    mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
+    cache = model.make_cache(model.encode(mx.array(golden["input_ids"]), mask), mask)
+    tokens = mx.array(golden["decoder_input_ids"])
+    pieces = [model.decode(tokens[:, i : i + 5], cache) for i in range(0, tokens.shape[1], 5)]
+    return float(np.abs(np.array(mx.concatenate(pieces, axis=1)) - golden["logits"]).max())
+
+
+def norms_without_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gemma.Norm, "factor", property(lambda self: self.weight))
+
+
+def positions_of_a_first_token(patch: pytest.MonkeyPatch) -> None:
+    rotate = Rope.__call__
+    patch.setattr(Rope, "__call__", lambda self, x, offsets: rotate(self, x, mx.zeros_like(offsets)))
+
+
+def positions_not_divided(patch: pytest.MonkeyPatch) -> None:
+    rotate = Rope.__call__
+    patch.setattr(Rope, "__call__", lambda self, x, offsets: rotate(Rope(self.base), x, offsets))
+
+
+def one_base_for_all(patch: pytest.MonkeyPatch) -> None:
+    rotate = Rope.__call__
+    patch.setattr(Rope, "__call__", lambda self, x, offsets: rotate(Rope(1e4, self.factor), x, offsets))
+
+
+def windows_one_wider(patch: pytest.MonkeyPatch) -> None:
+    hidden = Window.hidden
+
+    def wider(self: Window, *arguments: Any) -> mx.array | None:
+        return hidden(Window(None if self.past is None else self.past + 1, self.future), *arguments)
+
+    patch.setattr(Window, "hidden", wider)
+
+
+def future_one_further(patch: pytest.MonkeyPatch) -> None:
+    hidden = Window.hidden
+    patch.setattr(
+        Window, "hidden", lambda self, *rest: hidden(Window(self.past, self.future and self.future + 1), *rest)
+    )
+
+
+def embedding_not_scaled(patch: pytest.MonkeyPatch) -> None:
+    for model in (t5gemma.T5Gemma, t5gemma2.T5Gemma2):
+        patch.setattr(model, "embed", lambda self, tokens: self.embedding(tokens))
+
+
+def no_norm_behind(patch: pytest.MonkeyPatch) -> None:
+    def layer(self: Any, x: mx.array, *rest: Any) -> mx.array:
+        x = x + self.self_attention(self.self_norm(x), *rest)
+        return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
+
+    patch.setattr(gemma.EncoderLayer, "__call__", layer)
+
+
+def no_soft_cap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attention, "capped", lambda x, soft_cap: x)
+
+
+def no_soft_cap_on_logits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(base, "capped", lambda x, soft_cap: x)
+
+
+def exact_gelu(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(ACTIVATIONS, "gelu_pytorch_tanh", ACTIVATIONS["gelu"])  # type: ignore[arg-type]
+
+
+def cross_keys_not_normed(patch: pytest.MonkeyPatch) -> None:
+    def project(self: Any, memory: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = gemma.split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.config.num_kv_heads)
+        return keys, values
+
+    patch.setattr(t5gemma2.MergedAttention, "project", project)
+
+
+def cross_keys_with_positions(patch: pytest.MonkeyPatch) -> None:
+    project = t5gemma2.MergedAttention.project
+
+    def rotated(self: Any, memory: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = project(self, memory)
+        return self.kind.rope(keys, mx.array([0])), values
+
+    patch.setattr(t5gemma2.MergedAttention, "project", rotated)
+
+
+def a_softmax_for_each_part(patch: pytest.MonkeyPatch) -> None:
+    together = attention.attend_together
+
+    def apart(queries: mx.array, parts: list[Keys], **options: Any) -> mx.array:
+        return sum(together(queries, [part], **options) for part in parts) / len(parts)  # type: ignore[return-value]
+
+    patch.setattr(t5gemma2, "attend_together", apart)
+
+
+def end_of_image_like_others(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(t5gemma2.T5Gemma2, "embed", lambda self, tokens: self.embedding(tokens) * self.config.d_model**0.5)
+
+
+BOTH = (
+    norms_without_one,
+    positions_of_a_first_token,
+    one_base_for_all,
+    windows_one_wider,
+    embedding_not_scaled,
+    no_norm_behind,
+    exact_gelu,
+)
+FIRST = (no_soft_cap, no_soft_cap_on_logits)
+SECOND = (
+    future_one_further,
+    positions_not_divided,
+    cross_keys_not_normed,
+    cross_keys_with_positions,
+    a_softmax_for_each_part,
+    end_of_image_like_others,
+)
+FAULTS = [(name, plant) for name in NAMES for plant in (*BOTH, *(SECOND if name == "t5gemma2" else FIRST))]
+
+
+@pytest.mark.parametrize(("name", "plant"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_planted_fault_is_caught(
+    name: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert distance(name) > 2e-3
+
+
+@every_family
+def test_without_a_fault_nothing_is_caught(name: str) -> None:
+    assert distance(name) < NOISE

@@ -1,0 +1,122 @@
+"""The teacher-forced pass: its logits are those of the cached passes, its gradients those of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+from speculative_decoding.models.base import EncoderDecoder
+from tests.parity.test_t5 import GOLDENS as FAMILIES_WITH_GOLDENS
+from tests.parity.test_t5 import NOISE, load_golden
+from tests.support.finite_differences import slopes
+from tests.support.paths import GOLDENS
+from tests.support.tiny import tiny_model
+
+SOURCE, MASK = mx.array([[5, 9, 3, 7, 1], [2, 8, 1, 0, 0]]), mx.array([[True] * 5, [True] * 3 + [False] * 2])
+
+
+def loss_of(source: mx.array, mask: mx.array, tokens: mx.array) -> Callable[[EncoderDecoder], mx.array]:
+    """The mean cross-entropy of each next token."""
+
+    def loss(model: EncoderDecoder) -> mx.array:
+        states = model.teacher_forced(tokens[:, :-1], model.encode(source, mask), mask)
+        return nn.losses.cross_entropy(model.logits(states), tokens[:, 1:], reduction="mean")
+
+    return loss
+
+
+def gradients(model: EncoderDecoder, loss: Callable[[EncoderDecoder], mx.array]) -> tuple[float, dict[str, mx.array]]:
+    value, found = nn.value_and_grad(model, loss)(model)
+    return value.item(), dict(tree_flatten(found))
+
+
+@pytest.mark.parametrize("folder", FAMILIES_WITH_GOLDENS, ids=lambda folder: folder.name)
+def test_teacher_forced_logits_are_those_of_cached_passes_and_of_hugging_face(folder: Path) -> None:
+    model, golden = load_golden(folder)
+    mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
+    memory, tokens = model.encode(mx.array(golden["input_ids"]), mask), mx.array(golden["decoder_input_ids"])
+    whole = np.array(model.logits(model.teacher_forced(tokens, memory, mask)))
+    assert np.abs(whole - golden["logits"]).max() < NOISE
+    cache = model.make_cache(memory, mask)
+    for start in range(0, tokens.shape[1], 5):
+        piece = np.array(model.decode(tokens[:, start : start + 5], cache))
+        assert np.abs(piece - whole[:, start : start + 5]).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_gradients_are_those_of_hugging_face(name: str) -> None:
+    """For every tensor of the checkpoint, tables of position biases included; see make_gradients.py."""
+    model, golden = load_golden(GOLDENS / name)
+    expected = np.load(GOLDENS / "gradients.npz")
+    source, mask, tokens = (mx.array(golden[key]) for key in ("input_ids", "attention_mask", "decoder_input_ids"))
+    value, found = gradients(model, loss_of(source, mask.astype(mx.bool_), tokens))
+    assert value == pytest.approx(float(expected[f"{name} loss"]), abs=1e-5)
+    compared = set()
+    for path, names in model.parameter_sources(model.config, {"shared.weight"}).items():
+        for tensor, share in zip(names, mx.split(found[path], len(names)), strict=True):
+            ours, theirs = np.array(share), expected[f"{name} {tensor}"]
+            step = len(ours) // 4 if ours.ndim == 2 and ours.shape[1] > 8 else 1
+            assert ours[::step].shape == theirs.shape and np.abs(theirs).max() > 1e-3, tensor
+            assert np.abs(ours[::step] - theirs).max() < 1e-4, tensor
+            compared.add(f"{name} {tensor}")
+    assert compared == {key for key in expected.files if key.startswith(f"{name} ")} - {f"{name} loss"}
+
+
+@pytest.mark.parametrize(  # smooth ones: across the kink of a relu there is no difference to compare with
+    "changes", [{"feed_forward_proj": "gelu"}, {"model_type": "umt5", "feed_forward_proj": "gated-gelu"}], ids=str
+)
+def test_gradients_are_those_of_finite_differences(changes: dict[str, object]) -> None:
+    """Along random directions through all parameters at once, of length 1. Central differences over two steps,
+    extrapolated, so that steps may be long and float32 rounds little; the cross-entropy is added up in float64.
+    """
+    model = tiny_model(position_scale=1.0, **changes)
+    tokens = mx.array([[0, 4, 8, 11, 3, 17, 2, 6], [0, 9, 9, 21, 5, 13, 4, 1]])
+    _, found = gradients(model, loss_of(SOURCE, MASK, tokens))
+    start = model.parameters()
+
+    def exactly(parameters: dict[str, object]) -> float:
+        model.update(parameters)
+        logits = model.logits(model.teacher_forced(tokens[:, :-1], model.encode(SOURCE, MASK), MASK))
+        exact = np.array(logits).astype(np.float64)
+        chances = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
+        return -float(np.take_along_axis(chances, np.array(tokens)[:, 1:, None].astype(np.int64), -1).mean())
+
+    for ours, theirs in slopes(exactly, start, found, 4):
+        assert abs(ours - theirs) < 1e-4
+        assert abs(ours) > 1e-3
+
+
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+def test_what_passes_have_prepared_is_no_constant_of_a_gradient(model_type: str) -> None:
+    """Over as many positions as a cache attends over, before and after cached passes, and with changed weights."""
+    model = tiny_model(model_type=model_type)
+    tokens = mx.random.randint(2, 24, (2, 65), key=mx.random.key(1))
+    loss = loss_of(SOURCE, MASK, tokens)
+    value, before = gradients(model, loss)
+    cache = model.make_cache(model.encode(SOURCE, MASK), MASK)
+    cached = model.decode(tokens[:, :64], cache)
+    assert cache.capacity == 64
+    again, after = gradients(model, loss)
+    assert again == pytest.approx(value, abs=1e-6)
+    for path, gradient in before.items():
+        assert mx.allclose(gradient, after[path], atol=1e-5), path
+        assert mx.abs(gradient).max().item() > 1e-4, path
+    model.update(
+        tree_map(lambda parameter, slope: parameter - 0.5 * slope, model.parameters(), tree_like(model, after))
+    )
+    assert loss(model).item() < value
+    trained = model.decode(tokens[:, :64], model.make_cache(model.encode(SOURCE, MASK), MASK))
+    assert mx.abs(trained - cached).max().item() > 1e-3
+    whole = model.logits(model.teacher_forced(tokens[:, :64], model.encode(SOURCE, MASK), MASK))
+    assert mx.abs(trained - whole).max().item() < 1e-4
+
+
+def tree_like(model: EncoderDecoder, flat: dict[str, mx.array]) -> dict[str, object]:
+    paths = iter(path for path, _ in tree_flatten(model.parameters()))
+    return tree_map(lambda _: flat[next(paths)], model.parameters())

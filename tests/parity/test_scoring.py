@@ -1,0 +1,96 @@
+"""Scores and states of given text are Hugging Face's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding import InputError, encode, generate, load, score
+from speculative_decoding.loading.load import BUNDLED
+from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.support.tiny import EOS, SOURCES, OneLanguage, run, tiny_model, tokens_of
+
+
+class Numbers(OneLanguage):
+    """Text is ids as numbers: "5 9 3"."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(f"{token} " for token in tokens)
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_scores_and_states_are_those_of_hugging_face(folder: Path) -> None:
+    """Its logits for forced decoder ids, put through a softmax in double precision."""
+    model, golden = load_golden(folder)
+    for row, mask in enumerate(golden["attention_mask"].astype(bool)):
+        source, decoder_ids = text_of(golden["input_ids"][row][mask]), golden["decoder_input_ids"][row]
+        logits = golden["logits"][row].astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        logprobs -= logits.max(-1, keepdims=True)
+        target = [int(token) for token in decoder_ids[1:]]
+        expected = logprobs[np.arange(len(target)), target]
+        found = score(model, Numbers(), source, target, allow_long_prompt=True)
+        assert found.tokens == target and np.abs(np.array(found.logprobs) - expected).max() < 1e-4
+        assert found.logprob == pytest.approx(expected.sum(), abs=1e-3)
+        states = np.array(encode(model, Numbers(), source, allow_long_prompt=True))
+        assert np.abs(states[0] - golden["encoder_last_hidden_state"][row][mask]).max() < 1e-4
+
+
+def test_scores_are_those_of_one_token_after_the_other() -> None:
+    """Teacher forcing by hand: a pass of its own over every beginning of the output."""
+    model = tiny_model()
+    for source in SOURCES:
+        tokens = tokens_of(run(model, source, max_tokens=12))
+        memory = model.encode(mx.array([source]))
+        expected = []
+        for i, token in enumerate(tokens):
+            logits = np.array(model.decode(mx.array([[0, *tokens[:i]]]), model.make_cache(memory)))[0, -1]
+            expected.append(logits[token] - np.log(np.exp(logits.astype(np.float64)).sum()))
+        found = score(model, Numbers(), text_of(source), tokens)
+        assert np.abs(np.array(found.logprobs) - expected).max() < 1e-4
+
+
+def test_probabilities_of_all_outputs_of_a_length_add_up_to_one() -> None:
+    model = tiny_model()
+    total = sum(
+        np.exp(score(model, Numbers(), "5 9 3 1", [first, second]).logprob) for first in (3, 8) for second in range(24)
+    )
+    first = [score(model, Numbers(), "5 9 3 1", [token]).logprob for token in range(24)]
+    assert np.exp(first).sum() == pytest.approx(1, abs=1e-5)
+    assert total == pytest.approx(np.exp(first[3]) + np.exp(first[8]), rel=1e-4)
+
+
+def test_a_session_scores_what_it_wrote() -> None:
+    session = load(BUNDLED / "t5-web-docs")
+    prompt = "translate English to German: The method returns the value."
+    result = session.generate(prompt, logprobs=True)
+    found = session.score(prompt, result.text)
+    assert found.tokens == result.tokens and found.tokens[-1] == EOS
+    assert found.logprobs == pytest.approx(result.logprobs, abs=1e-4)
+    assert session.score(prompt, "Das ist falsch.").logprob < found.logprob - 5
+    assert session.encode(prompt).shape == (1, len(session.tokenizer.encode(prompt)), 256)
+
+
+def test_impossible_targets_are_named() -> None:
+    model = tiny_model()
+    with pytest.raises(InputError, match="target must have a token"):
+        score(model, Numbers(), "5 1", [])
+    with pytest.raises(InputError, match="target must be between 0 and 23, not 24"):
+        score(model, Numbers(), "5 1", [24])
+    with pytest.raises(InputError, match="prefix must be between 0 and 23, not 24"):
+        generate(model, Numbers(), "5 1", prefix=[24])
+    with pytest.raises(InputError, match="prefix must not contain 1, which ends an output"):
+        generate(model, Numbers(), "5 1", prefix=[4, 1])
+    with pytest.raises(InputError, match="prompt is empty"):
+        encode(model, Numbers(), " ")

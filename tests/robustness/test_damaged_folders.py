@@ -1,0 +1,267 @@
+"""A model's folder from anywhere ends in one line or in a model, never in memory that is not its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from speculative_decoding import CheckpointError, InputError, Session, load
+from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_object
+from speculative_decoding.checkpoints.npz import read_npz
+from speculative_decoding.cli.common import say
+from speculative_decoding.errors import MOST_CHARACTERS
+from speculative_decoding.jobs.output import read_checkpoint
+from speculative_decoding.loading.load import find_folder
+from tests.support.checkpoint_files import Entry, zip_bytes
+from tests.support.damaged_folders import FILES, SMALL, guarded
+from tests.support.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
+from tools.fuzz_checkpoints import npy
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = save_hugging_face(tiny_model(), tmp_path / "model", CONFIG)
+    (folder / "tokenizer.json").write_text(json.dumps(SMALL))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def within_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No id outside of an embedding's table is ever looked up."""
+    monkeypatch.setattr(nn.Embedding, "__call__", guarded(nn.Embedding.__call__))
+    mx.disable_compile()  # type: ignore[no-untyped-call]
+    yield
+    mx.enable_compile()  # type: ignore[no-untyped-call]
+
+
+def one_line(error: pytest.ExceptionInfo[InputError]) -> str:
+    assert str(error.value).isprintable()
+    return str(error.value)
+
+
+IMPOSSIBLE: list[tuple[str, Any]] = [
+    *(
+        (name, value)
+        for name in ("num_layers", "d_model", "d_kv", "d_ff", "num_heads")
+        for value in (0, -1, 10**9, 1.5)
+    ),
+    *(("vocab_size", value) for value in (True, "24", [24], 10**400, 1)),
+    *(("num_decoder_layers", value) for value in (0, 10**9, "2")),
+    *(("relative_attention_num_buckets", value) for value in (0, 1, 10**9)),
+    *(("relative_attention_max_distance", value) for value in (0, 4, 10**400)),
+    *(("layer_norm_epsilon", value) for value in (0, -1e-6, float("nan"), float("inf"), "1e-6", 1e-45)),
+    *(("feed_forward_proj", value) for value in (["relu"], 5, "gated-", "relu\x1b[2J")),
+    *(("tie_word_embeddings", value) for value in ("no", 1)),
+    *(("model_type", value) for value in (None, ["t5"], {"t5": 1}, "\ud800")),
+    *(("n_positions", value) for value in (0, "512")),
+    *((name, value) for name in ("decoder_start_token_id", "pad_token_id") for value in (9000, 10**9, -1, VOCAB, [0])),
+    *(("eos_token_id", value) for value in (9000, [1, 10**9], [[1]], -1, True, [1] * 1000)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE, ids=lambda value: str(value)[:20])
+def test_an_impossible_field_is_named_in_one_line(folder: Path, field: str, value: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {field: value}))
+    with pytest.raises(CheckpointError) as error:
+        load(folder)
+    assert field in one_line(error)
+
+
+def test_sizes_are_compared_with_the_tensors_before_anything_is_computed(folder: Path) -> None:
+    for change in ({"vocab_size": 1 << 24}, {"d_ff": 1 << 22}, {"num_layers": 512}, {"num_heads": 4, "d_kv": 2}):
+        (folder / "config.json").write_text(json.dumps(CONFIG | change))
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        with pytest.raises(CheckpointError, match=r"has shape|is missing"):
+            load(folder)
+        assert mx.get_peak_memory() - before < 10 << 20
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id", "eos_token_id"])
+def test_ids_of_generation_config_count_and_are_checked(folder: Path, name: str) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({name: 5}))
+    config = load(folder).model.config
+    assert 5 in (*config.eos_token_ids, config.pad_token_id, config.decoder_start_token_id)
+    (folder / "generation_config.json").write_text(json.dumps({name: 10**9}))
+    with pytest.raises(CheckpointError, match=f"{name}.*must be a whole number, 0 to {VOCAB - 1}"):
+        load(folder)
+
+
+def test_ids_that_generation_config_replaces_are_checked_too(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"decoder_start_token_id": 9000}))
+    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 0}))
+    with pytest.raises(CheckpointError, match="decoder_start_token_id.*not 9000"):
+        load(folder)
+
+
+def with_post_processor(ids: list[int]) -> dict[str, Any]:
+    special = {"</s>": {"id": "</s>", "ids": ids, "tokens": ["</s>"] * len(ids)}}
+    return SMALL | {"post_processor": SMALL["post_processor"] | {"special_tokens": special}}
+
+
+def with_more_pieces(count: int) -> dict[str, Any]:
+    vocab = [*SMALL["model"]["vocab"], *([f"x{i}", -50.0] for i in range(count)), ["q", -1.0]]
+    return SMALL | {"model": SMALL["model"] | {"vocab": vocab}}
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [with_post_processor([VOCAB]), with_post_processor([10**9]), with_more_pieces(VOCAB - 17), with_more_pieces(9000)],
+    ids=["special", "special 10^9", "pieces", "9000 pieces"],
+)
+def test_ids_of_a_tokenizer_never_leave_the_table(folder: Path, tokenizer: dict[str, Any]) -> None:
+    """Of its post-processor or its pieces, in the prompt, in a forced prefix and in what is scored."""
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    session = load(folder)
+    with pytest.raises(InputError, match=f"tokens of the prompt must be between 0 and {VOCAB - 1}, not"):
+        session.generate("the q", max_tokens=2)
+    with pytest.raises(InputError, match=r"must be between 0"):
+        session.generate("the", prefix="q", max_tokens=2)
+    with pytest.raises(InputError, match=r"must be between 0"):
+        session.score("the", "q")
+
+
+def test_drafts_never_leave_the_table() -> None:
+    """A drafter may propose what the target does not have, and a draft model may have fewer rows than the target."""
+
+    class Wild:
+        def begin(self, tokens: object) -> None: ...
+
+        def propose(self, tokens: object, count: int) -> list[int]:
+            return [5, 10**9, -7][:count]
+
+    session = Session(tiny_model(), Words(), tiny_model(vocab_size=12))
+    plain = session.generate("a", drafter="none", max_tokens=8)
+    assert session.generate("a", drafter=Wild(), num_draft=3, max_tokens=8).tokens == plain.tokens
+    assert session.generate("a", drafter="model", num_draft=3, max_tokens=8).tokens == plain.tokens
+
+
+class Words(OneLanguage):
+    """Of ids that a draft of 12 rows does not have."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [23, 14, 5, 1]
+
+    def decode(self, tokens: object) -> str:
+        return "".join(f"{token} " for token in tokens)  # type: ignore[attr-defined]
+
+
+SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": os.mkdir,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if "index" not in name])
+@pytest.mark.parametrize("make", SPECIAL_FILES.values(), ids=SPECIAL_FILES)
+def test_what_is_no_file_is_not_opened(folder: Path, name: str, make: Callable[[Path], None]) -> None:
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    with pytest.raises(InputError, match="not a regular file"):
+        load(folder)
+
+
+def test_json_is_read_within_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+
+    def read(text: str) -> dict[str, Any]:
+        path.write_text(text)
+        return read_object(path)
+
+    deepest = '{"a":' * (MAX_JSON_DEPTH - 1) + "1" + "}" * (MAX_JSON_DEPTH - 1)
+    assert json.dumps(read(deepest), indent=2)
+    for text in (
+        f'{{"a":{deepest}}}',
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "[]",
+        "1" * 5000,
+        "",
+        '"\xff',
+        " " * (5 << 20),
+    ):
+        with pytest.raises(CheckpointError, match=r"a\.json"):
+            read(text)
+
+
+def test_no_control_characters_of_a_file_reach_the_terminal(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"model_type": "\x1b[2J\r\n\u202eowned\ud800"}))
+    with pytest.raises(CheckpointError, match=r"\\x1b.*owned") as error:
+        load(folder)
+    assert one_line(error)
+    (folder / "config.json").unlink()
+    hostile = folder.rename(folder.with_name("\x1b]0;owned\x07"))
+    with pytest.raises(CheckpointError, match=r"\\x1b\]0;owned\\x07") as error:
+        load(hostile)
+    assert one_line(error)
+    assert len(str(InputError("x" * 10_000_000))) < 2 * MOST_CHARACTERS
+    assert str(InputError("a\nb\tc — ä")) == "a\\nb\\tc — ä"
+
+
+def test_what_is_said_has_no_control_characters_but_ends_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    say("target \x1b]0;owned\x07\r\nsecond line")
+    assert capsys.readouterr().err == "target \\x1b]0;owned\\x07\\r\nsecond line\n"
+
+
+def test_a_job_is_not_resumed_from_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.jsonl.job")
+    with pytest.raises(InputError, match=r"out\.jsonl\.job cannot be read"):
+        read_checkpoint(tmp_path / "out.jsonl", {})
+
+
+def test_a_name_that_no_file_can_have_is_no_folder() -> None:
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(InputError, match="neither a folder"):
+            find_folder(name)
+
+
+def test_an_array_appears_once_and_weights_are_no_integers(folder: Path) -> None:
+    array = npy(np.ones(3, np.float32))
+    (path := folder / "weights.npz").write_bytes(zip_bytes([Entry("a.npy", array), Entry("a", array)]))
+    with pytest.raises(CheckpointError, match="'a' appears twice"):
+        read_npz(path)
+    path.write_bytes(zip_bytes([Entry("a.npy", npy(np.ones(3, np.int32)))]))
+    with pytest.raises(CheckpointError, match="holds '<i4'"):
+        read_npz(path)
+    path.unlink()
+    tensors = load_file(folder / "model.safetensors")
+    for dtype in (np.uint32, np.int64, np.bool_):
+        save_file(tensors | {"shared.weight": tensors["shared.weight"].astype(dtype)}, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"'shared\.weight' has numbers of type"):
+            load(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (24, 0), (24, 3)])
+def test_impossible_quantisation_is_named(folder: Path, shape: tuple[int, ...]) -> None:
+    tensors = load_file(folder / "model.safetensors") | {"shared.scales": np.zeros(shape, np.float32)}
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_missing_tensor_is_named_whatever_type_is_computed_in(folder: Path, dtype: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["decoder.block.1.layer.2.DenseReluDense.wo.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"DenseReluDense\.wo\.weight' is missing"):
+        load(folder, dtype=dtype)
+
+
+def test_weights_that_are_not_finite_cannot_be_rescaled_for_float16(folder: Path) -> None:
+    for value in (np.inf, np.nan):
+        tensors = load_file(folder / "model.safetensors")
+        tensors["shared.weight"][3, 4] = value
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match="not finite"):
+            load(folder, dtype="float16")

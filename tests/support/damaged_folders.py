@@ -1,0 +1,215 @@
+"""Folders of a tiny T5, or of another family's golden, with damage in config.json, generation_config.json, the
+tokenizer's files and the manifest: for tools/fuzz_checkpoints.py, which also loads and converts them here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from speculative_decoding import load
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import load_tokenizer
+from tests.support.paths import GOLDENS as GOLDENS_FOLDER
+from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
+
+Random = random.Random
+BUNDLED_TARGET = BUNDLED / "t5-web-docs"
+TEXT = "the method returns a value \U0001f389 <extra_id_0>"
+SPECIAL = ("<pad>", "</s>", "<unk>")
+SMALL: dict[str, Any] = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {"id": i, "content": piece, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        | {"special": True}
+        for i, piece in enumerate(SPECIAL)
+    ],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
+    },
+    "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+    "model": {
+        "type": "Unigram",
+        "unk_id": 2,
+        "vocab": [[piece, 0.0] for piece in SPECIAL] + [[piece, -i] for i, piece in enumerate("▁ethdmrusnavlxi", 3)],
+        "byte_fallback": False,
+    },
+}
+TOKENIZER_CONFIG = {"tokenizer_class": "T5Tokenizer", "eos_token": "</s>", "extra_ids": 0, "pad_token": "<pad>"}
+FILES: dict[str, Any] = {
+    "config.json": CONFIG | {"num_decoder_layers": 2, "layer_norm_epsilon": 1e-6, "feed_forward_proj": "relu"}
+    | {"pad_token_id": 0, "decoder_start_token_id": 0, "n_positions": 512, "scale_decoder_outputs": False},
+    "generation_config.json": {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
+    "tokenizer.json": SMALL,
+    "tokenizer_config.json": TOKENIZER_CONFIG,
+    "manifest.json": {"format_version": 1, "dtype": "float32", "files": {}},
+    "model.safetensors.index.json": {"metadata": {}, "weight_map": {"shared.weight": "model.safetensors"}},
+}  # fmt: skip
+GOLDENS = sorted(path.parent for path in GOLDENS_FOLDER.glob("*/config.json"))
+USUAL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, 0, 1, 2, 3, -1, 24, 9000, 1 << 31, 1 << 63, 10**9, 10**400, -(10**400), 0.5, 1e308, 1e-320, -0.0,
+    float("nan"), float("inf"), -float("inf"), "", "a", "relu\0", "\x1b[2J\x1b[31mowned\r\n", "\ud800",
+    "../../etc/passwd", "x" * 100_000, [], {}, [[]], [1] * 100_000, [0, 1, 2], {"a": 1},
+    {str(i): i for i in range(10_000)},
+    "(a+)+$", "gated-", "t5", "mt5", "bart", "marian", "m2m_100", "t5gemma", "t5gemma2",
+)  # fmt: skip
+
+
+@cache
+def weights(vocab_size: int) -> Path:
+    """A folder with a model of that many pieces, made once for each process; with the bundled tokenizer as a
+    sentencepiece model, read once, for transformers imports much for the first.
+    """
+    changes = {"vocab_size": vocab_size}
+    folder = save_hugging_face(tiny_model(**changes), Path(tempfile.mkdtemp(), "model"), CONFIG | changes)
+    (folder / "tokenizer.json").unlink()
+    shutil.copy(BUNDLED_TARGET / "spiece.model", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
+    load_tokenizer(folder)
+    return folder
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all values within a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, each in inner for place in places(each, (*at, key)))]
+
+
+def replaced(content: Any, rng: Random) -> Any:
+    """With one value, near the top as often as deep inside, replaced, dropped, renamed or wrapped."""
+    content = copy.deepcopy(content)
+    inner = places(content)
+    if len(inner) == 1:
+        return rng.choice(HOSTILE)
+    at = rng.choice([place for place in inner if len(place) == 1] if rng.random() < 0.5 else inner[1:])
+    holder = content
+    for key in at[:-1]:
+        holder = holder[key]
+    kind, old = rng.randrange(10), holder[at[-1]]
+    if kind == 0:
+        del holder[at[-1]]
+    elif kind == 1 and isinstance(holder, dict):
+        holder[rng.choice(list(holder))] = old
+    elif kind == 2:
+        holder[at[-1]] = rng.choice(
+            ([old], {"a": old}, str(old), [old] * (3 if isinstance(old, dict | list) else 1000))
+        )
+    else:
+        holder[at[-1]] = rng.choice(HOSTILE)
+    return content
+
+
+def damaged_text(text: bytes, rng: Random) -> bytes:
+    """No JSON any more, or a strange one."""
+    at = rng.randrange(len(text) + 1)
+    depth = rng.choice((40, 2000, 200_000))
+    return rng.choice(
+        (
+            text[:at],
+            text[:at] + rng.randbytes(8) + text[at + 8 :],
+            b"[" * depth + b"]" * depth,
+            b'{"model_type": ' * depth + b"1" + b"}" * depth,
+            text[:-1] + b", " + text[1:],
+            text.decode("latin-1").encode("utf-16"),
+            b"\xef\xbb\xbf" + text,
+            text.replace(b"1", b"1" * 5000, 1),
+            b"",
+            b"null",
+        )
+    )
+
+
+def strange_file(path: Path, rng: Random) -> None:
+    kind = rng.randrange(6)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.mkdir()
+    elif kind == 2:
+        with path.open("wb") as file:
+            file.truncate(1 << 34)
+    else:
+        path.symlink_to(("/dev/zero", "/dev/tty", path.name)[kind - 3])
+
+
+def write_damaged_folder(folder: Path, rng: Random) -> None:
+    """One or two of its files damaged; most are a golden's, a tenth have a sentencepiece model in the place of
+    tokenizer.json.
+    """
+    folder.mkdir()
+    files, is_bare = dict(FILES), rng.random() < 0.1
+    golden = None if is_bare or rng.random() < 0.2 else rng.choice(GOLDENS)
+    damaged = [rng.choice(("config.json",) * 5 + (*USUAL, *files)) for _ in range(rng.choice((1, 1, 2)))]
+    source = weights(8192 if is_bare else CONFIG["vocab_size"])
+    if golden is not None:
+        source = golden
+        files |= {name: json.loads((golden / name).read_text()) for name in USUAL if (golden / name).is_file()}
+    (folder / "model.safetensors").symlink_to(source / "model.safetensors")
+    if is_bare:
+        del files["tokenizer.json"]
+        files["config.json"] = files["config.json"] | {"vocab_size": 8192}
+        spiece = (BUNDLED_TARGET / "spiece.model").read_bytes()
+        (folder / "spiece.model").write_bytes(damaged_text(spiece, rng) if rng.random() < 0.2 else spiece)
+    elif rng.random() < 0.2:
+        normalizer = json.loads((BUNDLED_TARGET / "tokenizer.json").read_text(encoding="utf-8"))["normalizer"]
+        files["tokenizer.json"] = SMALL | {"normalizer": normalizer}
+    for name, content in files.items():
+        if name not in damaged and name not in USUAL:
+            continue
+        if name in damaged and rng.random() < 0.06:
+            strange_file(folder / name, rng)
+            continue
+        for _ in range(rng.choice((1, 1, 3)) if name in damaged else 0):
+            content = replaced(content, rng)
+        text = json.dumps(content).encode()
+        (folder / name).write_bytes(damaged_text(text, rng) if name in damaged and rng.random() < 0.15 else text)
+
+
+def guarded(embed: Callable[[nn.Embedding, mx.array], mx.array]) -> Callable[[nn.Embedding, mx.array], mx.array]:
+    """An embedding that says when an id points outside of its table."""
+
+    def checked(self: nn.Embedding, ids: mx.array) -> mx.array:
+        assert mx.all((ids >= 0) & (ids < self.weight.shape[0])).item(), "an id outside of the table"
+        return embed(self, ids)
+
+    return checked
+
+
+def load_and_use(folder: Path) -> bool:
+    """Load it and decode a few tokens, or convert it: by the number in its name. What can be used is a success."""
+    if int(folder.stem) % 3 == 0:
+        output = folder.with_suffix(".converted")
+        try:
+            convert(str(folder), output)
+        finally:
+            shutil.rmtree(output, ignore_errors=True)
+        return True
+    embed = nn.Embedding.__call__
+    nn.Embedding.__call__ = guarded(embed)  # type: ignore[method-assign]
+    try:
+        session = load(folder)
+        session.generate(TEXT, max_tokens=3)
+        session.generate("a", max_tokens=2, prefix="the")
+    finally:
+        nn.Embedding.__call__ = embed  # type: ignore[method-assign]
+    return True

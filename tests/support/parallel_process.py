@@ -1,0 +1,249 @@
+"""One of several processes, as `mlx.launch` would start it: test_parallel.py runs it as a program, with MLX_RANK and
+MLX_HOSTFILE in the environment. The first process prints what it found, as JSON; at the end one kills itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.request import Request, urlopen
+
+import speculative_decoding  # before mlx
+from tests.support.paths import GOLDENS
+
+import mlx.core as mx  # isort: skip
+import numpy as np
+from mlx.utils import tree_flatten
+
+from speculative_decoding import checkpoints, models
+from speculative_decoding.checkpoints import Checkpoint
+from speculative_decoding.checkpoints.base import QuantizedCheckpoint
+from speculative_decoding.cli.main import main as main_command
+from speculative_decoding.cli.serve import main as serve_command
+from speculative_decoding.drafters import BatchHeadDrafter
+from speculative_decoding.jobs import spread
+from speculative_decoding.machines import Launched, launched
+from speculative_decoding.models import sharding
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.mirror import SharedMirror
+from tests.support.tiny import noisy_copy, tiny_head
+from tests.support.together import drafter_of_rows, options_of, together
+
+SOURCES = [[5, 9, 3, 7, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1]]
+COUPLED, REJECTION = {"temperature": 1.0, "acceptance": "coupled", "seed": 4}, {"temperature": 1.0, "seed": 4}
+WAYS: list[tuple[str, dict[str, Any], int]] = [  # drafter, options, slots; each pass of two processes takes its time
+    ("model", {}, 1),
+    ("auto", {}, 8),
+    ("n-grams", COUPLED, 8),
+    ("head", COUPLED, 1),
+    ("model", REJECTION, 8),
+    ("head", REJECTION, 8),
+]
+PROMPT = "a b c d e"
+fed: list[Any] = []  # the tokens of each pass
+
+
+def meet(folder: Path, processes: int) -> None:
+    """Wait until all are here: a connection is tried for half a minute only, and imports may take longer."""
+    (folder / f"here-{os.environ['MLX_RANK']}").touch()
+    while len([*folder.glob("here-*")]) < processes:
+        time.sleep(0.01)
+
+
+def whole(folder: Path) -> EncoderDecoder:
+    raw, checkpoint = read(folder)
+    model = models.build(raw, checkpoint)
+    model.load_checkpoint(checkpoint)
+    return model
+
+
+def read(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
+    raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
+    if folder.name == "quantized":
+        names = {name for name in checkpoint if len(checkpoint.info(name).shape) == 2 and "block" in name}
+        names = {name for name in names if "bias" not in name}
+        checkpoint = QuantizedCheckpoint(checkpoint, names, 4, 32)
+    return raw, checkpoint
+
+
+@contextmanager
+def shared(folder: Path, processes: Launched) -> Iterator[EncoderDecoder | None]:
+    """The model in the first process; the others follow it meanwhile, and have none."""
+    raw, checkpoint = read(folder)
+    model, checkpoint = sharding.shared(partial(models.build, raw, checkpoint), checkpoint, processes)
+    model.load_checkpoint(checkpoint)
+    sharding.add_up(model)
+    assert isinstance(model.mirror, SharedMirror)
+    states = model._states
+
+    def recorded(tokens: mx.array, cache: Any) -> mx.array:
+        mx.eval(tokens)
+        fed.append([tokens.tolist(), cache.offsets, cache.capacity])
+        return states(tokens, cache)
+
+    object.__setattr__(model, "_states", recorded)
+    if not processes.is_first:
+        model.mirror.follow(model)
+        yield None
+        return
+    try:
+        yield model
+    finally:
+        processes.channel.send({"leaves": 0})
+
+
+def error_of(model: EncoderDecoder, name: str) -> float:
+    """The greatest difference from Hugging Face's logits: whole sequences, and piece by piece with a cache."""
+    golden = np.load(GOLDENS / name / "golden.npz")
+    mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
+    tokens = mx.array(golden["decoder_input_ids"])
+    memory = model.encode(mx.array(golden["input_ids"]), mask)
+    cache = model.make_cache(memory, mask)
+    pieces = mx.concatenate([model.decode(tokens[:, :3], cache), model.decode(tokens[:, 3:], cache)], axis=1)
+    at_once = model.logits(model.teacher_forced(tokens, memory, mask))
+    return max(float(np.abs(np.array(each) - golden["logits"]).max()) for each in (pieces, at_once))
+
+
+def sums_of_a_pass(model: EncoderDecoder) -> int:
+    """How often the processes add something up in a pass of one token."""
+    cache = model.make_cache(model.encode(mx.array([[5, 1]])))
+    count, add_up = 0, mx.distributed.all_sum
+
+    def counting(*arguments: Any, **options: Any) -> mx.array:
+        nonlocal count
+        count += 1
+        return add_up(*arguments, **options)
+
+    mx.distributed.all_sum = counting
+    try:
+        mx.eval(model.decode(mx.array([[7]]), cache))
+    finally:
+        mx.distributed.all_sum = add_up
+    return count
+
+
+def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecoder) -> list[Any]:
+    """Which of `WAYS` give other tokens than one process."""
+    head, found = tiny_head(alone), []
+    model.share_memory()
+
+    def outputs(target: EncoderDecoder, name: str, given: Mapping[str, Any], slots: int) -> list[list[int]]:
+        drafter = BatchHeadDrafter(head, target) if name == "head" else drafter_of_rows(name, target, draft, ids)
+        requests = [(source, options_of(name, max_tokens=8, **given)) for source in SOURCES]
+        return [told.tokens for told in together(target, requests, drafter, slots)]
+
+    for way in WAYS if model.config.d_model == draft.config.d_model else [("head", {}, 8)]:
+        if outputs(alone, *way) != outputs(model, *way):
+            found.append(way)
+    return found
+
+
+def ids(row: Any) -> list[int]:
+    return []
+
+
+def bytes_of(model: EncoderDecoder) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def deaf(self: Any, x: mx.array) -> mx.array:
+    """A planted fault: nothing is added up."""
+    return self.layer(x)
+
+
+def main(folder: Path, *names: str) -> None:
+    meet(folder, len(json.loads((folder / "hosts.json").read_text())))
+    processes = launched(lambda *_: os._exit(9))
+    found: dict[str, Any] = {"errors": {}, "sums": {}, "bytes": {}}
+    for name in names:
+        with shared(GOLDENS / name, processes) as model:
+            if model is not None:
+                found["errors"][name], found["sums"][name] = error_of(model, name), sums_of_a_pass(model)
+    added = sharding.Summed.__call__
+    sharding.Summed.__call__ = deaf  # type: ignore[method-assign]
+    with shared(GOLDENS / names[0], processes) as model:
+        found["deaf"] = model and error_of(model, names[0])
+    sharding.Summed.__call__ = added  # type: ignore[method-assign]
+    draft = noisy_copy(whole(folder / "tiny"), 0.05) if processes.is_first and (folder / "tiny").exists() else None
+    for name in [each for each in ("tiny", "quantized") if (folder / each).is_dir()]:
+        with shared(folder / name, processes) as model:
+            if model is not None:
+                alone = whole(folder / name)
+                found[name] = different(model, alone, draft)
+                found["bytes"][name] = [bytes_of(model), bytes_of(alone)]
+    (folder / f"fed-{processes.rank}.json").write_text(json.dumps(fed))
+    processes.channel.leave(0)
+    if processes.is_first:
+        print(json.dumps(found), flush=True)
+    served(folder, processes.rank, processes.size)
+    if (folder / "prompts.txt").exists():
+        jobs(folder, processes.rank)
+
+
+def served(folder: Path, rank: int, size: int) -> None:
+    """A server that answers one request. Then two processes are asked to end; of four, one is killed."""
+    port = (folder / "port").read_text()
+    if size == 2 or rank == size - 1:
+        Thread(target=end_when_answered, args=(folder, signal.SIGTERM if size == 2 else signal.SIGKILL)).start()
+    if rank == 0:
+        Thread(target=ask, args=(f"http://127.0.0.1:{port}", folder / "answer.json")).start()
+    flags = ["--draft-model", str(folder / "words"), "--port", port, "--slots", "2", "--max-tokens", "8"]
+    status = serve_command(["--model", str(folder / "words"), *flags])
+    (folder / f"status-{rank}").write_text(str(status))
+
+
+def ask(url: str, answer: Path) -> None:
+    body = json.dumps({"prompt": PROMPT}).encode()
+    while not answer.exists():
+        with suppress(OSError):  # not ready
+            urlopen(f"{url}/health").close()
+            with urlopen(Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})) as response:
+                answer.with_suffix(".new").write_bytes(response.read())
+            answer.with_suffix(".new").rename(answer)
+        time.sleep(0.01)
+
+
+def end_when_answered(folder: Path, number: int) -> None:
+    while not (folder / "answer.json").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
+
+
+def jobs(folder: Path, rank: int) -> None:
+    """One whose lines are shared, and one with a shared model, in which a process dies."""
+
+    def job(name: str, *flags: str) -> int:
+        given = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
+        return main_command([*given, "--output", str(folder / name), *flags])
+
+    print(json.dumps(job("data.jsonl")), flush=True)
+    spread.replace = after(5, spread.replace) if rank else spread.replace  # type: ignore[attr-defined]
+    job("dead.jsonl")
+
+
+def after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The process is killed when it calls that for so many times."""
+    left = calls
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+
+    return counted
+
+
+if __name__ == "__main__":
+    assert speculative_decoding
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,6 @@
+"""Where things are in the repository."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDENS = ROOT / "tests" / "parity" / "goldens"

@@ -1,0 +1,228 @@
+"""Tiny random models and drafters with known behaviour, shared by the tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+
+from speculative_decoding.decoding.batch import Batch, DecodedRow
+from speculative_decoding.decoding.loop import speculate
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length import DraftLength, choose_length
+from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.passes import UNPADDED, PassWidths
+from speculative_decoding.drafters import (
+    AutoDrafter,
+    BatchDrafter,
+    BatchHeadDrafter,
+    BatchModelDrafter,
+    Draft,
+    Drafter,
+    DraftModel,
+    NgramDrafter,
+    NoDrafter,
+    SeparateDrafters,
+    TextStore,
+)
+from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.loading.tokenizer import Vocabulary
+from speculative_decoding.models import build
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.draft_head import DraftHead, usual_layers
+from speculative_decoding.sampling import GenerationOptions
+
+VOCAB = 24
+EOS = 1
+CONFIG: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": VOCAB,
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "tie_word_embeddings": False,
+    "eos_token_id": EOS,
+}
+EXACT = PassWidths(lambda rows: RoundCosts({2: 1.0, 4: 1.0, 8: 1.0}), exact=True)  # of passes with the same bits
+SOURCES = [[5, 9, 3, 7, 1], [2, 2, 8, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1], [17, 21, 9, 9, 14, 5, 1]]
+
+
+def tiny_model(seed: int = 7, scale: float = 0.3, position_scale: float = 4.0, **changes: Any) -> EncoderDecoder:
+    """Random weights; position biases so strong that outputs do not settle into one repeated token."""
+    model = build(CONFIG | changes)
+    keys = iter(mx.random.split(mx.random.key(seed), 200))
+
+    def fill(path: str, parameter: mx.array) -> mx.array:
+        noise = mx.random.normal(parameter.shape, key=next(keys))
+        if parameter.ndim == 1:
+            return 0.2 * noise + ("bias" not in path)
+        return noise * (position_scale if "position_biases" in path else scale)
+
+    model.update(tree_map_with_path(fill, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def noisy_copy(model: EncoderDecoder, noise: float = 0.1, seed: int = 9) -> EncoderDecoder:
+    """A draft that often, but not always, agrees with the model."""
+    copy = tiny_model_like(model)
+    keys = iter(mx.random.split(mx.random.key(seed), 200))
+    copy.update(
+        tree_map(lambda p: p + noise * mx.random.normal(p.shape, key=next(keys)) * (p.ndim > 1), model.parameters())
+    )
+    mx.eval(copy.parameters())
+    return copy
+
+
+def tiny_model_like(model: EncoderDecoder) -> EncoderDecoder:
+    return type(model)(model.config)
+
+
+def run(
+    model: EncoderDecoder,
+    source: Sequence[int],
+    drafter: Drafter | BatchDrafter | None = None,
+    *,
+    ends: Callable[[int], bool] | None = None,
+    length: DraftLength | None = None,
+    **options: Any,
+) -> list[Round]:
+    """The rounds of one request, without a tokenizer. options: of `GenerationOptions`; by default drafts of 4, 30
+    tokens at most.
+    """
+    chosen = GenerationOptions(**{"num_draft": 4, "max_tokens": 30} | options)
+    one = drafter or NoDrafter()
+    batch_drafter = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda: one, model.config.vocab_size)
+    length = length or choose_length(chosen.num_draft)
+    start = [model.config.decoder_start_token_id]
+    is_end = ends or model.config.eos_token_ids.__contains__
+    row = DecodedRow(chosen, list(source), start, length=length, ends=is_end)
+    cache = model.make_cache(model.encode(mx.array([list(source)])))
+    batch = Batch(model, batch_drafter, cache, [row], EXACT if chosen.strict else UNPADDED)
+    batch_drafter.begin(row)
+    rounds = []
+    while batch.active:
+        rounds.append(speculate(batch)[0])
+    return rounds
+
+
+def tokens_of(rounds: Sequence[Round]) -> list[int]:
+    return [token for event in rounds for token in event.tokens]
+
+
+class Scripted(Drafter):
+    """Proposes what a function says, given the tokens so far and the regular output."""
+
+    def __init__(self, regular: Sequence[int], choose: Callable[[int, int], int], most: int = 99) -> None:
+        self.regular, self.choose, self.most = regular, choose, most
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        start = len(tokens) - 1
+        count = min(num_draft_tokens, self.most)
+        right = [self.regular[i] if i < len(self.regular) else EOS for i in range(start, start + count)]
+        return Draft(
+            mx.array([[self.choose(start + i, token) for i, token in enumerate(right)]], mx.uint32).reshape(1, -1)
+        )
+
+
+def taught(store: TextStore, regular: Sequence[int]) -> TextStore:
+    """The store, after it has seen the regular output and, like many a session, also something that nobody writes."""
+    store.learn([CONFIG.get("decoder_start_token_id", 0), *regular])
+    store.learn([token for token in regular for _ in range(2)])
+    return store
+
+
+def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) -> BatchModelDrafter:
+    return BatchModelDrafter(draft if isinstance(draft, DraftModel) else DraftModel(draft), target.config.vocab_size)
+
+
+def tiny_head(target: EncoderDecoder, frequent: Sequence[int] = (), seed: int = 3) -> DraftHead:
+    """Untrained, so that it agrees now and then."""
+    head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 2.0, seed)
+    return head.folded().with_frequent(frequent)
+
+
+def head_drafter(target: EncoderDecoder, frequent: Sequence[int] = ()) -> BatchHeadDrafter:
+    return BatchHeadDrafter(tiny_head(target, frequent), target)
+
+
+# Every drafter that exists, by name: made from (target, draft model, regular output). They all inherit the laws of
+# tests/integration/test_generate.py, with the options of OPTIONS_OF.
+DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Drafter | BatchDrafter]] = {
+    "none": lambda target, draft, regular: NoDrafter(),
+    "model": lambda target, draft, regular: model_drafter(target, draft),
+    "target itself": lambda target, draft, regular: model_drafter(target, target),
+    "model, trimmed vocabulary": lambda target, draft, regular: model_drafter(
+        target, DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2))))
+    ),
+    "model, confidence threshold": lambda target, draft, regular: model_drafter(target, draft),
+    "head": lambda target, draft, regular: head_drafter(target),
+    "head, trimmed vocabulary": lambda target, draft, regular: head_drafter(target, (EOS, *range(2, VOCAB, 2))),
+    "head, confidence threshold": lambda target, draft, regular: head_drafter(target),
+    "n-grams": lambda target, draft, regular: NgramDrafter(),
+    "n-grams of the output": lambda target, draft, regular: NgramDrafter(search_input=False, min_chance=0.0),
+    "n-grams of the input": lambda target, draft, regular: NgramDrafter(
+        search_output=False, max_ngram_size=2, min_chance=0.0
+    ),
+    "n-grams of a session": lambda target, draft, regular: NgramDrafter(
+        store=taught(TextStore(), regular), min_chance=0.0
+    ),
+    "auto": lambda target, draft, regular: AutoDrafter(
+        NgramDrafter(min_chance=0.0), model_drafter(target, draft), target.config.vocab_size
+    ),
+    "always right": lambda target, draft, regular: Scripted(regular, lambda i, token: token),
+    "always wrong": lambda target, draft, regular: Scripted(regular, lambda i, token: (token + 1) % VOCAB),
+    "every third wrong": lambda target, draft, regular: Scripted(
+        regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token
+    ),
+    "end inside": lambda target, draft, regular: Scripted(regular, lambda i, token: EOS if i % 4 == 3 else token),
+    "stops after two": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=2),
+    "proposes nothing": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=0),
+}
+UNSURE = {"confidence_threshold": 0.2}
+OPTIONS_OF: dict[str, dict[str, Any]] = {"model, confidence threshold": UNSURE, "head, confidence threshold": UNSURE}
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}, "unk_token": "<unk>"},
+}
+
+
+def save_hugging_face(model: EncoderDecoder, folder: Path, config: Mapping[str, Any]) -> Path:
+    """Write the model as a Hugging Face folder, under Hugging Face's tensor names."""
+    folder.mkdir(parents=True)
+    tensors = {}
+    for path, names in model.parameter_sources(model.config, set()).items():
+        value = dict(tree_flatten(model.parameters()))[path]
+        for name, share in zip(names, mx.split(value, len(names)), strict=True):
+            tensors[name] = mx.contiguous(share)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return folder
+
+
+class OneLanguage:
+    """What tokenizers for tests have in common."""
+
+    vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        raise NotImplementedError
+
+    def encode_output(self, text: str) -> list[int]:
+        return self.encode(text)

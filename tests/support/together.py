@@ -1,0 +1,120 @@
+"""Requests that are decoded side by side by an engine, with a tokenizer of letters: what one run shows of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.draft_length import DraftLength, choose_length
+from speculative_decoding.drafters import BatchDrafter, Drafter, Row, SeparateDrafters
+from speculative_decoding.engine import Engine
+from speculative_decoding.loading.tokenizer import Vocabulary
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.sampling import GenerationOptions
+from tests.support.tiny import DRAFTERS, EOS, OPTIONS_OF, VOCAB, OneLanguage
+
+
+class Letters(OneLanguage):
+    """A tokenizer for tests: id 2 is 'a', 3 is 'b' and so on."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [*(ord(letter) - ord("a") + 2 for letter in text), EOS]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + token - 2) for token in tokens if token >= 2)
+
+    vocabulary = Vocabulary({chr(ord("a") + i - 2): i for i in range(2, VOCAB)})
+
+
+@dataclass
+class Told:
+    """What an engine told of one request: its rounds, and the text so far after each token."""
+
+    rounds: list[Round] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for event in self.rounds for token in event.tokens]
+
+    @property
+    def text(self) -> str:
+        return self.texts[-1]
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.rounds[-1].finish_reason
+
+
+class ForEachRow(SeparateDrafters):
+    """A drafter for each request, made for its row."""
+
+    def __init__(self, make_for: Callable[[Row], Drafter]) -> None:
+        super().__init__(lambda: make_for(self._row), VOCAB)
+
+    def begin(self, row: Row) -> None:
+        self._row = row
+        super().begin(row)
+
+
+def drafter_of_rows(
+    name: str, target: EncoderDecoder, draft: EncoderDecoder, regular_of: Callable[[Row], Sequence[int]]
+) -> BatchDrafter:
+    """One of `tiny.DRAFTERS` for many rows. regular_of: the regular output of a row, for those that cheat."""
+    made = DRAFTERS[name](target, draft, [])
+    if isinstance(made, BatchDrafter):
+        return made
+
+    def make_for(row: Row) -> Drafter:
+        one = DRAFTERS[name](target, draft, regular_of(row))
+        assert isinstance(one, Drafter)
+        return one
+
+    return ForEachRow(make_for)
+
+
+def options_of(name: str = "none", **options: Any) -> GenerationOptions:
+    """By default drafts of 4, 30 tokens at most."""
+    return GenerationOptions(**{"num_draft": 4, "max_tokens": 30} | OPTIONS_OF.get(name, {}) | options)
+
+
+def together(
+    target: EncoderDecoder,
+    requests: Sequence[tuple[Sequence[int], GenerationOptions]],
+    drafter: BatchDrafter,
+    slots: int = 64,
+    length: DraftLength | None = None,
+) -> list[Told]:
+    """Decode (source, options) side by side; a source ends with the end of sequence."""
+    engine = Engine(target, Letters(), drafter, slots=slots)
+    told = {
+        engine.submit(Letters().decode(source), options, length or choose_length(options.num_draft)): Told()
+        for source, options in requests
+    }
+    while not engine.is_idle:
+        for event in engine.step():
+            one = told[event.request]
+            one.rounds.append(event.round)
+            for text in event.texts:
+                one.texts.append((one.texts[-1] if one.texts else "") + text)
+    return list(told.values())
+
+
+def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: keys are written where the furthest row stands."""
+    places = DecoderCache.places
+
+    def furthest(self: DecoderCache, length: int) -> mx.array:
+        offsets, self.offsets = self.offsets, [self.offset] * self.rows
+        try:
+            return places(self, length)
+        finally:
+            self.offsets = offsets
+
+    monkeypatch.setattr(DecoderCache, "places", furthest)

@@ -1,0 +1,501 @@
+"""The benchmark: its figures against oracles, its peers against a fake one, its command as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from benchmarks import __main__ as benchmark
+from benchmarks import drafts, interleave, machine, peers, report, worker
+from benchmarks.interleave import Contender, Output, Run, take_turns
+from benchmarks.models import SHAPES, Models, bytes_per_pass, exported, random_model
+from benchmarks.ours import ours
+from benchmarks.summary import Row, Spread, summarise
+from benchmarks.tasks import Task, at_slots, random_task
+from speculative_decoding import GenerationStats, InputError
+from speculative_decoding.decoding.ways import PLAIN, Way, ways
+from speculative_decoding.loading.load import BUNDLED, open_model
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.session import Session
+from tests.support.paths import ROOT
+from tests.support.tiny import CONFIG, SOURCES, noisy_copy, run, tiny_model, tokens_of
+
+FAKE = ROOT / "tests" / "support" / "fake_peer.py"
+TASK = Task("tiny", tuple(map(tuple, SOURCES)), 12)
+
+
+# --- figures ---
+
+
+def test_the_costs_of_a_draft_are_found_in_times_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over L positions of .9 + .1 L seconds; .5 for a source, .25 for a draft, .04 for each of its tokens."""
+
+    def timed(session: Session, number: int, num_draft: int) -> tuple[float, float, int, int]:
+        calls = 10 + 7 * number // (1 + num_draft)
+        drafted = calls * num_draft - number  # the last ones are shorter
+        return 0.5 + 0.25 * calls + 0.04 * drafted, calls * (1 + 0.1 * num_draft), calls, drafted
+
+    monkeypatch.setattr(drafts, "timed", timed)
+    target = tiny_model()
+    *_, passes, shares = drafts.lines(Models(target, target), [TASK], repeats=1)
+    assert passes == "the target's pass over 1 / 2 / 4 / 8 positions: 1000000 / 1100000 / 1300000 / 1700000 us"
+    assert shares == "of a pass over one position: a source 0.50, a draft of it 0.25, each token of a draft 0.04"
+
+
+def test_tokens_per_target_call_of_a_draft_that_is_the_target() -> None:
+    target = tiny_model(eos_token_id=[])
+    first, *_ = drafts.lines(Models(target, target), [replace(TASK, max_tokens=drafts.MOST)], repeats=1)
+    assert first == f"tiny: 7.69 tokens per target call, {len(SOURCES)} prompts, drafts of 7"  # 100 in 13 calls
+
+
+def test_quartiles_are_numpys() -> None:
+    rng = random.Random(3)
+    for count in range(1, 12):
+        values = [rng.expovariate(1) for _ in range(count)]
+        spread = Spread.of(values)
+        assert (spread.low, spread.median, spread.high) == pytest.approx(tuple(np.percentile(values, [25, 50, 75])))
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"feed_forward_proj": "gated-gelu"}])
+def test_bytes_per_pass_counted_by_hand(changes: dict[str, object]) -> None:
+    d, inner, ff, layers, vocab, heads, buckets = 16, 8, 32, 2, 24, 2, 8
+    wide = 2 if "feed_forward_proj" in changes else 1
+    attention = 4 * d * inner + 2 * d * inner  # q k v o, and across q o
+    layer = attention + (wide + 1) * d * ff + 3 * d
+    expected = layers * layer + buckets * heads + d + vocab * d
+    assert bytes_per_pass(tiny_model(**changes)) == 4 * expected
+
+
+def test_a_quantised_pass_reads_fewer_bytes() -> None:
+    model = tiny_model(d_model=64, d_kv=32, d_ff=64)
+    before = bytes_per_pass(model)
+    nn.quantize(model, group_size=64, bits=4)
+    packed = 4 / 32 + 2 * 4 / (64 * 4)  # bits of float32, and a scale and a bias for 64
+    assert packed < bytes_per_pass(model) / before < packed + 0.1  # norms and position biases stay
+
+
+class Fake(Contender):
+    """Writes down when it decodes."""
+
+    def __init__(self, label: str, seen: list[str]) -> None:
+        super().__init__(label, f"--{label}", 0.0)
+        object.__setattr__(self, "seen", seen)
+
+    def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
+        self.seen.append(self.label)  # type: ignore[attr-defined]
+        yield from ((number, Output([1], 1.0)) for number in range(len(task.sources)))
+
+
+def fake_run(label: str, repeat: int, prompt: int, tokens: list[int], seconds: float, task: str = "task") -> Run:
+    """model: four target calls for eight tokens, six drafted."""
+    drafts, calls = label.startswith("model"), len(tokens) // (1 + label.startswith("model"))
+    stats = GenerationStats(generated_tokens=len(tokens), target_calls=calls, decode_seconds=seconds / 2)
+    stats.drafted_tokens, stats.accepted_tokens = 3 * calls * drafts, calls * drafts
+    return Run(
+        Task(task, (), 9), Fake(label, []), repeat, prompt, Output(tokens, seconds, None if label == "peer" else stats)
+    )
+
+
+def test_rows_are_medians_over_repeats_of_all_prompts() -> None:
+    runs = []
+    for repeat, factor in enumerate([1.0, 5.0, 2.0]):
+        runs += [fake_run("plain", repeat, i, [5 * i, 2, 3, 4], 0.016 * factor) for i in range(2)]
+        runs += [fake_run("model 3", repeat, i, [5 * i, 2, 3, 4], 0.008 * factor) for i in range(2)]
+        runs += [fake_run("peer", repeat, 0, [1, 2, 3, 4], 0.004 * factor)]
+        runs += [fake_run("peer", repeat, 1, [9, 9, 9, 9], 0.004 * factor)]
+    plain, model, peer = summarise("tiny", runs, 30_000, 1e7)
+    assert [row.label for row in (plain, model, peer)] == ["plain", "model 3", "peer"]
+    assert [row.is_ours for row in (plain, model, peer)] == [True, True, False]
+    assert plain.ms_per_token == Spread(6.0, 8.0, 14.0) and plain.tokens == 8
+    assert (plain.gain, model.gain, peer.gain) == (1.0, 2.0, 4.0)
+    assert plain.same_ids == model.same_ids == 1.0
+    assert peer.same_ids == pytest.approx(3 / 8) and peer.setting == "--peer"
+    assert plain.decode_ms_per_token == 4.0 and peer.decode_ms_per_token is None
+    assert (plain.acceptance, model.acceptance) == (None, pytest.approx(1 / 3))
+    assert (plain.tokens_per_target_call, model.tokens_per_target_call) == (1.0, 2.0)
+    assert plain.share_of_limit == pytest.approx(30_000 / 1e7 / 4e-3)
+    assert model.share_of_limit is None
+
+
+def test_a_shorter_or_longer_output_is_not_the_same() -> None:
+    runs = [fake_run("plain", 0, 0, [1, 2, 3, 4], 1.0)]
+    for tokens, share in (([1, 2, 3], 3 / 4), ([1, 2, 3, 4, 5], 4 / 5)):
+        peer = summarise("tiny", [*runs, fake_run("peer", 0, 0, tokens, 1.0)], 1, 1.0)[1]
+        assert peer.same_ids == pytest.approx(share)
+
+
+def lines_of(times: dict[str, tuple[float, ...]], *, temperature: float = 0.0) -> list[str]:
+    """ms per token of each way on a task of 10 tokens and, if there is a second, on one of 90."""
+    rows = [
+        Row("m", task, None, label, f"--drafter {label}", temperature, True, tokens, Spread(ms, ms, ms), 1.0)
+        for label, each in times.items()
+        for task, tokens, ms in zip(("short", "long"), (10, 90), each, strict=False)
+    ]
+    return report.fastest_lines([*rows, Row("m", "short", None, "peer", "", 0.0, False, 10, Spread(0, 0, 0), 9.0)])
+
+
+def test_the_fastest_flags_by_hand() -> None:
+    times = {"plain": (2.0, 2.0), "model": (1.0, 3.0), "ngram": (1.5, 1.9)}
+    assert lines_of(times) == [
+        "fastest for short: --drafter model, 2.00x plain decoding",
+        "fastest for long: --drafter ngram, 1.05x plain decoding",
+        "fastest for all of them: --drafter ngram, 1.08x plain decoding",  # 200 ms, 280 ms and 186 ms
+    ]
+    slow = {"plain": (2.0,), "model": (2.0,), "ngram": (2.5,)}
+    said = ["fastest for short, temperature 1: --drafter plain, no draft beats plain decoding"]
+    assert lines_of(slow, temperature=1.0) == said
+    assert lines_of({"plain": (2.0, 2.0)}) == []  # no choice
+
+
+# --- who runs when ---
+
+
+def test_contenders_take_turns_and_warm_up_does_not_count() -> None:
+    seen: list[str] = []
+    one, two = Task("one", ((1,), (2,)), 5), Task("two", ((3,),), 5)
+    a, b, c = (Fake(name, seen) for name in "abc")
+    said: list[str] = []
+    runs = list(take_turns([(one, [a, b, c]), (two, [a, b])], 3, 1, said.append))
+    assert "".join(seen) == "cabba" + "abcab" + "bcaba" + "cabab"
+    assert said == ["warm-up", "repeat 1 of 3", "repeat 2 of 3", "repeat 3 of 3"]
+    assert {run.repeat for run in runs} == {0, 1, 2} and len(runs) == 3 * (3 * 2 + 2)
+    assert len({(run.task.name, run.contender.label, run.repeat, run.prompt) for run in runs}) == len(runs)
+
+
+def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only decoding moves: the third prompt of a turn is its last."""
+    now = 0.0
+    monkeypatch.setattr(interleave.time, "perf_counter", lambda: now)
+    seen: list[str] = []
+
+    class Slow(Fake):
+        def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
+            nonlocal now
+            for number in range(len(task.sources)):
+                now += 0.4 * interleave.SLICE
+                seen.append(self.label)
+                yield number, Output([1], 1.0)
+
+    task = Task("long", ((1,),) * 7, 5)
+    runs = list(take_turns([(task, [Slow(name, []) for name in "ab"])], 1, 0, print))
+    assert "".join(seen) == "aaabbb" * 2 + "ab"
+    assert [run.prompt for run in runs if run.contender.label == "b"] == list(range(7))
+
+
+# --- ways and tasks ---
+
+
+def test_ways_are_all_combinations_each_once() -> None:
+    found = ways(["model", "none", "ngram"], [0, 3, "auto"])
+    assert [way.name for way in found] == ["plain", "model 3", "model auto", "ngram 3", "ngram auto"]
+    assert found[1] == Way("model 3", "model", 3) and found[1].flags == "--drafter model --num-draft 3"
+    assert found[1].keywords == {"drafter": "model", "num_draft": 3}
+    assert PLAIN.flags == "--drafter none" and PLAIN.keywords == {"drafter": "none"}
+
+
+def test_every_way_decodes_what_plain_decoding_does() -> None:
+    """Alone and in slots, at temperature 0: the ids of the loop itself."""
+    target = tiny_model()
+    models = Models(target, noisy_copy(target))
+    expected = [tokens_of(run(target, source, max_tokens=TASK.max_tokens)) for source in SOURCES]
+    chosen = [PLAIN, *ways(["model", "ngram", "auto"], [2, "heuristic"])]
+    for task in (TASK, *at_slots([TASK], [1, 2, 9])):
+        for contender in ours(task, chosen, [0.0], models):
+            assert tokens_by(contender, task) == expected, (contender.label, task.slots)
+
+
+def tokens_by(contender: Contender, task: Task) -> list[list[int]]:
+    return [output.tokens for _, output in sorted(contender.decode(task), key=lambda pair: pair[0])]
+
+
+def test_sampled_outputs_repeat_and_do_not_depend_on_slots() -> None:
+    models = Models(tiny_model(), noisy_copy(tiny_model()))
+    outputs = []
+    for task in (TASK, TASK, *at_slots([TASK], [3])):
+        (way,) = ours(task, ways(["model"], [3]), [1.0], models)
+        outputs.append(tokens_by(way, task))
+    assert outputs[0] == outputs[1] == outputs[2] and len(set(map(tuple, outputs[0]))) > 1
+
+
+def test_random_tasks_are_fixed_and_of_the_length_wanted() -> None:
+    one, other = (random_task(100, 3, 7) for _ in range(2))
+    assert one == other and [len(source) for source in one.sources] == [40] * 3 and not one.ends
+    assert all(1 < token < 100 for source in one.sources for token in source)
+
+
+def test_random_models_have_published_sizes_and_never_end() -> None:
+    """Raffel et al. 2020: about 60, 220 and 770 million parameters."""
+    for name, millions in (("t5-small", 60.5), ("t5-base", 222.9), ("t5-large", 737.7)):
+        shape = SHAPES[name]
+        d, inner, ff, depth = (shape[key] for key in ("d_model", "d_kv", "d_ff", "num_layers"))
+        inner *= shape["num_heads"]
+        encoder = depth * (4 * d * inner + 2 * d * ff + 2 * d) + d + 32 * shape["num_heads"]
+        decoder = depth * (8 * d * inner + 2 * d * ff + 3 * d) + d + 32 * shape["num_heads"]
+        assert (encoder + decoder + shape["vocab_size"] * d) / 1e6 == pytest.approx(millions, abs=0.1)
+    model = random_model(CONFIG | {"eos_token_id": [], "tie_word_embeddings": True})
+    (plain,) = ours(TASK, [PLAIN], [0.0], Models(model, None))
+    assert [*map(len, tokens_by(plain, TASK))] == [12] * len(SOURCES)
+
+
+# --- peers ---
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"model_type": "umt5", "feed_forward_proj": "gated-gelu"},
+        {"num_decoder_layers": 1, "eos_token_id": [1, 5]},
+    ],
+    ids=str,
+)
+def test_an_exported_folder_loads_back_identical(changes: dict[str, object], tmp_path: Path) -> None:
+    model = tiny_model(**changes)
+    folder = exported(model, tmp_path / "exported")
+    assert exported(tiny_model(1), folder) == folder  # made once
+    opened = open_model(folder)
+    opened.load_weights()
+    assert opened.model.config.eos_token_ids == model.config.eos_token_ids
+    assert_same(model, opened.model)
+    source = mx.array([SOURCES[0]])
+    assert mx.array_equal(model.encode(source), opened.model.encode(source))
+
+
+def assert_same(one: EncoderDecoder, other: EncoderDecoder) -> None:
+    ours, theirs = (dict(tree_flatten(model.parameters())) for model in (one, other))
+    assert ours.keys() == theirs.keys()
+    for path, value in ours.items():
+        assert mx.array_equal(value.astype(mx.float32), theirs[path]) and theirs[path].dtype == mx.float32
+
+
+def test_bfloat16_weights_are_exported_without_loss(tmp_path: Path) -> None:
+    opened = open_model(BUNDLED / "t5-web-docs-draft", dtype="bfloat16")
+    opened.load_weights()
+    model = opened.model
+    opened = open_model(exported(model, tmp_path / "exported"))
+    opened.load_weights()
+    assert_same(model, opened.model)
+
+
+def test_an_endless_model_is_exported_as_one(tmp_path: Path) -> None:
+    folder = exported(tiny_model(eos_token_id=[]), tmp_path / "exported")
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] is None
+
+
+def test_a_quantised_model_is_not_exported(tmp_path: Path) -> None:
+    model = tiny_model(d_model=64, d_kv=32, d_ff=64)
+    nn.quantize(model, group_size=64, bits=4)
+    with pytest.raises(InputError, match="peers need weights that are not quantised"):
+        exported(model, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def fake_worker(peer: str = "fake", **mode: object) -> peers.Worker:
+    return peers.Worker([sys.executable, str(FAKE)], {"peer": peer, "mode": mode})
+
+
+def test_a_peer_answers_in_order() -> None:
+    with closing(fake_worker(threads=2)) as started:
+        outputs = started.decode(Task("t", ((1, 2, 3), (4, 5)), 2))
+        assert outputs == [Output([2, 1], 0.004), Output([5, 4], 0.004)]
+        assert started.versions == {"fake": "1.0"}
+
+
+def test_the_fastest_mode_of_each_row_is_chosen_for_each_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "WORKER", FAKE)
+    rows = {"one": [{"threads": n} for n in (3, 1, 2)], "other": [{"threads": n} for n in (5, 4)]}
+    monkeypatch.setitem(peers.PEERS, "fake", rows)
+    both = [TASK, Task("second", TASK.sources, 5)]
+    with ExitStack() as stack:
+        found = peers.fastest_peers("fake", None, Models(tiny_model(), None), both, tmp_path, stack)
+        for of_task in found:
+            assert [(mode.label, mode.setting) for mode in of_task] == [("one", "threads 1"), ("other", "threads 4")]
+        assert found[0][0].worker is found[1][0].worker
+        assert [*map(len, tokens_by(found[1][0], both[1]))] == [min(5, len(s)) for s in SOURCES]
+
+
+@pytest.mark.parametrize(("failure", "words"), [("raise", "ValueError: no such mode"), ("exit", "its process ended")])
+def test_a_peer_that_fails_is_one_line(failure: str, words: str) -> None:
+    said = pytest.raises(InputError, match=f"--peers fake: {words}.*leave this peer out")
+    with closing(fake_worker(fail=failure)) as started, said:
+        started.decode(TASK)
+
+
+def test_a_peer_that_is_not_installed_is_one_line() -> None:
+    with pytest.raises(InputError, match="--peers missing: its process ended; install it"):
+        fake_worker("missing")
+    with pytest.raises(InputError, match="--peer-python /no/python: cannot be run"):
+        peers.Worker(["/no/python"], {"peer": "fake", "mode": {}})
+
+
+def test_the_worker_reports_what_goes_wrong(tmp_path: Path) -> None:
+    """The real worker, in this Python, on a folder that holds nothing: an answer, whatever is installed here."""
+    job = {"peer": "ct2", "target": str(tmp_path / "nothing"), "draft": None, "scratch": str(tmp_path), "ends": True}
+    with pytest.raises(InputError, match="--peers ct2: [A-Z]"):
+        peers.Worker([sys.executable, str(peers.WORKER)], {**job, "mode": {"threads": 1, "compute_type": "int8"}})
+    assert worker.PEERS.keys() == peers.PEERS.keys()
+
+
+class Reversing:
+    """Stands in for a peer in the worker: 7 ends an output, 0 pads it."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+
+    def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
+        self.groups.append([len(source) for source in sources])
+        width = max(map(len, sources))
+        rows = [source[::-1] + [0] * (width - len(source)) for source in sources]
+        return [worker.until_end(row, [7]) for row in rows], 1.0 * len(sources)
+
+
+def test_a_peer_gets_groups_of_like_length_and_answers_in_order() -> None:
+    sources = [[7, 1, 2, 3], [7], [7, 1, 2], [7, 5], [7, 1, 0, 0, 2]]
+    peer = Reversing()
+    answer = worker.decode_all(peer, sources, 9, 2, 1)
+    assert peer.groups == [[1, 2], [3, 4], [5]]
+    assert answer == {"tokens": [source[::-1] for source in sources], "seconds": [1.0] * 5}
+    assert worker.decode_all(Reversing(), sources, 9, 1, 1) == answer
+    assert worker.until_end([1, 2], [7]) == [1, 2] and worker.until_end([1, 7, 7], [7]) == [1, 7]
+
+
+# --- what is said ---
+
+
+def test_a_busy_machine_is_said() -> None:
+    quiet, busy = {"load_before": 0.1}, {"load_before": 1.5}
+    assert machine.notes(quiet, (10.0, 100.0), (10.4, 110.0), 5) == []
+    assert machine.notes(quiet, (0.0, 0.0), (0.0, 0.0), 5) == []  # where it is not known
+    load, used, few = machine.notes(busy, (10.0, 100.0), (13.0, 110.0), 3)
+    assert "load average 1.5" in load and "used 30% of the processors" in used and "medians of 3 only" in few
+
+
+def test_the_environment_is_complete() -> None:
+    found = machine.environment()
+    assert found["cores"] >= 1 and found["load_before"] >= 0 and "/" not in found["blas"]
+    assert all(found[name] for name in ("date", "version", "commit", "chip", "system", "python", "mlx", "device"))
+
+
+# --- the command ---
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = benchmark.main(arguments)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interleave, "SETTLE", 0.0)
+    monkeypatch.setattr(benchmark, "measure_bandwidth", lambda: 1e10)
+    monkeypatch.setattr(peers, "WORKER", FAKE)
+
+
+def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    files[0].write_text("translate English to German: Hello.\n\ngrammar: It were a cod.\n")
+    files[1].write_text("grammar: It were a cod.\n")
+    options = ["--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft", "--drafter", "model", "--num-draft", "3"]
+    options += ["--temperature", "0", "1", "-m", "8", "--repeats", "2"]
+    status, out, _ = command(capsys, *map(str, files), *options, "--peers", "ct2")
+    text, json_line, fastest = out.rstrip().rsplit("\n\n", 2)
+    summary = json.loads(json_line)
+    assert status == 0
+    labels = [(row["label"], row["temperature"]) for row in summary["rows"] if row["task"] == "one"]
+    ours_ = [("plain", 0), ("model 3", 0), ("plain", 1), ("model 3", 1)]
+    assert labels == [*ours_, ("ct2 float32", 0), ("ct2 int8", 0)] and summary["environment"]["fake"] == "1.0"
+    rows = {(row["label"], row["temperature"]): row for row in summary["rows"] if row["task"] == "one"}
+    assert rows["model 3", 0]["same_ids"] == 1.0 and rows["plain", 0]["share_of_limit"] > 0
+    assert rows["ct2 int8", 0]["same_ids"] < 1.0 and rows["ct2 int8", 0]["setting"].endswith("threads 1")
+    assert [line.partition(": ")[0] for line in fastest.split("\n")] == [
+        f"fastest for {task}{where}" for where in ("", ", temperature 1") for task in ("one", "two", "all of them")
+    ]
+    table = [line for line in text.split("\n") if line.startswith("|")]
+    assert len(table) == 2 * (6 + 2) and len({line.count("|") for line in table}) == 1
+
+
+def test_many_prompts_at_once(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"translate English to German: Open the {word}.\n" for word in ("file", "door", "box")))
+    options = ["--slots", "1", "2", "--drafter", "auto", "model", "--num-draft", "2", "--max-tokens", "4"]
+    options += ["--peers", "ct2", "--repeats", "1", "--warm-ups", "0"]
+    status, out, _ = command(capsys, str(prompts), *options)
+    assert status == 0
+    rows = json.loads(out.rstrip().rsplit("\n\n", 2)[1])["rows"]
+    labels = ["plain", "auto 2", "model 2", "ct2 float32", "ct2 int8"]
+    expected = [("prompts", slots, label) for slots in (1, 2) for label in labels]
+    assert [(row["task"], row["slots"], row["label"]) for row in rows] == expected
+    ours_ = [row for row in rows if row["is_ours"]]
+    assert all(row["same_ids"] == 1.0 and row["tokens"] == ours_[0]["tokens"] for row in ours_)
+    assert out.count("fastest for prompts, ") == 2 * 2  # in the summary, and at the end
+
+
+def test_without_a_choice_everything_that_fits_is_tried(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("grammar: It were a cod.\n")
+    options = ["--model", str(BUNDLED / "t5-web-docs"), "-m", "2", "--repeats", "1", "--warm-ups", "0"]
+    status, out, _ = command(capsys, str(prompts), *options)
+    rows = json.loads(out.rstrip().rsplit("\n\n", 2)[1])["rows"]
+    lengths = ("1", "3", "5", "7", "auto")
+    assert status == 0 and [row["label"] for row in rows] == ["plain", *(f"ngram {length}" for length in lengths)]
+
+
+def test_random_weights(quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = CONFIG | {"eos_token_id": []}
+    monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": tiny, "t5-base": tiny | {"d_ff": 64}})
+    status, out, _ = command(capsys, "--random", "t5-small,t5-base", "--repeats", "1", "--slots", "1", "2", "-m", "4")
+    assert status == 0 and "fastest for" not in out
+    rows = json.loads(out.rstrip().rsplit("\n\n", 1)[1])["rows"]
+    assert [(row["task"], row["slots"], row["tokens"]) for row in rows] == [
+        ("40 tokens to 4", n, 8) for n in (1, 2)
+    ] * 2
+    assert "| 2 | plain |" in out and "### random t5-base, float32" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--peers", "ct2", "--temperature", "1"], "--peers: compared at temperature 0"),
+        (["--peer-python", "python"], "--peer-python: is of no use without --peers"),
+        (["--random", "t5-small", "--model", "x"], "--model: does not go with --random"),
+        (["--random", "t5-small", "file.txt"], "prompts file.txt: do not go with --random"),
+        (["--bits", "8"], "--bits: goes with --random, and without --peers"),
+        (["--random", "t5-small", "--bits", "8", "--peers", "ct2"], "--bits: goes with --random, and without --peers"),
+        (["--random", "t5-small", "--drafter", "ngram"], "--drafter: does not go with --random"),
+        (["--random", "t5-small", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --random"),
+        (["--slots", "2", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --slots"),
+        (["--model", "t5-web-docs", "--drafter", "model"], "--drafter model: needs a --draft-model"),
+        (["--model", "t5-web-docs", "--peers", "hf-assisted"], "--peers hf-assisted: needs a draft model"),
+        (["--assistant", "t5-web-docs-draft"], "--assistant: is of no use without --peers hf-assisted"),
+        (["no-such-file.txt"], "no-such-file.txt: not readable"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(
+    quick: None, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = command(capsys, *arguments)
+    errors = [line for line in err.split("\n") if "error" in line]
+    assert status == 2 and out == "" and len(errors) == 1 and words in errors[0]
+
+
+@pytest.mark.parametrize("arguments", [["--peers", "llama"], ["--random", "t5-11b"]])
+def test_an_unknown_name_is_refused_with_those_known(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main(arguments)
+    err = capsys.readouterr().err
+    assert arguments[0] in err and "must be one of" in err and err.count("\n") == 1

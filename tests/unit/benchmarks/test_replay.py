@@ -1,0 +1,159 @@
+"""Replayed acceptance: recorded is what drafts do, replayed is what was recorded, and the text is plain decoding's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as benchmark
+from benchmarks import acceptance, interleave, models
+from benchmarks.interleave import Contender
+from benchmarks.ours import Ids, Ours
+from benchmarks.record import record
+from benchmarks.replay import ReplayDrafter, replays
+from benchmarks.tasks import Task, random_task
+from speculative_decoding import InputError, Session
+from speculative_decoding.sampling import GenerationOptions
+from tests.support.tiny import CONFIG, SOURCES, noisy_copy, tiny_head, tiny_model
+from tests.unit.benchmarks.test_benchmark import command, tokens_by
+
+ENDLESS = CONFIG | {"eos_token_id": [], "d_model": 64, "d_kv": 32, "d_ff": 64}
+FILE = Path(acceptance.__file__).with_suffix(".txt")
+TINY = "# about\na head 0210 10\na copy 0000 00\na found 3000 00\n"
+
+
+def test_what_is_recorded_is_what_shorter_drafts_do() -> None:
+    """Oracle: real rounds with drafts of three tokens."""
+    target, task = tiny_model(eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 24)
+    for kind, draft in (("head", tiny_head(target)), ("model", noisy_copy(target))):
+        found = record(Session(target, Ids(task.sources), draft), task)
+        assert found.keys() == {kind, "copy", "found"}
+        assert kind == "head" or sum(map(sum, found[kind])) > 8
+        session = Session(target, Ids(task.sources), draft, GenerationOptions(drafter="model", num_draft=3))
+        for number, output in enumerate(found[kind]):
+            accepted, place = [], 0
+            while place < task.max_tokens:
+                accepted.append(min(3, [*output, 0][place], task.max_tokens - 1 - place))
+                place += 1 + accepted[-1]
+            seen = session.generate(str(number), max_tokens=task.max_tokens).stats.accepted_histogram
+            assert seen == {count: accepted.count(count) for count in set(accepted)}
+
+
+def made(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:
+    """Plain decoding and the replays of one recorded task, with drafts of three tokens."""
+    monkeypatch.setattr(models, "SHAPES", {"t5-small": ENDLESS})
+    recorded = acceptance.read(FILE, ["head", "model"])
+    found = replays(task, models.random_model(ENDLESS), ["head", "t5-small"], {name: recorded[name]})
+    for contender in found:
+        vars(contender.session.options)["num_draft"] = 3
+    return found
+
+
+@pytest.mark.parametrize("name", ["translation", "grammar"])
+def test_replayed_rounds_accept_what_was_recorded_and_write_what_plain_decoding_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, task = 40, random_task(24, 2, 40)
+    plain, *others = made(task, monkeypatch, name)
+    runs = acceptance.excerpt(acceptance.read(FILE, ())[name], 2 * tokens)
+    expected = tokens_by(plain, task)
+    assert [each.label for each in others] == [f"{name}: copies and {draft}, auto" for draft in ("head", "t5-small")]
+    for contender, kind in zip(others, ("head", "model"), strict=True):
+        for number, output in contender.decode(task):
+            place, end, accepted = number * tokens, (number + 1) * tokens, 0
+            while place < end:
+                right = runs["copy" if runs["found"][place] else kind][place]
+                new = min(3, right, end - place - 1)
+                place, accepted = place + new + 1, accepted + new
+            assert output.tokens == expected[number]
+            assert output.stats is not None and output.stats.accepted_tokens == accepted > 0
+
+
+def test_a_target_whose_wide_passes_differ_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the script is of another output."""
+    task = random_task(24, 1, 6)
+    replay: Contender
+    _, replay, _ = made(task, monkeypatch, "grammar")
+    drafter = replay.session.options.drafter
+    assert isinstance(drafter, ReplayDrafter)
+    output = drafter.scripts[task.sources[0]].output
+    output[2] = abs(output[2] - 1)
+    with pytest.raises(InputError, match="--acceptance: this target's arg-max is another in wide passes"):
+        list(replay.decode(task))
+
+
+def test_an_excerpt_is_of_pieces_from_everywhere() -> None:
+    outputs = [[*range(40)], [*range(40, 100)]]
+    found = acceptance.excerpt({"head": outputs}, 50)["head"]
+    assert found == [*range(16), *range(32, 48), *range(64, 80), 96, 97]
+    assert acceptance.excerpt({"head": outputs}, 120)["head"] == [*range(100), *range(20)]
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "some.txt"
+    tasks = {"a": {"head": [[0, 2, 1, 0], [1, 0]], "copy": [[0] * 4, [0, 1]], "found": [[16] * 4, [0, 1]]}}
+    acceptance.write(file, tasks, "about")
+    assert acceptance.read(file, ["head"]) == tasks
+    acceptance.write(file, acceptance.read(FILE, ()), FILE.read_text().split("\n")[0][2:])
+    assert file.read_text() == FILE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("a copy 0000 00", "a copy 0000 0", "line 3 is no recorded acceptance"),
+        ("a head 0210 10", "a head 02!0 10", "line 2 is"),
+        ("a head 0210 10", "a", "line 2 is"),
+        ("a copy 0000 00", "a copy", "line 3 is"),
+        ("a head", "a thing", 'a task without "head"'),
+        ("a found 3000 00\n", "", 'a task without "found"'),
+        (TINY, "", 'a task without "head"'),
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "damaged.txt"
+    file.write_text(TINY.replace(old, new))
+    status, out, err = command(capsys, "--random", "t5-small", "--draft", "head", "--acceptance", str(file))
+    assert status == 2 and out == "" and err.count("\n") == 1 and f"--acceptance {file}: {words}" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--draft", "head"], "--draft and --acceptance: go with each other, and with --random"),
+        (["--random", "t5-small", "--draft", "head"], "--draft and --acceptance: go with each other"),
+        (["--random", "t5-small", "--acceptance", str(FILE)], "--draft and --acceptance: go with each other"),
+        (["--draft", "head", "--acceptance", str(FILE)], "--draft and --acceptance: go with each other"),
+        (["--slots", "2"], "--acceptance: goes with temperature 0, and without --slots"),
+        (["--temperature", "1"], "--acceptance: goes with temperature 0, and without --slots"),
+    ],
+)
+def test_what_does_not_go_with_replays_is_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay = ["--random", "t5-small", "--draft", "head", "--acceptance", str(FILE)]
+    alone = arguments[0] in ("--draft", "--random")
+    status, out, err = command(capsys, *([] if alone else replay), *arguments)
+    assert status == 2 and out == "" and words in err
+
+
+def test_every_table_says_that_acceptance_was_replayed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": ENDLESS, "t5-base": ENDLESS})
+    monkeypatch.setattr(interleave, "SETTLE", 0.0)
+    monkeypatch.setattr(benchmark, "measure_bandwidth", lambda: 1e10)
+    arguments = ["--random", "t5-small,t5-base", "--draft", "head", "--acceptance", str(FILE), "-m", "4"]
+    for bits, names in (
+        ((), ("random t5-base",)),
+        (("--bits", "4", "8"), ("random t5-small, 4 bits", "t5-base, 8 bits")),
+    ):
+        status, out, _ = command(capsys, *arguments, "--limit", "1", "--repeats", "1", "--warm-ups", "0", *bits)
+        titles = [line for line in out.split("\n") if line.startswith("### ")]
+        assert status == 0 and len(titles) == 2 * max(1, len(bits) - 1) and "fastest for" not in out
+        assert all("replayed acceptance" in title for title in titles) and all(name in out for name in names)
+        for label in ("plain", "grammar: copies and head, auto", "describe: copies and head, auto"):
+            assert out.count(f"| {label} |") == len(titles)

@@ -1,0 +1,281 @@
+"""Laws of the GGUF reader: llama.cpp's names and types give what the gguf package gives, under Hugging Face's names."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from speculative_decoding import load
+from speculative_decoding.checkpoints.base import Checkpoint
+from speculative_decoding.checkpoints.gguf import gguf_config, hugging_face_name, read_gguf, types
+from speculative_decoding.checkpoints.safetensors import read_safetensors
+from speculative_decoding.checkpoints.torch_bin import read_torch
+from speculative_decoding.errors import CheckpointError, InputError
+from tests.support.checkpoint_files import GGUF_METADATA, GgufArray, gguf_bytes, gguf_file, t5_arrays, torch_file
+from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
+
+gguf = pytest.importorskip("gguf")
+TYPES = types()
+QUANTISED = {number: kind for number, kind in TYPES.items() if kind.block > 1}
+Q = "enc.blk.0.attn_q.weight"
+HF_Q = "encoder.block.0.layer.0.SelfAttention.q.weight"
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def with_metadata(**changes: Any) -> dict[str, tuple[str, Any]]:
+    """The metadata of a tiny T5, with some keys (dots as __) changed, or dropped where None."""
+    changed = GGUF_METADATA | {key.replace("__", "."): value for key, value in changes.items()}
+    return {key: value for key, value in changed.items() if value is not None}
+
+
+def random_blocks(number: int, rows: int, blocks: int) -> np.ndarray:
+    """Random bytes but for the half-precision scales, which are kept finite."""
+    raw = np.random.default_rng(number).integers(0, 256, (rows, blocks, TYPES[number].nbytes), np.uint8)
+    # Scales stand at one end of a block: clearing the exponent's top bit keeps them finite.
+    for at in (1, 3, -1, -3):
+        raw[..., at] &= 0xBF
+    return raw.reshape(rows, -1)
+
+
+def test_the_same_model_is_bit_equal_in_every_format(tmp_path: Path) -> None:
+    from safetensors.numpy import save
+
+    arrays = t5_arrays()
+    checkpoints: Mapping[str, Checkpoint] = {
+        "gguf": read_gguf(written(tmp_path / "model.gguf", gguf_file(arrays))),
+        "zip": read_torch(written(tmp_path / "zip.bin", torch_file("zip", arrays))),
+        "legacy": read_torch(written(tmp_path / "legacy.bin", torch_file("legacy", arrays))),
+        "safetensors": read_safetensors(written(tmp_path / "model.safetensors", save(arrays))),
+    }
+    for form, checkpoint in checkpoints.items():
+        assert set(checkpoint) == set(arrays), form
+        for name, array in arrays.items():
+            assert checkpoint[name].dtype == mx.float32
+            assert np.array(checkpoint[name]).tobytes() == array.tobytes(), (form, name)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_every_name_of_llama_cpps_t5_is_known(gated: bool) -> None:
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, 3)
+    found = set()
+    for hugging_face, (kind, theirs) in names.mapping.items():
+        is_t5 = hugging_face.startswith(("encoder.block.", "decoder.block.")) or hugging_face in T5_OUTER
+        if is_t5 and (not hugging_face.endswith((".wi_0", ".wi_1", ".wi")) or hugging_face.endswith(".wi") != gated):
+            assert hugging_face_name(f"{theirs}.weight", gated) == f"{hugging_face}.weight"
+            found.add(kind)
+    missing = set(gguf.MODEL_TENSORS[gguf.MODEL_ARCH.T5]) - found
+    assert missing <= {gguf.MODEL_TENSOR.ENC_FFN_GATE, gguf.MODEL_TENSOR.DEC_FFN_GATE} and not (gated and missing)
+
+
+T5_OUTER = {"shared", "lm_head", "encoder.final_layer_norm", "decoder.final_layer_norm"}
+
+
+@pytest.mark.parametrize("number", QUANTISED, ids=lambda number: TYPES[number].kind.name)
+def test_quantised_types_equal_the_packages_dequantisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("speculative_decoding.checkpoints.gguf.CHUNK_ELEMENTS", 2000)  # so that rows come in parts
+    raw = random_blocks(number, rows=37, blocks=2)
+    tensor = GgufArray(number, (37, 2 * TYPES[number].block), raw.tobytes())
+    checkpoint = read_gguf(written(tmp_path / "model.gguf", gguf_bytes(GGUF_METADATA, {Q: tensor})))
+    expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))
+    assert np.isfinite(expected).all() and checkpoint.info(HF_Q).dtype == mx.float32
+    assert np.array(checkpoint[HF_Q]).tobytes() == expected.tobytes()
+    assert checkpoint[HF_Q].shape == checkpoint.info(HF_Q).shape == tensor.shape
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", mx.float16), ("BF16", mx.bfloat16), ("F32", mx.float32)])
+def test_float_types_keep_their_type_and_bits(tmp_path: Path, kind: str, dtype: mx.Dtype) -> None:
+    arrays = t5_arrays()
+    path = written(tmp_path / "model.gguf", gguf_file(arrays, {HF_Q: kind}))
+    array = read_gguf(path)[HF_Q]
+    assert array.dtype == read_gguf(path).info(HF_Q).dtype == dtype
+    assert np.array_equal(
+        np.array(array.astype(mx.float32)), np.array(mx.array(arrays[HF_Q]).astype(dtype).astype(mx.float32))
+    )
+
+
+def test_our_files_are_sound_to_the_package_too(tmp_path: Path) -> None:
+    kinds = {HF_Q: "Q8_0", "shared.weight": "BF16"}
+    path = written(tmp_path / "model.gguf", gguf_file(t5_arrays(), kinds))
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    ours = read_gguf(path)
+    assert len(theirs) == len(ours)
+    for name, tensor in theirs.items():
+        array = ours[hugging_face_name(name, gated=True) or ""].astype(mx.float32)
+        assert np.array_equal(np.array(array), gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+
+
+def test_config_is_what_hugging_face_would_write(tmp_path: Path) -> None:
+    assert gguf_config(written(tmp_path / "model.gguf", gguf_file(t5_arrays()))) == {
+        "model_type": "t5",
+        "vocab_size": 48,
+        "d_model": 32,
+        "d_kv": 16,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_heads": 2,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 128,
+        "layer_norm_epsilon": 1e-6,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+
+
+def test_config_follows_the_tensors(tmp_path: Path) -> None:
+    def arrays(kind: str) -> dict[str, GgufArray]:
+        number, numbers = 0, np.zeros((4, 32), np.float32)
+        return {name: GgufArray(number, numbers.shape, numbers.tobytes()) for name in ("token_embd.weight", kind)}
+
+    def config(kind: str, **changes: Any) -> dict[str, Any]:
+        return gguf_config(written(tmp_path / "model.gguf", gguf_bytes(with_metadata(**changes), arrays(kind))))
+
+    assert config("enc.blk.0.ffn_up.weight")["feed_forward_proj"] == "relu"
+    assert config("enc.blk.0.ffn_gate.weight")["feed_forward_proj"] == "gated-gelu"
+    assert config("enc.blk.0.ffn_up.weight")["tie_word_embeddings"] is True
+    assert config("output.weight")["tie_word_embeddings"] is False
+    assert config("enc.blk.1.attn_rel_b.weight")["model_type"] == "umt5"
+    assert config("output.weight", t5__decoder_block_count=None)["num_decoder_layers"] == 2
+    assert config("output.weight", t5__decoder_block_count=("u32", 5))["num_decoder_layers"] == 5
+    assert config("output.weight", tokenizer__ggml__padding_token_id=("u32", 7))["pad_token_id"] == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"t5__embedding_length": None}, "d_model"),
+        ({"t5__attention__key_length": ("u32", 0)}, "d_kv"),
+        ({"t5__block_count": ("str", "2")}, "num_layers"),
+        ({"t5__attention__layer_norm_rms_epsilon": ("f32", float("nan"))}, "layer_norm_epsilon"),
+        ({"tokenizer__ggml__eos_token_id": ("i32", -1)}, "eos_token_id"),
+        ({"general__architecture": ("str", "llama")}, "llama"),
+        ({"general__architecture": ("str", "t5encoder")}, "t5encoder"),
+        ({"split__count": ("u32", 3)}, "split"),
+        ({"general__alignment": ("u32", 24)}, "alignment"),
+        ({"general__alignment": ("u32", 0)}, "alignment"),
+        ({"general__alignment": ("str", "32")}, "alignment"),
+    ],
+)
+def test_impossible_metadata_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    numbers = np.zeros((4, 32), np.float32)
+    tensors = {"token_embd.weight": GgufArray(0, numbers.shape, numbers.tobytes())}
+    path = written(tmp_path / "model.gguf", gguf_bytes(with_metadata(**change), tensors))
+    with pytest.raises(CheckpointError, match=rf"model\.gguf.*{named}"):
+        gguf_config(path)
+
+
+def tensor(kind: int = 0, shape: tuple[int, ...] = (4, 32), size: int | None = None) -> GgufArray:
+    return GgufArray(kind, shape, bytes(4 * 4 * 32 if size is None else size))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"blk.0.attn_q.weight": tensor()},
+        {"enc.blk.0.attn_z.weight": tensor()},
+        {"enc.blk.0.attn_q.bias": tensor()},
+        {Q: tensor(), "enc.blk.00.attn_q.weight": tensor()},
+        {Q: tensor(kind=99)},
+        {Q: tensor(kind=27)},
+        {Q: tensor(kind=2, shape=(4, 31))},
+        {Q: tensor(shape=())},
+        {Q: tensor(shape=(1, 1, 1, 4, 32))},
+        {Q: tensor(shape=(0, 32))},
+        {Q: tensor(shape=(4, 33))},
+        {Q: tensor(shape=(1 << 31, 4))},
+        {Q: tensor(shape=((1 << 31) - 1, (1 << 31) - 1, (1 << 31) - 1, (1 << 31) - 1))},
+        {Q: tensor(shape=(4, 64)), "enc.blk.0.attn_k.weight": tensor()},
+        {"x" * 300: tensor()},
+    ],
+)
+def test_impossible_tensors_are_refused(tmp_path: Path, tensors: dict[str, GgufArray]) -> None:
+    path = written(tmp_path / "model.gguf", gguf_bytes(GGUF_METADATA, tensors))
+    with pytest.raises(CheckpointError, match=r"model\.gguf"):
+        read_gguf(path)
+
+
+def header(num_tensors: int, num_fields: int, rest: bytes = b"", magic: bytes = b"GGUF", version: int = 3) -> bytes:
+    return magic + struct.pack("<IQQ", version, num_tensors, num_fields) + rest + bytes(64)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GGUF",
+        header(0, 0, magic=b"GGML"),
+        header(0, 0, version=1),
+        header(0, 0, version=3 << 24),
+        header(1 << 40, 0),
+        header(0, 1 << 40),
+        header(0, 1, struct.pack("<Q", 1 << 62)),
+        header(0, 1, struct.pack("<Q1sI", 1, b"a", 13)),
+        header(0, 1, struct.pack("<Q1sIQ", 1, b"a", 8, 1 << 63)),
+        header(0, 1, struct.pack("<Q1sIIQ", 1, b"a", 9, 9, 1)),
+        header(0, 1, struct.pack("<Q1sIIQ", 1, b"a", 9, 8, 1 << 40)),
+        header(0, 1, struct.pack("<Q1sIIQ", 1, b"a", 9, 12, (1 << 64) - 1)),
+        header(0, 2, struct.pack("<Q1sIB", 1, b"a", 0, 0) * 2),
+        header(0, 1, struct.pack("<Q1sIB", 1, b"\xff", 0, 0)),
+        header(2, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 0) * 2),
+        header(1, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 1 << 63)),
+        header(1, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 4)),
+    ],
+)  # fmt: skip
+def test_impossible_headers_are_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.gguf"):
+        read_gguf(written(tmp_path / "model.gguf", content))
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    whole = gguf_bytes(GGUF_METADATA, {Q: tensor()})
+    for size in range(0, len(whole), 7):
+        with pytest.raises(CheckpointError, match=r"model\.gguf"):
+            read_gguf(written(tmp_path / "model.gguf", whole[:size]))
+
+
+def test_a_vocabulary_is_stepped_over_without_memory(tmp_path: Path) -> None:
+    def peak(key: str, value: tuple[str, Any]) -> int:
+        content = gguf_bytes(GGUF_METADATA | {key: value}, {Q: tensor()})
+        path = written(tmp_path / "model.gguf", content)
+        tracemalloc.start()
+        assert list(read_gguf(path)) == [HF_Q]
+        try:
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak("tokenizer.ggml.tokens", ("strs", [str(index) for index in range(50_000)])) < 100_000
+    assert peak("tokenizer.chat_template", ("str", "x" * 200_000)) < 100_000
+
+
+def test_a_named_gguf_file_is_taken_whatever_else_is_in_the_folder(tmp_path: Path) -> None:
+    """By its name within the folder or by a path, for the target and for a draft made of it."""
+    folder = save_hugging_face(tiny_model(), tmp_path / "model", CONFIG)
+    (folder / "config.json").unlink()
+    (tmp_path / "elsewhere.gguf").write_bytes(gguf_file(t5_arrays(seed=2)))
+    for seed in (0, 1):
+        (folder / f"{seed}.gguf").write_bytes(gguf_file(t5_arrays(seed=seed)))
+    for seed, name in enumerate(("0.gguf", "1.gguf", str(tmp_path / "elsewhere.gguf"))):
+        model, _ = session = load(folder, gguf_file=name, draft="self-8bit", group_size=32)
+        (tensor,) = (value for path, value in tree_flatten(model.parameters()) if path == "embedding.weight")
+        assert np.array_equal(np.array(tensor), t5_arrays(seed=seed)["shared.weight"])
+        assert session.draft_model is not None and model.config.vocab_size == 48
+    with pytest.raises(InputError, match=r"gguf_file 'none\.gguf' is no file, here or in"):
+        load(folder, gguf_file="none.gguf")

@@ -1,0 +1,175 @@
+"""The view of a draft: the text is all there, what was rejected stands beside it, with and without colour."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from speculative_decoding import Session
+from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.loading.tokenizer import Tokenizer
+from speculative_decoding.models.base import EncoderDecoder
+from tests.integration.test_generate import Letters
+from tests.integration.test_streaming import OBJECTS, TEXT, Cuts, Writer, bundled
+from tests.support.tiny import DRAFTERS, SOURCES, Scripted, noisy_copy, run, tiny_model, tokens_of
+from tests.unit.loading.test_tokenizer import Bytes
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+GREEN, RED, BLUE = "color(2)", "strike color(1)", "color(12)"  # as ANSI has them
+
+
+def screen(*, colour: bool, width: int = 80) -> Console:
+    options = {"force_terminal": True, "color_system": "standard"} if colour else {}
+    return Console(
+        file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False, soft_wrap=True, **options
+    )  # type: ignore[arg-type]
+
+
+def show(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    console: Console,
+    *,
+    rounds: bool = False,
+    **options: object,
+) -> tuple[str, str, list[Round]]:
+    """(what was shown, the text, the rounds)."""
+    events: list[Round] = []
+
+    draft = options.pop("draft_model", None)
+    started = Session(model, tokenizer, draft).rounds(prompt, on_round=events.append, **options)  # type: ignore[arg-type]
+    found = watch(started, [DraftView(console, tokenizer, rounds=rounds)])
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue(), found.text, events
+
+
+def pieces(shown: str) -> dict[str, str]:
+    """What stands in each style, joined."""
+    found: dict[str, str] = {}
+    text = Text.from_ansi(shown)
+    for span in text.spans:
+        style = str(span.style)
+        found[style] = found.get(style, "") + text.plain[span.start : span.end]
+    return found
+
+
+def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
+    """By hand: what each rejected token adds to everything that stands before it."""
+    tokens: list[int] = []
+    text = ""
+    for event in events:
+        if len(event.tokens) > event.accepted:
+            before = tokens + event.tokens[: event.accepted]
+            for token in event.proposed[event.accepted :]:
+                piece = tokenizer.decode([*before, token])[len(tokenizer.decode(before)) :]
+                text += piece or str(tokenizer.vocabulary.pieces.get(token, token))
+                before = [*before, token]
+        tokens += event.tokens
+    return text
+
+
+@pytest.mark.parametrize("drafter", OBJECTS)
+def test_the_text_is_what_was_not_struck_out(drafter: str) -> None:
+    for source, colour in zip(SOURCES, (True, False), strict=False):
+        letters = Letters().decode(source)
+        regular = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
+        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+        shown, text, events = show(
+            TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft=4
+        )
+        if colour:
+            found = pieces(shown)
+            assert found.get(RED, "") == rejected_text(Letters(), events)
+            accepted = "".join(Letters().decode(event.tokens[: event.accepted]) for event in events)
+            assert found.get(GREEN, "") == accepted
+            assert len(found.get(GREEN, "")) + len(found.get(BLUE, "")) == len(text)
+        else:
+            rejected = "".join(re.findall(r"\[-(.*?)-\]", shown))
+            assert rejected == rejected_text(Letters(), events)
+            assert re.sub(r"\[-.*?-\]|\{\+|\+\}|\n$", "", shown) == text
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes, bundled], ids=["bytes", "bundled"])
+def test_characters_stay_whole_in_every_part(tokenizer) -> None:  # type: ignore[no-untyped-def]
+    tokenizer = tokenizer()
+    ids = tokenizer.encode(TEXT)
+    model = Writer(ids, max(ids) + 1)
+    for sizes in ((1,), (2,), (3, 1), (64,)):
+        shown, text, _ = show(
+            model, tokenizer, "x", screen(colour=False), drafter=Cuts(ids, sizes), num_draft=64, max_tokens=200
+        )
+        assert re.sub(r"\{\+|\+\}|\n$", "", shown) == text == tokenizer.decode(ids)
+
+
+def test_a_rejected_word_comes_with_its_space_and_a_rejected_end_with_its_name() -> None:
+    tokenizer = bundled()
+    ids = tokenizer.encode("Die Methode gibt den Wert.")
+    wrong = tokenizer.encode("Das")[0]
+    script = Scripted(ids, lambda i, token: {1: wrong, 3: 1}.get(i, token))
+    shown, *_ = show(Writer(ids, 8192), tokenizer, "x", screen(colour=False), drafter=script, num_draft=2)
+    assert shown == "Die[- Das-]{+ Methode+} gibt[-</s>-]{+ den+} Wert.\n"
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_line_per_round_adds_up_to_the_text(colour: bool) -> None:
+    shown, text, events = show(
+        TARGET,
+        Letters(),
+        "abcde",
+        screen(colour=colour),
+        rounds=True,
+        draft_model=DRAFT,
+        drafter="model",
+        num_draft=5,
+        max_tokens=20,
+    )
+    lines = Text.from_ansi(shown).plain.splitlines()
+    assert len(lines) == len(events)
+    for number, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
+        drafted = f"{event.accepted} of {event.drafted} accepted, model" if event.drafted else "nothing drafted"
+        assert line.startswith(f"round {number}: {drafted}, ")
+    if not colour:
+        bare = [re.sub(r"\[-.*?-\]|\{\+|\+\}", "", line.split("ms", 1)[1].split(": ", 1)[1]) for line in lines]
+        assert "".join(bare) == text
+
+
+def test_no_color_pipes_and_dumb_terminals_get_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert has_colour(Console(file=io.StringIO(), force_terminal=True))
+    assert not has_colour(Console(file=io.StringIO()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colour(Console(file=io.StringIO(), force_terminal=True))
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not has_colour(Console(file=io.StringIO(), force_terminal=True))
+
+
+def test_the_legend_uses_what_it_explains() -> None:
+    console = screen(colour=False)
+    DraftView(console, Letters()).legend()
+    assert console.file.getvalue() == "accepted [-rejected-] {+correction or bonus+}\n"  # type: ignore[attr-defined]
+    console = screen(colour=True)
+    DraftView(console, Letters()).legend()
+    found = pieces(console.file.getvalue())  # type: ignore[attr-defined]
+    assert found == {GREEN: "accepted", RED: "rejected", BLUE: "correction or bonus"}
+
+
+def test_a_model_cannot_command_the_terminal() -> None:
+    assert visible("a\x1b[2Jb\x07\x7f\x9b\n\tü🎉") == "a\u241b[2Jb\u2407\u2421\ufffd\n\tü🎉"
+
+
+def test_nothing_that_looks_like_markup_is_taken_for_it() -> None:
+    tokenizer = Bytes()
+    ids = tokenizer.encode("[bold]x[/bold] :smile: [red]")
+    shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(colour=True), drafter=Cuts(ids, (4,)))
+    assert Text.from_ansi(shown).plain.rstrip("\n") == text == "[bold]x[/bold] :smile: [red]"

@@ -1,0 +1,505 @@
+"""Rules proved by enumeration: every draft of a small vocabulary, every number of accepted tokens, every next token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.decoding import judge as judging
+from speculative_decoding.decoding.acceptance import (
+    AcceptanceRule,
+    Block,
+    Coupled,
+    Greedy,
+    Rejection,
+    residual,
+    rule_for,
+    throw_dice,
+)
+from speculative_decoding.decoding.batch import Batch, DecodedRow
+from speculative_decoding.decoding.judge import Outcome, commit, judge
+from speculative_decoding.draft_length import choose_length
+from speculative_decoding.drafters import Draft, NoDrafter, Row, SeparateDrafters
+from speculative_decoding.drafters.base import history_of
+from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed
+from speculative_decoding.sampling.random import keys
+
+VOCAB = 3
+Table = Callable[[tuple[int, ...]], NDArray[np.float64]]  # what was written so far -> the next token's distribution
+
+
+@cache
+def random_table(seed: int, sharpness: float = 1.5) -> Table:
+    @cache
+    def table(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        generator = np.random.default_rng([seed, len(prefix), *prefix])
+        weights = np.exp(sharpness * generator.normal(size=VOCAB))
+        return weights / weights.sum()
+
+    return table
+
+
+def behind(prefix: tuple[int, ...], table: Table) -> Table:
+    return lambda rest: table((*prefix, *rest))
+
+
+def one_hot(table: Table) -> Table:
+    return lambda prefix: np.eye(VOCAB)[np.argmax(table(prefix))]
+
+
+def proposals(
+    draft: Table, drafted: int, *, stop_after: int | None = None, any_length: bool = False, point_mass: bool = False
+) -> tuple[list[tuple[int, ...]], list[float], Draft]:
+    """Every draft of `drafted` tokens as a batch: its rows, the chance of each, and what the rule is shown.
+
+    stop_after: the drafter stops behind this token. any_length: each length from 0 on is as likely. Either makes the
+    batch ragged: behind its length a row has what `merged` puts there, zeros.
+    """
+    rows = [tuple(row) for row in product(range(VOCAB), repeat=drafted)]
+    if point_mass:
+        rows = [row for row in rows if all(np.argmax(draft(row[:i])) == row[i] for i in range(drafted))]
+    chance = [1.0 if point_mass else float(np.prod([draft(row[:i])[row[i]] for i in range(drafted)])) for row in rows]
+    lengths = [row.index(stop_after) + 1 if stop_after in row else drafted for row in rows]
+    if any_length:
+        lengths = [length for length in range(drafted + 1) for _ in rows]
+        rows, chance = rows * (drafted + 1), [each / (drafted + 1) for each in chance] * (drafted + 1)
+    inside = mx.arange(drafted)[None] < mx.array(lengths)[:, None]
+    tokens = mx.array(np.array(rows, dtype=np.uint32).reshape(len(rows), drafted))
+    proposal = Draft(
+        mx.where(inside, tokens, mx.zeros_like(tokens)),
+        None if point_mass or drafted == 0 else tables(draft, rows, drafted) * inside[..., None],
+        lengths if any_length or stop_after is not None else None,
+    )
+    return rows, chance, proposal
+
+
+def tables(table: Table, rows: Sequence[tuple[int, ...]], count: int) -> mx.array:
+    """(rows, count, VOCAB): what the table says behind the first 0 .. count - 1 tokens of each row."""
+    stacked = [[table(row[:i]) for i in range(count)] for row in rows]
+    return mx.array(np.array(stacked).reshape(len(rows), count, VOCAB).astype(np.float32))
+
+
+def output_law(
+    rule: AcceptanceRule,
+    target: Table,
+    draft: Table,
+    drafted: int,
+    *,
+    emitted: Table | None = None,
+    **settings: Any,
+) -> dict[tuple[int, ...], float]:
+    """P of every sequence of drafted + 1 tokens. Shorter outputs of a round go on as the target would.
+
+    emitted: the distribution that corrections are drawn from, if it is not the one that the rule looks at.
+    """
+    emitted = emitted or target
+    rows, chance, proposal = proposals(draft, drafted, **settings)
+    probs = tables(emitted, rows, drafted + 1)
+    stop, weights = rule(proposal, tables(target, rows, drafted + 1))
+    law: dict[tuple[int, ...], float] = {}
+    for accepted in range(drafted + 1):
+        left = np.array(residual(proposal, probs, weights, mx.full((len(rows),), accepted)), dtype=np.float64)
+        for i, row in enumerate(rows):
+            mass = chance[i] * np.array(stop)[i, accepted]
+            if mass == 0:
+                continue
+            for token, share in enumerate(left[i] / left[i].sum()):
+                continue_with(law, (*row[:accepted], token), mass * share, drafted + 1, emitted)
+    return law
+
+
+def continue_with(law: dict[tuple[int, ...], float], prefix: tuple[int, ...], mass: float, size: int, p: Table) -> None:
+    if len(prefix) == size:
+        law[prefix] = law.get(prefix, 0.0) + mass
+        return
+    for token, share in enumerate(p(prefix)):
+        continue_with(law, (*prefix, token), mass * share, size, p)
+
+
+def target_law(target: Table, size: int) -> dict[tuple[int, ...], float]:
+    law: dict[tuple[int, ...], float] = {}
+    continue_with(law, (), 1.0, size, target)
+    return law
+
+
+def distance(one: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(one.get(k, 0.0) - other.get(k, 0.0)) for k in one.keys() | other.keys())
+
+
+LOSSLESS = [Rejection(), Block()]
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"stop_after": 1},
+    {"any_length": True},
+    {"point_mass": True},
+    {"point_mass": True, "stop_after": 0},
+    {"point_mass": True, "any_length": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("drafted", [0, 1, 2, 3])
+@pytest.mark.parametrize("rule", LOSSLESS, ids=str)
+def test_a_lossless_rule_keeps_the_law_of_the_target(
+    rule: AcceptanceRule, drafted: int, settings: dict[str, Any]
+) -> None:
+    for seed in range(3):
+        for target in (random_table(seed), one_hot(random_table(seed))):
+            law = output_law(rule, target, random_table(seed + 50), drafted, **settings)
+            assert distance(law, target_law(target, drafted + 1)) < 1e-6
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("drafted", [0, 1, 2, 3])
+def test_greedy_writes_what_the_target_prefers(drafted: int, settings: dict[str, Any]) -> None:
+    for seed in range(3):
+        target = random_table(seed)
+        law = output_law(Greedy(), target, random_table(seed + 50), drafted, emitted=one_hot(target), **settings)
+        assert distance(law, target_law(one_hot(target), drafted + 1)) < 1e-6
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("drafted", [0, 1, 2, 3])
+def test_coupled_writes_the_token_that_the_noise_chose(drafted: int, settings: dict[str, Any]) -> None:
+    """Given the noise p is one-hot. That the noise follows p is tests/unit/sampling/test_sampling.py's part."""
+    for seed in range(3):
+        chosen = one_hot(random_table(seed))
+        law = output_law(
+            Coupled(), chosen, one_hot(random_table(seed + 50)), drafted, **(settings | {"point_mass": True})
+        )
+        assert distance(law, target_law(chosen, drafted + 1)) < 1e-6
+
+
+def ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules do not know how long each row's draft is. With certain drafts the law would hold: zeros are a draft too."""
+    monkeypatch.setattr(Draft, "length_array", property(lambda self: None))
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1:3], ids=str)
+@pytest.mark.parametrize("rule", LOSSLESS, ids=str)
+def test_lengths_that_are_ignored_break_the_law(
+    rule: AcceptanceRule, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored(monkeypatch)
+    target = random_table(0)
+    assert distance(output_law(rule, target, random_table(50), 3, **settings), target_law(target, 4)) > 0.01
+
+
+def expected_accepted(rule: AcceptanceRule, target: Table, draft: Table, drafted: int, **settings: Any) -> float:
+    rows, chance, proposal = proposals(draft, drafted, **settings)
+    stop, _ = rule(proposal, tables(target, rows, drafted + 1))
+    return float(np.array(chance) @ np.array(stop) @ np.arange(drafted + 1))
+
+
+def test_block_verification_accepts_what_its_paper_says() -> None:
+    """Sun et al., section 2: 10/9 tokens of a draft of two with the token rule, 11/9 with blocks."""
+
+    def target(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        return np.array([1 / 3, 2 / 3, 0])
+
+    def draft(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        return np.array([2 / 3, 1 / 3, 0])
+
+    assert expected_accepted(Rejection(), target, draft, 2) == pytest.approx(10 / 9, abs=1e-6)
+    assert expected_accepted(Block(), target, draft, 2) == pytest.approx(11 / 9, abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_block_verification_never_accepts_fewer(settings: dict[str, Any]) -> None:
+    gains = []
+    for seed, drafted, sharpness in product(range(8), (1, 2, 3), (0.3, 1.5, 4.0)):
+        for target in (random_table(seed, sharpness), one_hot(random_table(seed))):
+            tables = target, random_table(seed + 50, sharpness), drafted
+            gains.append(
+                expected_accepted(Block(), *tables, **settings) - expected_accepted(Rejection(), *tables, **settings)
+            )
+    assert min(gains) > -1e-6
+    if not settings.get("point_mass"):
+        assert max(gains) > 0.05
+
+
+def row_of(count: int = 1, **options: Any) -> Row:
+    """A request that has written `count` tokens, start token included."""
+    return Row(GenerationOptions(**options), [1], [0, *range(1, count)])
+
+
+# Options of rows beside each other, by the rule that judges them. No two rows of a rule have the same.
+SAMPLED: list[dict[str, Any]] = [
+    {"seed": 1},
+    {"seed": 2, "temperature": 0.6, "top_k": 4},
+    {"seed": 3, "top_p": 0.8},
+    {"seed": 4, "temperature": 1.7, "min_p": 0.1, "repetition_penalty": 1.4},
+    {"seed": 5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 0.8},
+    {"seed": 2, "temperature": 2.5},
+]
+DELTAS = [0.0, 0.2, 0.0, 0.7, 0.05, 1.0]
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{"seed": i, "repetition_penalty": penalty} for i, penalty in enumerate((1.0, 3.0, 0.4, 1.0, 5.0, 0.2))],
+    "lenient": [{"seed": i, "delta": delta, "repetition_penalty": 1 + delta} for i, delta in enumerate(DELTAS)],
+    "rejection": SAMPLED,
+    "relaxed": [own | {"delta": delta} for own, delta in zip(SAMPLED, DELTAS, strict=True)],
+    "block": [own | {"acceptance": "block"} for own in SAMPLED],
+    "coupled": [own | {"acceptance": "coupled"} for own in SAMPLED],
+}
+KINDS = {
+    name: [({"temperature": 1.0} if name not in ("greedy", "lenient") else {}) | own for own in rows]
+    for name, rows in KINDS.items()
+}
+KINDS["of all kinds"] = [rows[i] for i in range(6) for rows in KINDS.values()]
+MOST, WIDE = 4, 9  # drafted tokens, and ids
+
+
+def judged_together(
+    options: Sequence[GenerationOptions], draft: Draft, logits: mx.array, free: Sequence[int] = (), end: int = -1
+) -> dict[int, Outcome]:
+    """What rows with these options make of their drafts. free: slots that nobody has. end: a token that ends a row."""
+    rows: list[DecodedRow | None] = [
+        None
+        if slot in free
+        else DecodedRow(own, [1], past_of(own), slot, length=choose_length(MOST), ends={end}.__contains__)
+        for slot, own in enumerate(options)
+    ]
+    batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # a verdict needs no model
+    proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(np.array(draft.tokens).tolist())]
+    return commit(judge(batch, batch.active, draft, logits), proposed)
+
+
+def past_of(options: GenerationOptions) -> list[int]:
+    """Rows have written something of their own, and some more than others."""
+    written = np.random.default_rng(options.seed + 1).integers(0, WIDE, 1 + 2 * options.seed)
+    return [0, *written.tolist()]
+
+
+def check_rows_alone(kind: str, certain: bool = False) -> list[Outcome]:
+    """Bit for bit: accepted tokens, the next one, prices, log-probabilities."""
+    options = [GenerationOptions(logprobs=True, max_tokens=50, **own) for own in KINDS[kind] * 3]
+    count = len(options)
+    logits = 2 * mx.random.normal((count, MOST + 1, WIDE), key=mx.random.key(1))
+    q = mx.softmax(logits[:, :MOST] + mx.random.normal((count, MOST, WIDE), key=mx.random.key(2)), axis=-1)
+    tokens = mx.random.categorical(mx.log(q), key=mx.random.key(3)).astype(mx.uint32)
+    if certain or kind in ("greedy", "lenient", "coupled"):
+        best = mx.argmax(logits[:, :MOST], axis=-1).astype(mx.uint32)
+        tokens, q = mx.where(mx.arange(count)[:, None] % 3 == 0, best, tokens), None
+    lengths = [slot % (MOST + 1) for slot in range(count)]
+    free = {2, count - 1}
+    found = judged_together(options, Draft(tokens, q, lengths), logits, [*free])
+    assert found.keys() == set(range(count)) - free
+    for slot, outcome in found.items():
+        size = lengths[slot]
+        own_q = None if q is None or not size else q[slot : slot + 1, :size]
+        alone = Draft(tokens[slot : slot + 1, :size], own_q)
+        assert judged_together([options[slot]], alone, logits[slot : slot + 1, : size + 1]) == {0: outcome}
+    return list(found.values())
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_a_batch_is_judged_as_it_would_be_alone(kind: str, certain: bool) -> None:
+    outcomes = check_rows_alone(kind, certain)
+    assert {0, 1} <= {outcome.accepted for outcome in outcomes}  # there was something to decide
+    lossy = kind in ("lenient", "relaxed", "of all kinds")
+    assert lossy == any(outcome.total_variation > 0 for outcome in outcomes)
+
+
+def neighbours(rows: Sequence[Any]) -> list[Any]:
+    return [*rows[1:], rows[0]]
+
+
+def neighbours_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "rule_for", lambda options: rule_for(neighbours(options)))
+
+
+def neighbours_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("scores", "logprobs", "perturbed"):
+        monkeypatch.setattr(acceptance, name, with_neighbours(getattr(acceptance, name)))
+
+
+def with_neighbours(compute: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    return lambda logits, rows, history: compute(logits, neighbours(rows), history)
+
+
+def neighbours_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    def past(rows: Sequence[Row], drafted: mx.array) -> History:
+        return history_of(rows, drafted)._replace(tokens=neighbours([row.tokens for row in rows]))
+
+    monkeypatch.setattr(acceptance, "history_of", past)
+
+
+def one_key_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptance, "keys", lambda places: keys([places[0]] * len(places)))
+
+
+def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that are judged apart from others."""
+    select = Draft.select
+    monkeypatch.setattr(Draft, "select", lambda self, slots: select(self, neighbours(slots)))
+
+
+@pytest.mark.parametrize(
+    ("plant", "kinds"),
+    [
+        (ignored, [*KINDS]),
+        (neighbours_delta, ["lenient", "relaxed", "of all kinds"]),
+        (neighbours_options, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
+        (neighbours_past, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
+        (one_key_for_all, ["rejection", "relaxed", "block", "of all kinds"]),
+        (neighbours_draft, ["of all kinds"]),
+    ],
+)
+def test_a_planted_fault_between_rows_shows(
+    plant: Callable[[pytest.MonkeyPatch], None], kinds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    for kind in kinds:
+        with pytest.raises(AssertionError):
+            check_rows_alone(kind)
+
+
+LOSSY = [Rejection(0.1), Rejection(0.5), Rejection(1.0)]
+
+
+@pytest.mark.parametrize("point_mass", [False, True])
+@pytest.mark.parametrize("rule", LOSSY, ids=str)
+def test_the_reported_price_is_the_total_variation(rule: Rejection, point_mass: bool) -> None:
+    """At every place of the draft: the law of that token, given that what stands before it was kept."""
+    for seed in range(3):
+        target, draft = random_table(seed), random_table(seed + 50)
+        rows, _, proposal = proposals(draft, 3, point_mass=point_mass)
+        price = np.array(rule.total_variation(proposal, tables(target, rows, 4)))
+        for place in range(3):
+            for prefix in {row[:place] for row in rows}:
+                here = output_law(rule, behind(prefix, target), behind(prefix, draft), 1, point_mass=point_mass)
+                law = np.array([sum(mass for s, mass in here.items() if s[0] == token) for token in range(VOCAB)])
+                gap = 0.5 * np.abs(law - target(prefix)).sum()
+                prices = [price[i, place] for i, row in enumerate(rows) if row[:place] == prefix]
+                assert prices == pytest.approx([gap] * len(prices), abs=1e-6)
+                assert 0 < gap <= rule.delta + 1e-6
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("rule", LOSSY, ids=str)
+def test_prices_add_up_to_a_bound_on_the_whole_output(rule: Rejection, settings: dict[str, Any]) -> None:
+    target, draft = random_table(3), random_table(53)
+    rows, chance, proposal = proposals(draft, 3, **settings)
+    probs = tables(target, rows, 4)
+    stop, price = np.array(rule(proposal, probs)[0]), np.array(rule.total_variation(proposal, probs))
+    paid = np.concatenate([np.cumsum(price, axis=1), price.sum(axis=1, keepdims=True)], axis=1)  # behind t accepted
+    expected = np.array(chance) @ (stop * paid).sum(axis=1)
+    assert distance(output_law(rule, target, draft, 3, **settings), target_law(target, 4)) <= expected + 1e-6
+
+
+def test_exact_rules_have_no_price() -> None:
+    draft = Draft(mx.array([[0, 1]]))
+    for rule in (Rejection(), Block(), Coupled(), Greedy()):
+        assert rule.total_variation(draft, mx.full((1, 3, 3), 1 / 3)) is None
+
+
+def test_lenience_costs_the_share_of_tokens_that_are_not_the_arg_max() -> None:
+    logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
+    verdict = Greedy(0.5).verdict(Draft(mx.array([[1, 2, 1]], mx.uint32)), logits, [row_of()])
+    assert verdict.accepted.tolist() == [2] and verdict.next_token.tolist() == [0]
+    assert verdict.total_variation is not None and verdict.total_variation.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_only_tokens_that_came_to_be_are_paid_for() -> None:
+    """The third would have been kept at a price, but the second was not kept; and an output may end before them."""
+    logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
+    lenient = GenerationOptions(delta=0.5)
+    (outcome,) = judged_together([lenient], Draft(mx.array([[1, 0, 2]], mx.uint32)), logits).values()
+    assert (outcome.tokens, outcome.accepted, outcome.total_variation) == ([1, 2], 1, 1.0)
+    for end, tokens, accepted, price in ((1, [1], 1, 1.0), (0, [1, 2, 2, 2], 3, 2.0), (2, [1, 2], 2, 1.0)):
+        draft = Draft(mx.array([[1, 2, 2]], mx.uint32))
+        (outcome,) = judged_together([lenient], draft, logits, end=end).values()
+        assert (outcome.tokens, outcome.accepted, outcome.total_variation) == (tokens, accepted, price)
+
+
+def test_delta_one_keeps_every_drafted_token() -> None:
+    draft = Draft(mx.array([[0, 1]]), mx.array([[[1.0, 0, 0], [0.1, 0.9, 0]]]))
+    for rule in (Rejection(1.0), Greedy(1.0)):
+        stop, _ = rule(draft, mx.array([[[0.0, 0.5, 0.5]] * 3]))
+        assert stop.tolist() == [[0, 0, 1]]
+
+
+def test_lenience_keeps_a_token_down_to_its_share_of_the_maximum() -> None:
+    """p(x) >= (1 - delta) * max p: 0.3 against 0.5 is kept from delta = 0.4 on."""
+    draft = Draft(mx.array([[1]]))
+    probs = mx.array([[[0.5, 0.3, 0.2]] * 2])
+    for delta, kept in ((0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)):
+        assert Greedy(delta)(draft, probs)[0].tolist() == [[1 - kept, kept]]
+        assert Greedy(delta).verdict(draft, mx.log(probs), [row_of()]).accepted.tolist() == [kept]
+
+
+RAGGED = [None, [0, 1, 2, 3, 4, 4]]
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0, [0.0, 0.3, 0.5, 0.0, 0.7, 1.0]])
+@pytest.mark.parametrize("lengths", RAGGED)
+def test_the_greedy_fast_path_decides_as_the_rule(delta: float | list[float], lengths: list[int] | None) -> None:
+    logits = 2 * mx.random.normal((6, 5, 8), key=mx.random.key(0))
+    tokens = mx.argmax(logits, axis=-1)[:, :4]
+    tokens = mx.where(mx.random.uniform(shape=tokens.shape, key=mx.random.key(1)) < 0.3, 3, tokens)
+    draft = Draft(tokens, None, lengths)
+    rule = Greedy(mx.array(delta)[:, None] if isinstance(delta, list) else delta)
+    stop, _ = rule(draft, mx.softmax(logits, axis=-1))
+    verdict = rule.verdict(draft, logits, [row_of()] * 6)
+    assert verdict.accepted.tolist() == mx.argmax(stop, axis=1).tolist()
+    best = mx.argmax(logits, axis=-1)
+    assert verdict.next_token.tolist() == [best[i, n].item() for i, n in enumerate(verdict.accepted.tolist())]
+
+
+@pytest.mark.parametrize("lengths", RAGGED)
+def test_the_coupled_fast_path_decides_as_the_rule(lengths: list[int] | None) -> None:
+    """Six rows with one seed and one past, wrong at another place each."""
+    logits, row = 2 * mx.random.normal((1, 5, 8), key=mx.random.key(0)), row_of(6, temperature=0.8, seed=3)
+    past = History([row.tokens], mx.zeros((1, 4), mx.uint32))
+    best = mx.argmax(perturbed(logits, [row.options], past), axis=-1)
+    wrong_at = mx.array([[i == place for i in range(4)] for place in range(6)])
+    draft = Draft(mx.where(wrong_at, (best[:, :4] + 1) % 8, best[:, :4]), None, lengths)
+    stop, _ = Coupled()(draft, mx.broadcast_to((mx.arange(8) == best[..., None]).astype(mx.float32), (6, 5, 8)))
+    verdict = Coupled().verdict(draft, mx.broadcast_to(logits, (6, 5, 8)), [row] * 6)
+    accepted = verdict.accepted.tolist()
+    assert stop.tolist() == [[float(t == count) for t in range(5)] for count in accepted]
+    assert verdict.next_token.tolist() == best[0][verdict.accepted].tolist()
+
+
+@pytest.mark.parametrize("rule", LOSSLESS, ids=str)
+def test_the_dice_follow_stop_and_residual(rule: AcceptanceRule) -> None:
+    """20,000 throws against the exact law of (accepted, next token), 5 standard deviations."""
+    rows = 20_000
+    target, drafted = random_table(1), (2, 0)
+    q = [random_table(51)(drafted[:i]) for i in range(2)]
+    p = [target(drafted[:i]) for i in range(3)]
+
+    def repeat(tables: list[NDArray[np.float64]]) -> mx.array:
+        return mx.broadcast_to(mx.array(np.array(tables).astype(np.float32)), (rows, len(tables), VOCAB))
+
+    draft = Draft(mx.broadcast_to(mx.array([drafted]), (rows, 2)), repeat(q))
+    stop, weights = rule(draft, repeat(p))
+    accept_keys, next_keys = (keys([(seed, 1, use) for seed in range(rows)]) for use in (Use.ACCEPT, Use.NEXT))
+    thrown = throw_dice(draft, repeat(p), stop, weights, accept_keys, next_keys)
+    found = np.zeros((3, VOCAB))
+    np.add.at(found, tuple(map(np.array, thrown)), 1 / rows)
+    for accepted in range(3):
+        left = np.array(residual(draft, repeat(p), weights, mx.full((rows,), accepted)))[0]
+        expected = np.array(stop)[0, accepted] * left / left.sum()
+        assert np.all(np.abs(found[accepted] - expected) <= 5 * np.sqrt(expected / rows) + 1e-9)
+
+
+def test_an_empty_residual_falls_back_to_the_target() -> None:
+    p = mx.array([[[0.25, 0.75], [0.5, 0.5]]])
+    draft = Draft(mx.array([[1]]), p[:, :1])
+    assert residual(draft, p, mx.ones((1, 2)), mx.array([0])).tolist() == [[0.25, 0.75]]
+
+
+def test_at_temperature_0_every_exact_rule_is_the_greedy_one() -> None:
+    kinds = [GenerationOptions(temperature=t, acceptance=name) for t in (0.0, 1.0) for name in ACCEPTANCE]
+    assert [rule_for([options]) for options in kinds] == [Greedy()] * 3 + [Rejection(), Block(), Coupled()]

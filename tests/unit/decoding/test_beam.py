@@ -1,0 +1,320 @@
+"""Beam search: the best of all outputs where nothing is left out, Hugging Face's where something is, each prompt as if
+it were alone, and one memory for all beams of a prompt. Several samples of a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding import InputError, Session, load
+from speculative_decoding.cli.main import main
+from speculative_decoding.decoding.beam import BeamSearch, Continuation, best_continuations
+from speculative_decoding.decoding.memory import slot_bytes
+from speculative_decoding.jobs.job import record
+from speculative_decoding.jobs.rows import Line, Row
+from speculative_decoding.loading.load import BUNDLED, checked_generation_config
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.models.generation_config import GenerationConfig
+from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.sampling.distribution import logsumexp
+from speculative_decoding.sampling.random import seed_of_sample
+from tests.parity.test_scoring import Numbers, text_of
+from tests.parity.test_t5 import load_golden
+from tests.support.beam_goldens import GOLDENS, decoded, expected, options_of, records
+from tests.support.tiny import EOS, SOURCES, noisy_copy, tiny_model
+
+TOY = tiny_model(vocab_size=12)
+MODEL = tiny_model()
+SESSION = Session(MODEL, Numbers(), noisy_copy(MODEL))
+PROMPTS = [text_of(source) for source in SOURCES]
+FAMILIES = ("t5", "t5-v1_1", "bart", "m2m_100", "t5gemma", "t5gemma2")
+
+
+def every_output(model: EncoderDecoder, source: Sequence[int], most: int) -> list[tuple[float, list[int]]]:
+    """Each with its log-probability: those that end, and those that are cut off at `most` tokens."""
+    memory = model.encode(mx.array([list(source)]))
+    found, open_ones = [], [(0.0, list[int]())]
+    for _ in range(most):
+        read = mx.array([[model.config.decoder_start_token_id, *tokens] for _, tokens in open_ones])
+        states = model.teacher_forced(read, mx.repeat(memory, len(open_ones), axis=0))
+        logits = np.array(model.logits(states)[:, -1]).astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        grown = [
+            (score + logprobs[i, token], [*tokens, token])
+            for i, (score, tokens) in enumerate(open_ones)
+            for token in range(model.config.vocab_size)
+        ]
+        found += [each for each in grown if each[1][-1] == EOS]
+        open_ones = [each for each in grown if each[1][-1] != EOS]
+    return found + open_ones
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.6, 1.0, 2.0])
+def test_beams_that_leave_nothing_out_find_the_best_of_all_outputs(penalty: float) -> None:
+    """121 outputs of two tokens go on; with "never" none of them is given up too early."""
+    outputs = [(score / len(tokens) ** penalty, tokens) for score, tokens in every_output(TOY, [5, 9, 3, 1], 3)]
+    best = sorted(outputs, reverse=True)[:12]
+    options: dict[str, Any] = {"num_beams": 128, "length_penalty": penalty, "early_stopping": "never"}
+    found = Session(TOY, Numbers()).generate("5 9 3 1", max_tokens=3, num_return_sequences=12, **options).sequences
+    assert [each.tokens for each in found] == [tokens for _, tokens in best]
+    assert np.allclose([each.score for each in found], [score for score, _ in best], atol=1e-5)  # type: ignore[arg-type]
+    assert {each.finish_reason for each in found} <= {"stop", "length"}
+
+
+@pytest.mark.parametrize("beams", [2, 4, 8])
+def test_bundled_outputs_and_scores_are_hugging_faces(beams: int) -> None:
+    """transformers 4.46 (make_beam_goldens.py). A third of the prompts of the file, each with a length penalty and
+    early stopping of its own, side by side; all of them, with all, by `python -m tools.check_beams`.
+    """
+    known = [*records()][[2, 4, 8].index(beams) :: 3]
+    settings = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")]
+    chosen = [settings[number % len(settings)] for number in range(len(known))]
+    rows = [
+        {
+            "prompt": record["prompt"],
+            **{name: value for name, value in options_of(setting).items() if name != "num_beams"},
+        }
+        for (_, record), setting in zip(known, chosen, strict=True)
+    ]
+    session = load(BUNDLED / "t5-web-docs", dtype="float32")
+    several = decoded(session, rows, num_beams=beams, max_tokens=known[0][0], slots=5)
+    for (_, golden), setting, found in zip(known, chosen, several, strict=True):
+        tokens, scores = expected(golden, setting)
+        assert [each.tokens for each in found] == tokens, (setting, golden["prompt"])
+        assert np.allclose([each.score for each in found], scores, atol=1e-4)  # type: ignore[arg-type]
+    assert {*chosen} == {*settings}
+
+
+OF_FAMILIES = json.loads((GOLDENS / "beams_of_families.json").read_text())
+TO_OURS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+def of_family(name: str) -> tuple[Session, list[str]]:
+    """With its own generation_config.json, and its sources as texts."""
+    model, golden = load_golden(GOLDENS / name)
+    raw = json.loads((GOLDENS / name / "config.json").read_text())
+    model.generation_config = checked_generation_config(GOLDENS / name, raw, model)
+    rows = zip(golden["input_ids"], golden["attention_mask"].astype(bool), strict=True)
+    return Session(model, Numbers()), [text_of(ids[mask].tolist()) for ids, mask in rows]
+
+
+@pytest.mark.parametrize("name", OF_FAMILIES)
+def test_families_with_their_processors_give_hugging_faces_beams(name: str) -> None:
+    """Forced first and last tokens, banned ones, repeated n-grams, least lengths, penalties, as that library has them;
+    all sources at once.
+    """
+    session, prompts = of_family(name)
+    for golden in OF_FAMILIES[name]:
+        options = {TO_OURS.get(key, key): value for key, value in golden["options"].items()}
+        for found, (tokens, scores) in zip(decoded(session, prompts, **options), golden["found"], strict=True):
+            assert [each.tokens for each in found] == tokens, options
+            assert np.allclose([each.score for each in found], scores, rtol=1e-4)  # type: ignore[arg-type]
+
+
+def test_beams_that_do_not_move_with_their_cache_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, prompts = of_family("bart")
+    golden = OF_FAMILIES["bart"][0]
+    options = {TO_OURS.get(key, key): value for key, value in golden["options"].items()}
+    monkeypatch.setattr(DecoderCache, "reorder", lambda self, rows: None)
+    found = decoded(session, prompts, **options)
+    assert [[each.tokens for each in row] for row in found] != [tokens for tokens, _ in golden["found"]]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_a_batch_with_beams_equals_each_prompt_alone(slots: int) -> None:
+    options: dict[str, Any] = {"num_beams": 3, "max_tokens": 12}
+    rows = [{"prompt": prompt, "max_tokens": 6 + i, "length_penalty": 0.5 * i} for i, prompt in enumerate(PROMPTS)]
+    found = decoded(SESSION, rows, slots=slots, **options)
+    for row, several in zip(rows, found, strict=True):
+        (alone,) = decoded(SESSION, [row], slots=1, **options)
+        assert [each.tokens for each in several] == [each.tokens for each in alone]
+        assert np.allclose([each.score for each in several], [each.score for each in alone], atol=1e-5)  # type: ignore[arg-type]
+        assert several[0].finish_reason == alone[0].finish_reason and several[0].text == alone[0].text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_beams_read_one_memory_and_compute_what_rows_of_their_own_do(name: str) -> None:
+    """Two prompts of different lengths, three beams each, which move."""
+    model, _ = load_golden(GOLDENS / name)
+    memory = model.encode(mx.array([[5, 9, 13, 7, 3], [21, 3, 8, 8, 6]]))
+    mask = mx.array([[True] * 5, [True] * 2 + [False] * 3])
+    shared = model.make_cache(memory, mask, beams=3)
+    repeated = model.make_cache(mx.repeat(memory, 3, axis=0), mx.repeat(mask, 3, axis=0))
+    assert [len(shared.layers[0].cross_keys), shared.rows, repeated.rows] == [2, 6, 6]
+    moved = [2, 0, 0, 3, 5, 4]
+    for step in range(3):
+        tokens = mx.array([[(7 * i + 3 * step) % 20 + 4] * (1 + step % 2) for i in range(6)])
+        ours, theirs = model.decode(tokens, shared), model.decode(tokens, repeated)
+        assert mx.abs(ours - theirs).max().item() < 2e-5
+        shared.reorder(moved)
+        repeated.select(moved)
+    own = sum(each.nbytes for layer in shared.layers for each in (layer.keys, layer.values))
+    cross = [sum(each.nbytes for each in cache.arrays) for cache in (shared, repeated)]
+    assert cross[1] - own == 3 * (cross[0] - own)  # so the same for each beam, and no memory of its own
+
+
+def test_memory_of_a_slot_knows_beams() -> None:
+    one, four, eight = (slot_bytes(MODEL, 32, 60, beams) for beams in (1, 4, 8))
+    logits = 4 * MODEL.config.vocab_size * 4
+    own = 2 * 2 * 64 * 8 * 4  # keys and values of two layers, 64 positions of two heads of four floats
+    assert eight - four == 4 * (own + logits) and four < 4 * one
+
+
+def test_the_best_continuations_are_those_of_a_sort() -> None:
+    logprobs = mx.random.normal((3, 4, 70), key=mx.random.key(0))
+    scores = mx.random.normal((3, 4), key=mx.random.key(1))
+    found, numbers = best_continuations(logprobs, scores, 9)
+    flat = np.array(logprobs + scores[..., None]).reshape(3, -1)
+    assert np.array_equal(np.array(found), np.sort(flat, axis=1)[:, ::-1][:, :9])
+    assert np.array_equal(np.array(found), np.take_along_axis(flat, np.array(numbers), axis=1))
+    assert best_continuations(logprobs[:, :1, :3], scores[:, :1], 9)[0].shape == (3, 3)
+
+
+def test_a_beam_keeps_its_place_where_it_goes_on() -> None:
+    """So that a cache moves as little as can be; a second continuation takes a place that is free."""
+    search = BeamSearch(3, 1.0, False, 9, {EOS}, [0])
+    assert search.step([Continuation(-1.0, 0, 5), Continuation(-2.0, 0, 6), Continuation(-3.0, 0, 7)]) == [0, 0, 0]
+    following = [Continuation(-3.5, 2, 8), Continuation(-4.0, 2, 9), Continuation(-4.5, 1, 9)]
+    assert search.step(following) == [2, 1, 2]
+    assert search.beams == [[0, 7, 9], [0, 6, 9], [0, 7, 8]] and search.scores == [-4.0, -4.5, -3.5]
+
+
+def test_sums_over_many_ids_are_as_good_as_float32() -> None:
+    logits = mx.random.normal((4, 8192), key=mx.random.key(2)) * 3
+    exact = np.log(np.exp(np.array(logits).astype(np.float64)).sum(-1))
+    assert np.abs(np.array(logsumexp(logits)) - exact).max() < 3e-6
+
+
+def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[int] = []
+    encode = type(MODEL).encode
+
+    def counting(self: EncoderDecoder, tokens: mx.array, *rest: Any) -> mx.array:
+        if self is MODEL:  # the draft encodes for itself
+            encoded.append(len(tokens))
+        return encode(self, tokens, *rest)
+
+    monkeypatch.setattr(type(MODEL), "encode", counting)
+    options: dict[str, Any] = {"temperature": 1.0, "acceptance": "coupled", "max_tokens": 8, "seed": 5}
+    few, many = (SESSION.generate(PROMPTS[0], num_return_sequences=n, **options) for n in (2, 20))
+    assert sum(encoded) == 2
+    assert [each.tokens for each in few.sequences] == [each.tokens for each in many.sequences[:2]]
+    assert len({tuple(each.tokens) for each in many.sequences}) > 10
+    one = SESSION.generate(PROMPTS[0], **options)
+    assert one.tokens == few.tokens == few.sequences[0].tokens and one.sequences == ()
+    third = SESSION.generate(PROMPTS[0], **options | {"seed": seed_of_sample(5, 3)})
+    assert third.tokens == many.sequences[3].tokens
+    assert many.stats.prompt_tokens == one.stats.prompt_tokens
+    assert many.stats.generated_tokens == sum(len(each.tokens) for each in many.sequences)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_return_sequences": 2}, "num_return_sequences 2 would be 2 times the same text; give num_beams >= 2"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences must be <= num_beams (2), not 3"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5 does not go with num_beams 2"),
+        ({"num_beams": 2, "drafter": "model"}, "drafter 'model' does not go with num_beams 2"),
+        ({"num_beams": 2, "num_draft": 3}, "num_draft 3 does not go with num_beams 2"),
+        ({"num_beams": 2, "stop": ["a"]}, "stop ('a',) does not go with num_beams 2"),
+        ({"num_beams": 2, "strict": True}, "strict True does not go with num_beams 2"),
+        ({"num_beams": 2, "logprobs": True}, "logprobs True does not go with num_beams 2"),
+        ({"length_penalty": 2.0}, "length_penalty has no effect with num_beams 1"),
+        ({"early_stopping": True}, "early_stopping has no effect with num_beams 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError) as error:
+        SESSION.generate(PROMPTS[0], **options)
+    assert str(error.value).startswith(named) and "\n" not in str(error.value)
+
+
+def test_a_stream_gives_the_best_at_its_end_and_no_more_than_one() -> None:
+    rounds: list[Any] = []
+    found = [*SESSION.stream(PROMPTS[2], num_beams=3, max_tokens=9, on_round=rounds.append)]
+    best = SESSION.generate(PROMPTS[2], num_beams=3, max_tokens=9)
+    assert [each.token for each in found] == best.tokens and found[-1].finish_reason == best.finish_reason
+    assert "".join(each.text for each in found) == best.text and best.score is not None
+    assert [len(each.tokens) for each in rounds] == [0] * (len(rounds) - 1) + [len(best.tokens)]
+    assert best.stats.target_calls == len(rounds) and best.stats.drafted_tokens == 0
+    with pytest.raises(InputError, match="^num_return_sequences 2: a stream is of one output; use generate or batch$"):
+        SESSION.stream(PROMPTS[0], num_beams=3, num_return_sequences=2)
+
+
+def test_a_prefix_stands_in_front_of_every_beam_and_counts_for_nothing() -> None:
+    """With the greedy output's first two tokens forced, three beams find nothing worse than greedy decoding."""
+    greedy = SESSION.generate(PROMPTS[0], drafter="none", max_tokens=8)
+    prefix = greedy.tokens[:2]
+    found = SESSION.generate(PROMPTS[0], num_beams=3, num_return_sequences=3, prefix=prefix, max_tokens=6)
+    assert all(len(each.tokens) <= 6 for each in found.sequences)
+    for each in found.sequences:
+        logprob = SESSION.score(PROMPTS[0], [*prefix, *each.tokens]).logprob - SESSION.score(PROMPTS[0], prefix).logprob
+        assert each.score == pytest.approx(logprob / len(each.tokens), abs=1e-5)
+
+
+def test_scores_that_are_not_finite_end_that_prompt_alone() -> None:
+    """A damaged embedding that only one prompt reads; no output has it."""
+    model, options = tiny_model(), {"num_beams": 2, "max_tokens": 5, "slots": 2}
+    model.generation_config = GenerationConfig(suppress_tokens=(22,))
+    prompts = [PROMPTS[0], "22 4 1", *PROMPTS[1:4]]
+    right = {each.index: each for each in Session(model, Numbers()).batch(prompts, **options)}
+    table = np.array(model.embedding.weight)  # type: ignore[attr-defined]
+    table[22] = np.nan
+    model.update({"embedding": {"weight": mx.array(table)}})
+    found = {each.index: each for each in Session(model, Numbers()).batch(prompts, **options)}
+    assert found.pop(1).error is not None and right.pop(1).error is None
+    for index, each in found.items():
+        assert each.result is not None and each.result.tokens == right[index].result.tokens  # type: ignore[union-attr]
+
+
+def test_a_model_says_how_its_beams_are_compared() -> None:
+    """What is given counts more."""
+    session, _ = of_family("bart")
+    settled = session.model.generation_config.settled(GenerationOptions(num_beams=4), 1)
+    assert (settled.length_penalty, settled.early_stopping) == (2.0, True)
+    own = GenerationOptions(num_beams=4, length_penalty=0.5, early_stopping="never")
+    assert session.model.generation_config.settled(own, 1).length_penalty == 0.5
+
+
+def test_the_command_line_prints_each_and_says_what_does_not_go_together(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompt = ["--prompt", "grammar: It were a cod business.", "-m", "12", "--num-beams", "3"]
+    assert main(["--num-return-sequences", "2", "--early-stopping", "never", "--length-penalty", "0.6", *prompt]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2 and "3 beams, for which nothing is drafted" in err and "scores -" in err
+    assert main(prompt) == 0
+    assert capsys.readouterr().out == out.splitlines(keepends=True)[0]
+    for more, said in (
+        (
+            ["--draft-model", "t5-web-docs-draft"],
+            "--draft-model t5-web-docs-draft: nothing is drafted for --num-beams 3",
+        ),
+        (["--drafter", "auto"], "--drafter 'auto' does not go with --num-beams 3"),
+        (
+            ["--num-return-sequences", "2", "--show-draft"],
+            "--show-draft is of one output, not of --num-return-sequences 2",
+        ),
+        (["--interactive", "--num-return-sequences", "2"], "--num-return-sequences does not go with --interactive"),
+    ):
+        given = [*prompt, *more] if "--interactive" not in more else more
+        assert main(given) == 2
+        assert said in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+
+
+def test_a_record_has_all_sequences_with_their_scores() -> None:
+    prompt = {"prompt": PROMPTS[0]}
+    (found,) = SESSION.batch([prompt], num_beams=3, num_return_sequences=2, max_tokens=5)
+    assert found.result is not None
+    line = json.loads(record(Row(Line(1, b"", b"", 0), prompt), found.result, None))
+    assert [each["score"] for each in line["sequences"]] == [each.score for each in found.result.sequences]
+    assert line["text"] == line["sequences"][0]["text"] and line["score"] == line["sequences"][0]["score"]

@@ -1,0 +1,210 @@
+"""A target whose logits are not finite ends that request with a line; what is hidden by a mask never decides.
+
+The embedding of one token is not finite, so is all that the model makes of it: a source that contains it, an output
+behind it, a draft that proposes it, the padding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from speculative_decoding import InputError, Session, batch_generate, generate, score, stream_generate
+from speculative_decoding.drafters import NgramDrafter, Row, SeparateDrafters
+from speculative_decoding.drafters.base import Verified
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from tests.support.tiny import VOCAB, Scripted, noisy_copy, tiny_model, tiny_model_like
+from tests.support.together import Letters
+
+MODEL = tiny_model(pad_token_id=22)
+DRAFT = noisy_copy(MODEL)
+BAD = 11  # a token that the texts below do without
+MESSAGE = "the target's scores for token {} of the output are not finite"
+RULES: dict[str, Mapping[str, Any]] = {
+    "greedy": {},
+    "penalty": {"repetition_penalty": 1.3},
+    "rejection": {"temperature": 1.0},
+    "block": {"temperature": 1.0, "acceptance": "block"},
+    "coupled": {"temperature": 1.0, "acceptance": "coupled", "logprobs": True},
+}
+DRAFTS: dict[str, Mapping[str, Any]] = {
+    "none": {"drafter": "none"},
+    "model": {"drafter": "model", "num_draft": 4},
+    "ngram": {"drafter": "ngram", "num_draft": 4, "ngram": NgramDrafter(min_chance=0.0)},
+    "auto": {},
+}
+
+
+def changed(place: str, values: Mapping[int, float]) -> EncoderDecoder:
+    """The model with such a row in a table, for each of these tokens."""
+    model = tiny_model_like(MODEL)
+    model.update(MODEL.parameters())
+    table = {"embedding": model.embedding, "head": model.head}[place]
+    weight = mx.array(table.weight)
+    for token, value in values.items():
+        weight[token] = value
+    table.weight = weight
+    return model
+
+
+def alone(prompt: str = "abc", **options: Any) -> list[int]:
+    return generate(MODEL, Letters(), prompt, drafter="none", **options).tokens
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("value", [mx.nan, mx.inf], ids=str)
+def test_logits_that_are_not_finite_are_one_line(value: float, draft: str, rule: str) -> None:
+    broken = changed("head", {5: value})
+    with pytest.raises(InputError) as error:
+        generate(broken, Letters(), "abc", draft_model=DRAFT, max_tokens=9, **DRAFTS[draft], **RULES[rule])
+    assert str(error.value).startswith(MESSAGE.format(1)) and "\n" not in str(error.value)
+
+
+def test_no_finite_score_at_all_is_said_and_one_is_enough() -> None:
+    class Masked:
+        """Leaves so many scores."""
+
+        def __init__(self, left: int) -> None:
+            self.left = left
+
+        def __call__(self, states: mx.array) -> mx.array:
+            logits = MODEL.logits(states)
+            return mx.where(mx.arange(VOCAB) < self.left, logits, -mx.inf)
+
+    for left in (0, 1, 5):
+        model = changed("head", {})
+        object.__setattr__(model, "logits", Masked(left))
+        if left:
+            assert set(generate(model, Letters(), "abc", max_tokens=5).tokens) <= set(range(left))
+            continue
+        with pytest.raises(InputError, match=MESSAGE.format(1)):
+            generate(model, Letters(), "abc", max_tokens=5)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_text_goes_as_far_as_its_scores_are_finite(draft: str) -> None:
+    regular = alone(max_tokens=12)
+    at = 2
+    assert regular[at] not in [*regular[:at], *Letters().encode("abc")]
+    broken = changed("embedding", {regular[at]: mx.nan})
+    tokens = []
+    with pytest.raises(InputError, match=MESSAGE.format(at + 2)):
+        for response in stream_generate(broken, Letters(), "abc", draft_model=DRAFT, max_tokens=12, **DRAFTS[draft]):
+            tokens.append(response.token)
+    assert tokens == regular[: at + 1]
+
+
+@pytest.mark.parametrize("rule", ["greedy", "penalty", "coupled"])
+@pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf], ids=str)
+def test_a_draft_that_is_rejected_leaves_nothing_behind(value: float, rule: str) -> None:
+    """Its keys and values stay in the cache, hidden by a mask, until other tokens are written over them."""
+    regular = alone(max_tokens=20, **RULES[rule])
+    broken = changed("embedding", {BAD: value})
+    assert BAD not in regular
+    for choose in (lambda i, token: BAD, lambda i, token: BAD if i % 3 == 2 else token):
+        found = generate(
+            broken, Letters(), "abc", drafter=Scripted(regular, choose), num_draft=5, max_tokens=20, **RULES[rule]
+        )
+        assert found.tokens == regular and found.stats.drafted_tokens > 20
+
+
+def test_a_drafter_is_shown_states_of_what_they_decided() -> None:
+    """Not those of a pass whose logits were not finite, of which nothing was taken, nor hidden ones of another pass."""
+    regular, shown = alone(max_tokens=20), Counter[bool]()
+
+    class Watching(SeparateDrafters[Scripted]):
+        def share(self, cache: DecoderCache) -> None:
+            self.cache, cache.kept_layers = cache, (0,)
+
+        def observe(self, rows: Sequence[Row], verified: Verified) -> None:
+            assert {row.slot for row in rows} == verified.counts.keys()
+            assert self.cache.hidden[0].shape == verified.states.shape
+            for slot, count in verified.counts.items():
+                shown[bool(mx.isfinite(verified.states[slot, :count]).all())] += 1
+
+    drafter = Watching(lambda: Scripted(regular, lambda i, token: BAD if i == 9 else token))
+    broken = changed("embedding", {BAD: mx.nan})
+    found = generate(broken, Letters(), "abc", drafter=drafter, num_draft=3, max_tokens=20)
+    assert found.tokens == regular and shown[False] == 0 < shown[True] < found.stats.target_calls
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+@pytest.mark.parametrize("draft", ["none", "model"])
+def test_only_that_row_of_a_batch_ends(draft: str, slots: int) -> None:
+    """Not the rows beside it, and not those that take its slot."""
+    bad = Letters().decode([3, BAD, 4])
+    prompts = ["abc", 12 * bad, "hgfedcba", "b", bad, "cabbage", "ee"]
+    broken = changed("embedding", {BAD: mx.nan})
+    options = DRAFTS[draft] | {"draft_model": DRAFT, "max_tokens": 8}
+    for found in batch_generate(broken, Letters(), prompts, slots=slots, **options):
+        if BAD in Letters().encode(prompts[found.index]):
+            assert found.result is None and (found.error or "").startswith(MESSAGE.format(1))
+        else:
+            assert found.result is not None and found.result.tokens == alone(prompts[found.index], max_tokens=8)
+
+
+@pytest.mark.parametrize("draft", ["none", "model"])
+def test_padding_is_never_seen(draft: str) -> None:
+    """That of shorter sources beside longer ones, and that of passes that are wider than a row's draft."""
+    prompts = ["abc", "hgfedcba", "b", "cabbage", "ee"]
+    broken = changed("embedding", {22: mx.nan})
+    options = DRAFTS[draft] | {"draft_model": DRAFT, "max_tokens": 8}
+    for found in batch_generate(broken, Letters(), prompts, slots=3, **options):
+        assert found.result is not None, found.error
+        assert found.result.tokens == alone(prompts[found.index], max_tokens=8)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_not_finite_in_a_draft_changes_nothing(rule: str) -> None:
+    broken = noisy_copy(MODEL)
+    broken.head.weight = mx.full(broken.head.weight.shape, mx.nan)
+    own = {"draft_model": broken, "drafter": "model", "num_draft": 4, "max_tokens": 12}
+    found = generate(MODEL, Letters(), "abc", **own, **RULES[rule]).tokens
+    assert len(found) == 12 if rule in ("rejection", "block") else found == alone(max_tokens=12, **RULES[rule])
+
+
+def test_a_score_that_is_none_is_said() -> None:
+    with pytest.raises(InputError, match="not finite"):
+        score(changed("head", {5: mx.nan}), Letters(), "abc", "ab")
+
+
+def test_huge_weights_give_the_same_text_or_the_same_error_with_any_draft() -> None:
+    """Wherever they stand; some overflow for some tokens only."""
+    dice, seen = random.Random(0), Counter[str]()
+    parameters: list[tuple[str, mx.array]] = tree_flatten(MODEL.parameters())
+
+    def outcome(model: EncoderDecoder, **options: Any) -> list[int] | str:
+        try:
+            return generate(model, Letters(), "abc", max_tokens=8, **options).tokens
+        except InputError as error:
+            return str(error)
+
+    for _ in range(30):
+        name, weight = dice.choice(parameters)
+        large = mx.array(weight)
+        for _ in range(dice.choice([1, 5])):
+            large[tuple(dice.randrange(size) for size in weight.shape)] = dice.choice([3e38, -3e38, 1e38, 1e30])
+        model = changed("head", {})
+        model.load_weights([(name, large)], strict=False)
+        expected = outcome(model, **DRAFTS["none"])
+        seen[type(expected).__name__] += 1
+        for draft in ("model", "ngram"):
+            assert outcome(model, draft_model=DRAFT, **DRAFTS[draft]) == expected, name
+    assert min(seen["list"], seen["str"]) > 3, seen
+
+
+def test_a_session_goes_on_behind_an_error() -> None:
+    broken, bad = changed("embedding", {BAD: mx.nan}), Letters().decode([3, BAD, 4])
+    session = Session(broken, Letters(), DRAFT)
+    for _ in range(2):
+        with pytest.raises(InputError, match=MESSAGE.format(1)):
+            session.generate(bad)
+        assert session.generate("abc", max_tokens=8).tokens == alone(max_tokens=8)

@@ -1,0 +1,124 @@
+"""A round is short to read, waits once, and costs as many operations of the device for one row as for many."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding.decoding import judge, loop
+from speculative_decoding.draft_length import choose_length
+from speculative_decoding.drafters import (
+    AutoDrafter,
+    BatchDrafter,
+    BatchModelDrafter,
+    Draft,
+    NgramDrafter,
+    SeparateDrafters,
+)
+from speculative_decoding.engine import Engine
+from tests.support.operations import counted, operations
+from tests.support.tiny import VOCAB, head_drafter, model_drafter, noisy_copy, tiny_model
+from tests.support.together import Letters, options_of
+
+LINES = 30
+TARGET = tiny_model(eos_token_id=[])  # never ends
+DRAFT = noisy_copy(TARGET)
+COPIES = NgramDrafter(min_chance=0.0)
+BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
+    "model": lambda: model_drafter(TARGET, DRAFT),
+    "head": lambda: head_drafter(TARGET, range(12)),
+    "ngram": lambda: SeparateDrafters(COPIES.fresh, VOCAB),
+    "auto": lambda: AutoDrafter(COPIES, model_drafter(TARGET, DRAFT), VOCAB),
+}
+
+
+def running(drafter: str, rows: int, **options: Any) -> Engine:
+    """An engine some rounds after its rows began, at different places of their outputs."""
+    engine = Engine(TARGET, Letters(), BY_NAME[drafter](), slots=rows)
+    for number in range(rows):
+        chosen = options_of(max_tokens=100, **options)
+        engine.submit("abcdefgh"[number % 8 :] + "ab", chosen, choose_length(chosen.num_draft))
+    for _ in range(3):
+        engine.step()
+    return engine
+
+
+def test_the_round_is_short() -> None:
+    assert len(inspect.getsource(loop.speculate).splitlines()) <= LINES
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("drafter", BY_NAME)
+def test_a_round_waits_once(drafter: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else that is read from the device has been evaluated by then; `timed` adds the wait for the draft."""
+    waits: list[str] = []
+    evaluate = mx.eval
+    monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append("eval"), evaluate(*arrays))[1])
+    for timed in (False, True):
+        engine = running(drafter, rows, timed=timed)
+        waits.clear()
+        for _ in range(3):
+            assert len(engine.step()) == rows
+        assert len(waits) == 3 * (1 + timed)
+
+
+def test_what_is_read_after_the_wait_has_been_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tolist` on a lazy array would be a second wait that nobody counts."""
+    left: list[Counter[str]] = []
+    as_lists, token_rows = judge.as_lists, loop.token_rows
+
+    def watched(read: Callable[[mx.array], Any]) -> Callable[[mx.array], Any]:
+        def reading(array: mx.array) -> Any:
+            if array is not None:
+                left.append(operations(array))
+            return read(array)
+
+        return reading
+
+    monkeypatch.setattr(judge, "as_lists", watched(as_lists))
+    monkeypatch.setattr(loop, "token_rows", watched(token_rows))
+    for drafter in BY_NAME:
+        running(drafter, 3, logprobs=True)
+    assert len(left) > 30 and not any(left)
+
+
+def operations_of_rounds(drafter: str, rows: int, **options: Any) -> list[Counter[str]]:
+    engine = running(drafter, rows, num_draft=3, **options)
+    found = []
+    for _ in range(4):
+        with counted() as seen:
+            assert len(engine.step()) == rows
+        found.append(seen)
+    return found
+
+
+RAGGED = {"Arange", "Less", "AsType", "Multiply"}  # what stands behind the end of a shorter draft does not count
+
+
+@pytest.mark.parametrize("drafter", ["model", "head", "ngram"])
+def test_a_greedy_round_takes_as_many_operations_for_one_row_as_for_many(drafter: str) -> None:
+    """Drafting, verifying and judging. Copies of different lengths take the four of `RAGGED` more, however many."""
+    one, eight, many = (operations_of_rounds(drafter, rows) for rows in (1, 8, 32))
+    most = max(one, key=Counter.total)
+    for found in (*eight, *many):
+        more = RAGGED if drafter == "ngram" and "Less" in found else ()
+        assert found.total() == most.total() + len(more), (found - most, most - found)
+    if drafter == "model":
+        assert len({found.total() for found in one}) == 1
+
+
+def test_an_operation_for_each_row_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = BatchModelDrafter.propose
+
+    def row_by_row(self: BatchModelDrafter, *arguments: Any) -> Draft:
+        draft = propose(self, *arguments)
+        return Draft(mx.stack([draft.tokens[row] + 0 for row in range(draft.rows)]), None, draft.lengths)
+
+    monkeypatch.setattr(BatchModelDrafter, "propose", row_by_row)
+    with pytest.raises(AssertionError, match="Add"):
+        test_a_greedy_round_takes_as_many_operations_for_one_row_as_for_many("model")

@@ -1,0 +1,429 @@
+"""Calibration: which widths have the same bits, what is stored and read again, and the guard. No clock decides here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding import InputError, Session
+from speculative_decoding.draft_length import calibration as module
+from speculative_decoding.draft_length import probe as probe_module
+from speculative_decoding.draft_length.calibration import (
+    COMPARED,
+    VARIABLE,
+    Calibration,
+    Store,
+    bucket,
+    exact_class,
+    key_of,
+)
+from speculative_decoding.draft_length.exactness import price_of
+from speculative_decoding.draft_length.passes import Guard, PassWidths
+from speculative_decoding.draft_length.probe import Bits, Probe
+from speculative_decoding.drafters import BatchHeadDrafter
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from tests.parity.test_scoring import Numbers
+from tests.support.paths import ROOT
+from tests.support.tiny import head_drafter, model_drafter, noisy_copy, tiny_model
+
+KEY = {"target": "a target", "mlx": "1.2.3"}
+
+
+def metal(width: int) -> int:
+    """The classes that published kernels have in 16 bits on M3 and later: gemv, two kinds of gemv_wide, GEMM."""
+    return sum(width >= least for least in (2, 6, 16))
+
+
+class FakeProbe(Probe):
+    """A device by formulas, which counts what it is asked for. kind_of: bits are alike where it is. batches: whether
+    rows of a batch have the bits of rows alone.
+    """
+
+    def __init__(self, kind_of: Callable[[int], int] = metal, *, batches: bool = True, slope: float = 0.02) -> None:
+        self.kind_of, self.batches, self.slope = kind_of, batches, slope
+        self.timed: list[tuple[int, int]] = []
+        self.compared: list[tuple[int, int]] = []
+        self.speed = 1.0
+
+    def pass_seconds(self, rows: int, width: int) -> float:
+        self.timed.append((rows, width))
+        return self.speed * 0.001 * (1.0 + self.slope * rows * width + 0.2 * self.kind_of(width))
+
+    def forget(self) -> None:
+        pass
+
+    def draft_seconds(self, rows: int) -> tuple[float, float, float]:
+        self.timed.append((rows, 0))
+        return 0.0001, 0.00005, 0.0
+
+    def bits(self, width: int) -> list[Bits]:
+        self.compared.append((1, width))
+        return [[bytes([self.kind_of(width)])]]
+
+    def capacity_matters(self, width: int) -> bool:
+        return False
+
+    def single_bits(self, row: int, width: int) -> Bits:
+        return [bytes([row, self.kind_of(width)])]
+
+    def batch_bits(self, rows: int, width: int) -> list[Bits]:
+        self.compared.append((rows, width))
+        return [[bytes([row, self.kind_of(width) if self.batches else 99])] for row in range(2)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of calibrations; nothing is given by the environment."""
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    module.store_of.cache_clear()
+    yield tmp_path / "cache/speculative-decoding/calibration"
+    module.store_of.cache_clear()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
+
+
+def of(probe: Probe, draft: str = "") -> Calibration:
+    return Calibration(probe, Store(KEY), draft)
+
+
+def test_of_published_kernels_the_class_with_most_widths_is_chosen(folder: Path) -> None:
+    calibration = of(FakeProbe())
+    assert calibration.exact_widths == [6, 8, 10, 12, 15]
+    assert {*calibration.exact_costs(1).passes} <= {*range(6, 16)} and calibration.exact_costs(1).passes
+    assert min(calibration.costs(1).passes) == 1
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ([[1, 2, 3, 4], [5, 6], [16, 24, 32]], [1, 2, 3, 4]),
+        ([[1], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]),
+        ([[1], [2, 3], [4, 5], [24, 32, 16]], [2, 3]),  # of equals, the narrowest
+        ([[width] for width in COMPARED], [1]),
+    ],
+)
+def test_the_class_follows_from_the_classes_alone(classes: list[list[int]], expected: list[int]) -> None:
+    assert exact_class(classes) == expected == exact_class(classes[::-1])
+
+
+@pytest.mark.parametrize("speed", [1.0, 50.0])
+@pytest.mark.parametrize("draft", ["", "a head"])
+def test_neither_a_timing_nor_a_draft_changes_the_class(folder: Path, speed: float, draft: str) -> None:
+    probe = FakeProbe(slope=0.02 * speed)
+    assert of(probe, draft).exact_widths == of(FakeProbe()).exact_widths
+
+
+def test_what_was_measured_is_stored_and_read_again(folder: Path) -> None:
+    first, probe = of(FakeProbe(), "a head"), FakeProbe()
+    costs = [(first.costs(rows), first.exact_costs(rows), first.batches_match(rows)) for rows in (1, 4)]
+    second = of(probe, "a head")
+    assert [(second.costs(rows), second.exact_costs(rows), second.batches_match(rows)) for rows in (1, 4)] == costs
+    assert probe.timed == probe.compared == []
+    (path,) = folder.glob("*.json")
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    another = FakeProbe()
+    assert of(another).costs(1).passes == costs[0][0].passes  # without a draft: the target's passes serve again
+    assert another.timed == another.compared == []
+    assert json.loads(path.read_text())["key"] == KEY
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "null", '{"format": 2}', '{"format": 1}', '{"format": 1, "passes": {"1": {"1": -1}}}',
+        '{"format": 1, "passes": {"1": {"1": "NaN"}}, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
+        '{"format": 1, "passes": 3, "drafts": {}, "same_bits": {}, "fixed_capacity": false}',
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: str) -> None:
+    of(FakeProbe()).costs(1)
+    (path,) = folder.glob("*.json")
+    whole = path.read_text()
+    path.write_text(content)
+    assert of(FakeProbe()).costs(1).passes and path.read_text() == whole
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
+def test_a_file_that_is_cut_is_ignored(folder: Path, share: float) -> None:
+    of(FakeProbe()).costs(1)
+    (path,) = folder.glob("*.json")
+    whole = path.read_text()
+    path.write_text(whole[: int(share * len(whole))])
+    assert of(FakeProbe()).costs(1).passes and path.read_text() == whole
+
+
+def test_where_nothing_can_be_stored_it_is_kept_in_memory(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "cache").write_text("a file, where the folder should be")
+    probe = FakeProbe()
+    calibration = of(probe, "a head")
+    assert calibration.costs(1) is calibration.costs(1) and probe.timed.count((1, 0)) == 1
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    of(FakeProbe()).costs(1)
+    assert not any(folder.iterdir())
+
+
+def test_to_forget_is_to_measure_again(folder: Path) -> None:
+    probe = FakeProbe()
+    calibration = of(probe)
+    before = calibration.costs(1)
+    probe.speed = 2.0
+    calibration.forget()
+    after = calibration.costs(1)
+    assert after.baseline == pytest.approx(2 * before.baseline)
+    assert of(FakeProbe()).costs(1) == after  # it replaced the stored one
+
+
+def test_few_passes_are_timed_and_larger_batches_when_they_are_needed(folder: Path) -> None:
+    probe = FakeProbe(lambda width: 0)
+    calibration = of(probe)
+    calibration.costs(1)
+    assert 2 <= len({*probe.timed}) <= 10 and {rows for rows, _ in probe.timed} == {1}
+    for rows in (3, 4):
+        calibration.costs(rows)
+    assert {rows for rows, _ in probe.timed} == {1, 4} and bucket(3) == 4
+    assert all(rows * width <= 256 for rows, width in probe.timed)
+
+
+def test_a_slower_device_scales_all_costs_and_nothing_is_stored(folder: Path) -> None:
+    probe = FakeProbe()
+    calibration = of(probe, "a head")
+    before = calibration.costs(1)
+    probe.speed = 2.0
+    widest = max(before.passes)
+    calibration.measure_again(1, (1, widest))
+    after = calibration.costs(1)
+    assert {width: seconds / before.passes[width] for width, seconds in after.passes.items()} == pytest.approx(
+        dict.fromkeys(before.passes, 2.0)
+    )
+    assert after.step == pytest.approx(2 * before.step)
+    assert of(FakeProbe(), "a head").costs(1) == before
+
+
+def test_a_width_that_was_not_measured_is_measured_again_as_the_next_wider_one(folder: Path) -> None:
+    probe = FakeProbe(lambda width: 0, slope=0.0)  # flat: few widths stay
+    calibration = of(probe)
+    probe.speed = 3.0
+    assert 3 not in calibration.costs(1).passes
+    calibration.measure_again(1, (1, 3))
+    assert calibration.costs(1).baseline == pytest.approx(0.003)
+
+
+def test_a_given_file_is_used_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"format": 1, "passes": {"1": {"1": 0.5, "4": 1.0}}, "drafts": {}, "same_bits": {}, "fixed_capacity": False}
+    path = tmp_path / "curve.json"
+    path.write_text(json.dumps(given))
+    monkeypatch.setenv(VARIABLE, str(path))
+    probe = FakeProbe()
+    calibration = of(probe, "a head")
+    for rows in (1, 8):
+        assert calibration.costs(rows).passes == {1: 0.5, 4: 1.0} == calibration.exact_costs(rows).passes
+    calibration.measure_again(1, (1, 4))
+    calibration.forget()
+    assert calibration.costs(1).baseline == 0.5 and probe.timed == probe.compared == []
+    path.write_text("{}")
+    with pytest.raises(InputError, match=f"{VARIABLE}: .*curve.json is not a calibration file"):
+        Store(KEY)
+
+
+def test_the_key_tells_targets_and_libraries_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = key_of(tiny_model())
+    assert key == key_of(tiny_model(seed=8))  # values change neither speed nor kernels
+    half = tiny_model()
+    half.set_dtype(mx.bfloat16)
+    others = [key_of(half), key_of(tiny_model(d_ff=64)), key_of(tiny_model(num_layers=3))]
+    monkeypatch.setattr(module.blas, "_chosen", "another")
+    others.append(key_of(tiny_model()))
+    assert len({key, *others}) == 5
+
+
+# Prices: what exactness costs, and when it is the default.
+
+
+def test_what_costs_nothing_is_the_default_and_what_costs_more_is_not(folder: Path) -> None:
+    alike, unlike = of(FakeProbe(lambda width: 0)), Calibration(FakeProbe(), Store(KEY | {"mlx": "2"}))
+    for num_draft in (0, 5, None):
+        assert price_of(alike, num_draft, 1, ()).is_worth_it
+    plain = price_of(unlike, 0, 1, ())
+    assert plain.is_possible and not plain.is_worth_it
+    assert plain.share == pytest.approx(1 - unlike.costs(1).baseline / unlike.exact_costs(1).baseline)
+    assert price_of(unlike, None, 1, ()).share < plain.share  # drafts fill the wider passes
+    assert not price_of(unlike, 15, 1, ()).is_possible  # no pass of the class has room for 16 positions
+    assert price_of(alike, 40, 1, ()).is_worth_it  # a width that was not compared yet
+
+
+def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:
+    calibration = of(FakeProbe(lambda width: 0, batches=False))
+    assert price_of(calibration, None, 1, ()).is_possible
+    assert not price_of(calibration, None, 8, ()).is_possible and not calibration.batches_match(8)
+
+
+# On this device.
+
+
+def brute_force(model: EncoderDecoder, source: Sequence[int], widths: Sequence[int]) -> dict[int, list[np.ndarray]]:
+    """The logits of 48 positions, decoded in passes of each width."""
+    tokens, found = [(7 * i + 3) % 20 + 2 for i in range(48)], {}
+    for width in widths:
+        cache = model.make_cache(model.encode(mx.array([list(source)])))
+        parts = [model.decode(mx.array([tokens[i : i + width]]), cache) for i in range(0, 48, width)]
+        found[width] = list(np.array(mx.concatenate(parts, axis=1)[0].astype(mx.float32)))
+    return found
+
+
+def compare_with_brute_force(dtype: mx.Dtype) -> None:
+    model = tiny_model(seed=3, position_scale=1.0, d_model=96, d_kv=24, d_ff=320, num_heads=4)
+    model.set_dtype(dtype)
+    calibration = Calibration(Probe(model), Store({"dtype": str(dtype)}))
+    logits = brute_force(model, [5, 9, 3, 7, 1], COMPARED)
+    reference = logits[calibration.exact_widths[0]]
+    same = [width for width in COMPARED if all(map(np.array_equal, logits[width], reference))]
+    assert calibration.exact_widths == same, dtype
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+def test_the_class_is_that_of_a_brute_force_comparison(folder: Path, dtype: mx.Dtype) -> None:
+    compare_with_brute_force(dtype)
+
+
+def test_with_mlx_own_blas_too(folder: Path) -> None:
+    program = f"import {__name__} as t, mlx.core as mx; t.compare_with_brute_force(mx.float32)"
+    environment = os.environ | {"SPECULATIVE_DECODING_BLAS": "none"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"import tests, os; del os.environ['{VARIABLE}']; {program}"],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_widths_that_differ_in_their_last_bits_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published classes, planted in a real model."""
+    states = EncoderDecoder.states
+
+    def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        return states(self, tokens, cache) * (1.0 + 2e-7 * metal(tokens.shape[1]))
+
+    monkeypatch.setattr(EncoderDecoder, "states", planted)
+    assert of(Probe(tiny_model())).exact_widths == [6, 8, 10, 12, 15]
+
+
+@pytest.mark.parametrize("what", ["rows", "source", "capacity"])
+def test_bits_that_depend_on_a_batch_or_a_capacity_are_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    states = EncoderDecoder.states
+
+    def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        is_other = {"rows": cache.rows > 1, "source": cache.source_capacity > 32, "capacity": cache.capacity > 32}
+        return states(self, tokens, cache) * (1.0 + 1e-6 * is_other[what])
+
+    calibration = of(Probe(tiny_model()))
+    assert calibration.batches_match(4) and not calibration.fixed_capacity
+    monkeypatch.setattr(EncoderDecoder, "states", planted)
+    calibration = Calibration(Probe(tiny_model()), Store(KEY | {"planted": what}))
+    assert calibration.fixed_capacity == (what == "capacity")
+    assert calibration.batches_match(4) == (what == "capacity")
+
+
+def test_a_real_probe_sees_that_a_device_became_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that each look at it moves."""
+    now, step = [0.0], [1e-3]
+
+    def clock() -> float:
+        now[0] += step[0]
+        return now[0]
+
+    monkeypatch.setattr(probe_module, "time", SimpleNamespace(perf_counter=clock))
+    probe = Probe(tiny_model())
+    assert probe.pass_seconds(1, 2) == pytest.approx(1e-3)
+    step[0] = 2e-3
+    assert probe.pass_seconds(1, 2) == pytest.approx(1e-3)  # the fastest so far
+    probe.forget()
+    assert probe.pass_seconds(1, 2) == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_real_probe_measures_a_draft(kind: str, rows: int) -> None:
+    target = tiny_model()
+    make: Any = {"head": lambda: head_drafter(target), "model": lambda: model_drafter(target, noisy_copy(target))}[kind]
+    step, start, source = Probe(target, make).draft_seconds(rows)
+    assert min(step, start, source) >= 0 and step + start > 0
+    assert isinstance(make(), BatchHeadDrafter) == (kind == "head")
+
+
+def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probes: list[FakeProbe] = []
+
+    def probe(model: EncoderDecoder, make: Any = None) -> FakeProbe:
+        probes.append(FakeProbe())
+        return probes[-1]
+
+    monkeypatch.setattr("speculative_decoding.session.Probe", probe)
+    target = tiny_model()
+    session = Session(target, Numbers(), noisy_copy(target))
+    for _ in range(2):
+        session.generate("5 9 3", max_tokens=4)
+    assert len(probes) == 1 and probes[0].timed
+    note = session.exactness_note(session.options_with({"drafter": "none"}))
+    assert note and "strict prevents that and costs" in note and "%" in note
+    assert session.exactness_note(session.options_with({"strict": True})) is None
+    assert session.exactness_note(session.options_with({"strict": False})) is None
+    assert session.exactness_note(session.options_with({"temperature": 1.0})) is None  # samples differ anyway
+    with pytest.raises(InputError, match="num_draft 20: on this device passes with the same bits have room for 14"):
+        session.generate("5 9 3", num_draft=20, strict=True)
+    for schedule in ("heuristic", "auto", 14):  # drafts are cut to what exact passes have room for
+        session.generate("5 9 3", num_draft=schedule, strict=True, max_tokens=30)
+    timed = len(probes[0].timed)
+    session.calibrate(again=True)
+    assert len(probes[0].timed) > timed
+
+
+# The guard.
+
+
+def rounds_until(guard: Guard, ratio: float, most: int = 500) -> int | None:
+    return next((i for i in range(most) if guard.observe(1.0, ratio)), None)
+
+
+@pytest.mark.parametrize("ratio", [0.85, 1.0, 1.2])
+def test_the_guard_lets_small_differences_pass(ratio: float) -> None:
+    assert rounds_until(Guard(), ratio) is None
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.75, 1.3, 2.0])
+def test_the_guard_asks_once_and_again_after_another_change(ratio: float) -> None:
+    guard = Guard()
+    assert rounds_until(guard, ratio) == Guard.ROUNDS - 1
+    assert rounds_until(guard, ratio) is None  # measured again, and the rounds are as before: the host's share
+    assert rounds_until(guard, 1.5 * ratio) is not None
+
+
+def test_an_engine_measures_again_when_rounds_take_longer() -> None:
+    asked: list[tuple[int, Sequence[int]]] = []
+    fixed = Calibration(FakeProbe(), Store(KEY)).costs(1)
+    widths = PassWidths(lambda rows: fixed, measure_again=lambda rows, which: asked.append((rows, which)))
+    for _ in range(Guard.ROUNDS):
+        widths.observe(1, 0, 0, 1.0)  # without a draft
+        widths.observe(3, 3, 3, 1.0)  # costs of 4 rows
+        widths.observe(1, 3, 3, fixed.round_seconds(3, 3))
+    assert asked == []
+    for _ in range(Guard.ROUNDS):
+        widths.observe(1, 3, 3, 2 * fixed.round_seconds(3, 3))
+    assert asked == [(1, (1, fixed.width(4)))]

@@ -1,0 +1,156 @@
+"""When to copy and when to ask the draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import InputError
+from speculative_decoding.drafters import (
+    AutoDrafter,
+    Draft,
+    Drafter,
+    DraftModel,
+    NgramDrafter,
+    Row,
+    SeparateDrafters,
+    Wanted,
+    choose_drafter,
+)
+from speculative_decoding.drafters.base import COPY, MODEL, Verified
+from speculative_decoding.sampling import GenerationOptions
+from tests.support.tiny import VOCAB, noisy_copy, run, tiny_model, tokens_of
+
+SOURCE = [5, 9, 3, 7, 11, 13, 4, 8, 1]
+KNOWN, UNKNOWN = [0, 5, 9, 3, 7], [0, 20, 21, 22, 23]  # stands in the source, and does not
+
+
+class Twos(Drafter):
+    """A draft model as far as anyone can see: always proposes 2."""
+
+    def begin(self, input_tokens: Sequence[int]) -> None:
+        self.asked = 0
+
+    def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+        self.asked += 1
+        return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
+
+
+def row_of(tokens: list[int], slot: int = 0) -> Row:
+    return Row(GenerationOptions(), SOURCE, tokens, slot)
+
+
+def auto(model: Drafter, sure: float = 0.7) -> AutoDrafter:
+    drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(lambda: model), VOCAB, sure)
+    drafter.begin(row_of([0]))
+    return drafter
+
+
+def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
+    row = row_of(tokens)
+    kind = drafter.kind(row)
+    draft = drafter.propose([Wanted(row, count, kind)], 1)
+    return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
+
+
+def test_a_sure_copy_is_taken_and_the_model_is_not_asked() -> None:
+    model = Twos()
+    drafter = auto(model)
+    assert proposed(drafter, KNOWN) == (COPY, [11, 13, 4])
+    assert model.asked == 0
+
+
+def test_where_nothing_matches_the_model_proposes() -> None:
+    model = Twos()
+    drafter = auto(model)
+    assert proposed(drafter, UNKNOWN) == (MODEL, [2, 2, 2])
+    assert model.asked == 1
+
+
+def test_a_copy_that_is_not_sure_enough_is_left_to_the_model() -> None:
+    chance = NgramDrafter()
+    chance.begin(SOURCE)
+    sure = chance.match(KNOWN).chance
+    assert proposed(auto(Twos(), sure), KNOWN)[0] == COPY
+    assert proposed(auto(Twos(), sure + 0.01), KNOWN) == (MODEL, [2, 2, 2])
+
+
+def test_copies_that_proved_wrong_are_trusted_less() -> None:
+    """The same kind of match, again and again followed by something else, ends up with the model."""
+    drafter, kinds = auto(Twos()), []
+    for _ in range(40):
+        drafter.begin(row_of([0]))
+        kinds.append(proposed(drafter, KNOWN)[0])
+        drafter.kind(row_of([*KNOWN, 20]))  # so much for the copy
+    assert kinds[0] == COPY and kinds[-1] == MODEL
+
+
+def test_a_copy_must_be_nearly_as_likely_right_as_the_model_has_been() -> None:
+    """What the model's tokens were worth is known to later requests, and forgotten."""
+    ngram, model = NgramDrafter(), Twos()
+    drafter = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
+    drafter.begin(row_of([0]))
+    assert ngram.chances.chance("source", 1) == 0.5  # a match of one token
+    seen = []
+    for token in [2] * 20 + [3] * 20:  # at first the model is right
+        proposed(drafter, UNKNOWN)
+        drafter.observe([row_of([*UNKNOWN, token])], Verified(mx.zeros((1, 4, 1)), {0: 1}))
+        later = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
+        later.begin(row_of([0]))
+        seen.append(later.kind(row_of([0, 9])))
+    assert seen[0] == COPY and seen[19] == MODEL and seen[-1] == COPY
+
+
+def mixed(drafter: AutoDrafter) -> Draft:
+    """Three tokens wanted in slot 0, where the model proposes; nothing in 1; two in slot 2, a copy."""
+    rows = [row_of(UNKNOWN), row_of(KNOWN, 2)]
+    return drafter.propose([Wanted(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
+
+
+def test_a_mixed_batch_gets_its_drafts_in_its_slots() -> None:
+    drafter = auto(Twos())
+    drafter.begin(row_of([0], 2))
+    draft = mixed(drafter)
+    rows: list[list[int]] = draft.tokens.tolist()  # type: ignore[assignment]
+    assert [ids[: draft.length(slot)] for slot, ids in enumerate(rows)] == [[2, 2, 2], [], [11, 13]]
+    drafter.select([2, 0])  # the rows move
+    assert drafter.kind(row_of(KNOWN)) == COPY and drafter.kind(row_of(UNKNOWN, 1)) == MODEL
+
+
+def test_a_copy_beside_sampled_tokens_counts_as_certain() -> None:
+    class Sampled(Twos):
+        def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+            return Draft(super().propose(tokens, num_draft_tokens).tokens, mx.full((1, num_draft_tokens, VOCAB), 0.25))
+
+    drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(Sampled, VOCAB), VOCAB, 0.7)
+    for slot in (0, 2):
+        drafter.begin(row_of([0], slot))
+    draft = mixed(drafter)
+    assert draft.probs is not None and draft.probs.shape == (3, 3, VOCAB)
+    assert (draft.probs[0] == 0.25).all()
+    assert mx.argmax(draft.probs[2], axis=-1).tolist()[:2] == [11, 13] and draft.probs[2].sum().item() <= 3
+
+
+def test_a_session_may_have_only_one_of_the_two() -> None:
+    target, options = tiny_model(), GenerationOptions(drafter="auto")
+    copies = choose_drafter(options, target)
+    copies.begin(row_of([0]))
+    assert copies.kind(row_of([0, 20, 21])) == COPY
+    assert isinstance(choose_drafter(options, target, DraftModel(noisy_copy(target))), AutoDrafter)
+
+
+def test_any_object_with_begin_and_propose_drafts() -> None:
+    class Plain:
+        def begin(self, input_tokens: Sequence[int]) -> None: ...
+
+        def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
+            return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
+
+    target = tiny_model()
+    brought = choose_drafter(GenerationOptions(drafter=Plain()), target)
+    rounds = run(target, SOURCE, brought, max_tokens=12)
+    assert tokens_of(rounds) == tokens_of(run(target, SOURCE, max_tokens=12)) and rounds[0].drafted == 4
+    with pytest.raises(InputError, match="begin and propose"):
+        choose_drafter(GenerationOptions(drafter=object()), target)

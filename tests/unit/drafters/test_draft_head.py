@@ -1,0 +1,365 @@
+"""A draft head: what it proposes against a plain computation, its folder, and heads that know nothing. Identity and law
+of all drafters: test_generate.py, test_streaming.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+
+from speculative_decoding import CheckpointError, InputError, Session, load, models
+from speculative_decoding.checkpoints import read_config
+from speculative_decoding.drafters import BatchHeadDrafter, Draft, Row, Wanted
+from speculative_decoding.loading.draft_head import target_facts, write_draft_head
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import additive
+from speculative_decoding.models.draft_head import DraftHead, Scales, usual_layers
+from speculative_decoding.sampling import GenerationOptions
+from tests.integration.test_law import OPTIONS, check_counts, exact_law, outcomes
+from tests.integration.test_law import TARGET as SMALL
+from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.support.tiny import (
+    CONFIG,
+    EOS,
+    SOURCES,
+    VOCAB,
+    head_drafter,
+    run,
+    save_hugging_face,
+    tiny_head,
+    tiny_model,
+    tokens_of,
+)
+from tests.support.together import Letters, options_of, together
+
+TARGET = tiny_model(num_layers=3)
+HEAD = tiny_head(TARGET)
+FREQUENT = (EOS, 2, 6, 12, 20)
+BY_SOURCE = {source[0]: (7, 11 + i) for i, source in enumerate(SOURCES)}
+
+
+def plain_draft(
+    head: DraftHead, target: EncoderDecoder, source: Sequence[int], tokens: Sequence[int], count: int, first: int
+) -> list[int]:
+    """What should be drafted behind `tokens`, from whole sequences, without a cache and with nothing compiled.
+
+    first: how many of the tokens were given; before a round the target has verified none.
+    """
+    memory = target.encode(mx.array([list(source)]))
+    keys, values = target.cross_projections(memory)[-1]
+    mask = additive(mx.ones((1, len(source)), mx.bool_), mx.float32)
+    hidden = target.teacher_forced_hidden(mx.array([list(tokens)]), memory)
+    state = head.beginning[None, None]
+    if len(tokens) > first:
+        state = head.features(mx.concatenate([hidden[layer][:, -2:-1] for layer in head.config.layers], axis=-1))
+    others = [token for each in source for token in head.config.by_source.get(each, ())]
+    allowed = sorted({*head.config.frequent, *source, *others}) if head.config.frequent else range(VOCAB)
+    found, last = [], tokens[-1]
+    for _ in range(count):
+        state = head.step(target.embed(mx.array([[last]])), state, keys, values, mask)
+        logits = np.array(target.logits(head.outputs(state)))[0, 0]
+        last = max(allowed, key=lambda each: logits[each])
+        found.append(last)
+    return found
+
+
+class Checked(BatchHeadDrafter):
+    """Compares every draft with the plain one."""
+
+    checked = 0
+
+    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+        draft = super().propose(wanted, slots)
+        for each in wanted:
+            row = each.row
+            expected = plain_draft(self._head, self._target, row.source, row.tokens, each.count, 1)
+            assert draft.tokens[row.slot, : each.count].tolist() == expected, "another draft"
+            self.checked += 1
+        return draft
+
+
+@pytest.mark.parametrize(
+    ("frequent", "by_source"),
+    [((), {}), (FREQUENT, {}), (FREQUENT[:2], BY_SOURCE)],
+    ids=["whole", "trimmed", "by source"],
+)
+@pytest.mark.parametrize("slots", [1, 3])
+def test_drafts_are_those_of_a_plain_computation(
+    slots: int, frequent: Sequence[int], by_source: Mapping[int, Sequence[int]]
+) -> None:
+    """Rows that end, and slots that others take, so that rows stand at places of their own; ragged drafts."""
+    drafter = Checked(HEAD.with_frequent(frequent, by_source), TARGET)
+    requests = [(source, options_of(max_tokens=9 + 3 * i, num_draft=1 + i)) for i, source in enumerate(SOURCES)]
+    told = together(TARGET, requests, drafter, slots)
+    assert drafter.checked > 20
+    for (source, options), one in zip(requests, told, strict=True):
+        assert one.tokens == tokens_of(run(TARGET, source, max_tokens=options.max_tokens))
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_head_that_reads_the_states_of_a_wrong_position_is_found_out(
+    shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features_at = DraftHead.features_at
+    monkeypatch.setattr(
+        DraftHead, "features_at", lambda self, hidden, places, *rest: features_at(self, hidden, places + shift, *rest)
+    )
+    with pytest.raises(AssertionError, match="another draft"):
+        test_drafts_are_those_of_a_plain_computation(1, (), {})
+
+
+@pytest.mark.parametrize("frequent", [(), (EOS, 2, 6)], ids=["whole", "trimmed"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_sampled_outputs_follow_the_targets_law(rule: str, frequent: Sequence[int]) -> None:
+    check_head_law(rule, tiny_head(SMALL, frequent))
+
+
+def check_head_law(rule: str, head: DraftHead) -> None:
+    options, samples = OPTIONS[1] | {"acceptance": rule}, 450
+    batch = [GenerationOptions(seed=seed, **options) for seed in range(samples)]
+    drafter = BatchHeadDrafter(head, SMALL)
+    found = outcomes(drafter, batch, [1 + seed % 2 for seed in range(samples)])
+    check_counts(Counter(found), exact_law(options), samples)
+
+
+def test_distributions_of_a_wrong_position_break_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens drawn from what follows one state, and handed over with what follows another."""
+    propose = BatchHeadDrafter.propose
+
+    def shifted(self: BatchHeadDrafter, *arguments: Any) -> Draft:
+        draft = propose(self, *arguments)
+        assert draft.probs is not None
+        return Draft(draft.tokens, mx.roll(draft.probs, 1, axis=0), draft.lengths)
+
+    step = DraftHead.step_and_outputs
+    monkeypatch.setattr(DraftHead, "step_and_outputs", lambda self, *arrays: spread_out(step(self, *arrays)))
+    monkeypatch.setattr(BatchHeadDrafter, "propose", shifted)
+    with pytest.raises(AssertionError, match=r"too far|cannot be"):
+        check_head_law("rejection", tiny_head(SMALL))
+
+
+def spread_out(found: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
+    """Another distribution in every second row."""
+    signs = mx.array([1.0, -1.0] * len(found[1]))[: len(found[1]), None]
+    return found[0], found[1] * signs
+
+
+POISONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "no numbers": lambda each: each * mx.nan,
+    "infinite": lambda each: each * mx.inf,
+    "random": lambda each: mx.random.normal(each.shape, key=mx.random.key(1)),
+    "nothing": mx.zeros_like,
+}
+
+
+def poisoned(target: EncoderDecoder, poison: str) -> DraftHead:
+    bad = tiny_head(target)
+    bad.update(tree_map(POISONS[poison], bad.parameters()))
+    return bad
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_head_changes_no_output(poison: str) -> None:
+    for options in ({}, {"temperature": 1.0, "acceptance": "coupled"}):
+        for source in SOURCES[:3]:
+            rounds = run(TARGET, source, BatchHeadDrafter(poisoned(TARGET, poison), TARGET), **options)
+            assert tokens_of(rounds) == tokens_of(run(TARGET, source, **options))
+    for rule in ("rejection", "block"):
+        check_head_law(rule, poisoned(SMALL, poison))
+
+
+def test_the_target_passes_cost_nothing_more() -> None:
+    from tests.support.operations import counted
+
+    found = []
+    for kept in ((), (0, 2)):
+        cache = TARGET.make_cache(TARGET.encode(mx.array([SOURCES[0]])))
+        cache.kept_layers = kept
+        with counted() as seen:
+            mx.eval(TARGET.states(mx.array([[0, 3]]), cache), *cache.hidden)
+        found.append(seen.total())
+        assert len(cache.hidden) == len(kept)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantised_target_has_a_head(bits: int) -> None:
+    target = tiny_model(d_model=64, d_kv=32, d_ff=64, feed_forward_proj="gated-gelu")
+    nn.quantize(target, group_size=32, bits=bits)
+    regular = tokens_of(run(target, SOURCES[0]))
+    rounds = run(target, SOURCES[0], head_drafter(target, FREQUENT))
+    assert tokens_of(rounds) == regular and sum(each.drafted for each in rounds) > 20
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_every_family_has_a_head(folder: Path) -> None:
+    target, _ = load_golden(folder)
+    drafter = head_drafter(target)
+    source = [5, 9, 3, 1]
+    regular = tokens_of(run(target, source, max_tokens=12))
+    assert tokens_of(run(target, source, drafter, max_tokens=12)) == regular
+
+
+def test_folding_and_training_sizes_are_one_function() -> None:
+    unfolded = DraftHead.of(TARGET, usual_layers(3), 8.0)
+    hidden = [mx.random.normal((2, 5, 16), key=mx.random.key(i)) for i in range(len(usual_layers(3)))]
+    memory = TARGET.encode(mx.array(SOURCES[0] * 2).reshape(2, -1))
+    keys, values = TARGET.cross_projections(memory)[-1]
+    outputs = []
+    for each in (unfolded, unfolded.folded()):
+        state = each.features(mx.concatenate(hidden, axis=-1))
+        for _ in range(2):
+            state = each.step(TARGET.embed(mx.zeros((2, 5), mx.uint32)), state, keys, values, mx.zeros((2, 1, 1, 5)))
+        outputs.append(each.outputs(state))
+    assert mx.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-5)
+
+
+# The folder.
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """A target, and a head of it."""
+    config = CONFIG | {"tie_word_embeddings": False}
+    target = save_hugging_face(TARGET, tmp_path / "target", config | {"num_layers": 3, "vocab_size": VOCAB})
+    opened, _ = load(target)
+    write_draft_head(tmp_path / "head", tiny_head(TARGET).with_frequent(FREQUENT, BY_SOURCE), opened, mx.float32)
+    return target, tmp_path / "head"
+
+
+def test_a_folder_gives_the_head_back(folders: tuple[Path, Path]) -> None:
+    session = load(folders[0], draft=folders[1])
+    assert isinstance(session.draft_model, DraftHead)
+    assert (session.draft_model.config.frequent, session.draft_model.config.by_source) == (FREQUENT, BY_SOURCE)
+    for name, array in session.draft_model.parameters().items():
+        mine = tiny_head(TARGET, FREQUENT)[name]
+        assert not isinstance(array, mx.array) or mx.array_equal(array, mine)
+    ours = Session(session.model, Letters(), session.draft_model)
+    for drafter in ("model", "auto"):
+        found = ours.generate("abcab", drafter=drafter, num_draft=3, max_tokens=12)
+        assert found.tokens == ours.generate("abcab", drafter="none", max_tokens=12).tokens
+        assert drafter == "auto" or found.stats.drafted_tokens > 5
+    assert ours.generate("abcab", drafter="model", num_draft="auto", max_tokens=12).tokens == found.tokens
+
+
+@pytest.mark.parametrize("name", ["bart", "t5gemma-unequal", "t5gemma2"])
+def test_a_head_has_the_decoders_heads(name: str) -> None:
+    """Where the encoder has others too: what its folder says of the target is what it was made of."""
+    target = models.build(read_config(GOLDENS[0].parent / name))
+    assert target_facts(target)["heads"] == tiny_head(target).config.heads
+
+
+def test_the_command_line_takes_a_head(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from speculative_decoding.cli import main as main_command
+
+    (tmp_path / "text.txt").write_text("a a a\n")
+    arguments = ["--model", str(folders[0]), "--draft-model", str(folders[1]), "--prompt", "a", "-m", "9"]
+    for more in ([], ["--compare"], ["--draft-vocab", "3", "--draft-vocab-text", str(tmp_path / "text.txt")]):
+        assert main_command.main([*arguments, "--drafter", "model", *more]) == 0
+        assert "tokens at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"target": {"vocabulary": "0" * 64}}, "its vocabulary has other pieces"),
+        ({"target": {"d_model": 17}}, "its d_model is 17, the target's is 16"),
+        ({"target": None}, "does not say which target"),
+        ({"d_ff": 0}, "'d_ff' must be of whole numbers >= 1"),
+        ({"layers": [0, -1]}, "'layers' must be of whole numbers >= 0"),
+        ({"layers": [0, 100]}, "'layers' must be of whole numbers >= 0, at most "),
+        ({"frequent": [10**9]}, "'frequent' must be of whole numbers >= 0, at most "),
+        ({"by_source": {"3": [10**9]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"10000": [3]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"3": 4}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"3": ["4"]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": {"x": [3]}}, "'by_source' must have lists of the target's ids"),
+        ({"by_source": [3]}, "'by_source' must have lists of the target's ids"),
+        ({"d_model": 10**9}, "'d_model' must be of whole numbers >= 16, at most 16"),
+        ({"heads": 10**9}, "'heads' must be of whole numbers"),
+        ({"d_ff": 10**12}, "'d_ff' must be of whole numbers >= 1, at most "),
+        ({"activation": "tanh"}, "is not a draft head's"),
+        ({"d_ff": 7}, "'wi.weight' has shape"),
+        ({"version": 1}, "has other draft heads; train it again"),
+    ],
+    ids=str,
+)
+def test_a_head_that_does_not_fit_is_refused_in_one_line(
+    folders: tuple[Path, Path], change: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any weights are loaded."""
+    path = folders[1] / "config.json"
+    raw = json.loads(path.read_text())
+    for name, value in change.items():
+        raw[name] = raw[name] | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(raw))
+    (folders[1] / "manifest.json").unlink()
+    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)
+    with pytest.raises(InputError, match=named) as caught:
+        load(folders[0], draft=folders[1])
+    assert "\n" not in str(caught.value) and str(folders[1]) in str(caught.value)
+
+
+def test_scales_are_no_part_of_a_folder(folders: tuple[Path, Path]) -> None:
+    """Its weights have them; what a file says of them is not believed."""
+    path = folders[1] / "config.json"
+    raw = json.loads(path.read_text())
+    assert "scales" not in raw
+    path.write_text(json.dumps(raw | {"scales": {"state": "large"}}))
+    (folders[1] / "manifest.json").unlink()
+    head = load(folders[0], draft=folders[1]).draft_model
+    assert isinstance(head, DraftHead) and head.config.scales == Scales()
+
+
+def test_weights_that_are_no_numbers_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    write_draft_head(tmp_path / "bad", poisoned(TARGET, "no numbers"), load(folders[0]).model, mx.float32)
+    with pytest.raises(CheckpointError, match="no numbers; train the head again"):
+        load(folders[0], draft=tmp_path / "bad")
+
+
+def test_a_head_of_the_bundled_target_drafts_for_it_in_every_type(tmp_path: Path) -> None:
+    target = load(BUNDLED / "t5-web-docs").model
+    made = DraftHead.of(target, usual_layers(6), 8.0).with_frequent(range(2048))
+    write_draft_head(tmp_path / "head", made, target, mx.bfloat16)
+    text = "describe: restaurant name is Sino ; city is San Jose."
+    for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
+        session = load(BUNDLED / "t5-web-docs", draft=tmp_path / "head", **options)
+        strict = "dtype" in options
+        found = session.generate(text, drafter="model", num_draft=4, max_tokens=16, strict=strict)
+        regular = session.generate(text, drafter="none", max_tokens=16, strict=strict)
+        assert found.tokens == regular.tokens and found.stats.drafted_tokens > 20
+
+
+def test_a_step_takes_about_half_the_operations_of_a_draft_models() -> None:
+    from tests.support.operations import counted
+    from tests.support.tiny import model_drafter
+
+    totals = {}
+    for name, drafter in {
+        "head": head_drafter(TARGET, range(12)),
+        "model": model_drafter(TARGET, tiny_model()),
+    }.items():
+        rounds = []
+        for count in (2, 6):
+            cache = TARGET.make_cache(TARGET.encode(mx.array([SOURCES[0]])))
+            drafter.share(cache)
+            row = Row(GenerationOptions(), SOURCES[0], [0])
+            drafter.begin(row)
+            drafter.propose([Wanted(row, 1)], 1)
+            with counted() as seen:
+                mx.eval(drafter.propose([Wanted(row, count)], 1).tokens)
+            rounds.append(seen.total())
+        totals[name] = (rounds[1] - rounds[0]) / 4
+    assert totals["head"] <= 0.55 * totals["model"], totals

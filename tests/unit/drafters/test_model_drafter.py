@@ -1,0 +1,233 @@
+"""A draft model's head over some ids, and a draft model that knows when to stop. Identity and law: test_generate.py
+and test_law.py, over every drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from speculative_decoding import load
+from speculative_decoding.drafters import BatchModelDrafter, Draft, DraftModel, Row, Wanted
+from speculative_decoding.drafters import model as model_drafter
+from speculative_decoding.drafters.draft_model import DraftVocabulary
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.sampling import GenerationOptions
+from tests.support.tiny import EOS, SOURCES, VOCAB, noisy_copy, run, tiny_model, tokens_of
+
+TARGET = tiny_model()
+DRAFT = noisy_copy(TARGET)
+FREQUENT = (EOS, 2, 6, 12, 20)
+TRIMMED = DraftModel(DRAFT, DraftVocabulary(FREQUENT))
+SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 64}
+
+
+def proposed(
+    draft: DraftModel, source: list[int], count: int, tokens: Sequence[int] = (0,), **options: Any
+) -> tuple[list[int], Draft]:
+    """The tokens of a first draft, and the draft."""
+    row, drafter = Row(GenerationOptions(**options), source, list(tokens)), BatchModelDrafter(draft, VOCAB)
+    drafter.begin(row)
+    found = drafter.propose([Wanted(row, count)], 1)
+    return np.array(found.tokens)[0, : found.length(0)].tolist(), found
+
+
+def quantised(model: EncoderDecoder, bits: int) -> EncoderDecoder:
+    nn.quantize(model, group_size=32, bits=bits)
+    return model
+
+
+# A head of its own or the embedding; with T5's scaling of it or without; as it is, or quantised.
+HEADS = {
+    "own": tiny_model(),
+    "tied": tiny_model(tie_word_embeddings=True),
+    "own, 8 bits": quantised(tiny_model(**SIZES), 8),
+    "own, 4 bits": quantised(tiny_model(**SIZES), 4),
+    "tied, 8 bits": quantised(tiny_model(tie_word_embeddings=True, **SIZES), 8),
+    "tied, 4 bits": quantised(tiny_model(tie_word_embeddings=True, **SIZES), 4),
+}
+
+
+@pytest.mark.parametrize("model", HEADS.values(), ids=HEADS)
+def test_logits_of_a_partial_head_are_the_whole_heads_at_its_ids(model: EncoderDecoder) -> None:
+    ids = [EOS, 9, 2, 23, 14]
+    memory = model.encode(mx.array([SOURCES[0]]))
+    tokens = mx.array([[0, 5, 7, 3]])
+    whole = np.array(model.decode(tokens, model.make_cache(memory)))
+    some = np.array(model.head_of(mx.array(ids))(model.states(tokens, model.make_cache(memory))))
+    assert some.shape == (1, 4, len(ids))
+    np.testing.assert_allclose(some, whole[..., ids], rtol=1e-5, atol=1e-5)
+    assert np.ptp(whole) > 1
+
+
+def test_a_partial_head_of_real_weights_in_every_type() -> None:
+    for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
+        model, tokenizer = load(BUNDLED / "t5-web-docs-draft", **options)
+        source = tokenizer.encode("grammar: It were a cod business.")
+        head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).head([source], model.config.vocab_size)
+        assert set(head.ids.tolist()) == {1, 5, 100, 31, *source}  # type: ignore[arg-type]
+        memory = model.encode(mx.array([source]))
+        whole = model.decode(mx.array([[0, 5]]), model.make_cache(memory))[0].astype(mx.float32)
+        some = head(model.states(mx.array([[0, 5]]), model.make_cache(memory))[0]).astype(mx.float32)
+        tolerance = 0.1 if options.get("dtype") else 1e-3
+        np.testing.assert_allclose(np.array(some), np.array(whole[..., head.ids]), atol=tolerance)
+
+
+def test_spread_puts_every_logit_at_its_id_and_nothing_elsewhere() -> None:
+    head = TRIMMED.head([[3, 12, 3, EOS]], VOCAB)
+    logits = mx.random.normal((2, len(FREQUENT) + 1), key=mx.random.key(3))
+    spread = np.array(head.spread(logits))
+    assert spread.shape == (2, VOCAB)
+    for i, token in enumerate([*FREQUENT, 3]):
+        np.testing.assert_array_equal(spread[..., token], np.array(logits)[..., i])
+    assert np.isneginf(np.delete(spread, [*FREQUENT, 3], axis=-1)).all()
+
+
+def test_each_row_has_the_ids_of_its_own_source() -> None:
+    sources = [[3, 12, EOS], [], [9, 3]]
+    head = TRIMMED.head(sources, VOCAB)
+    spread = head.spread(head(mx.random.normal((3, DRAFT.config.d_model), key=mx.random.key(3))))
+    for source, logits in zip(sources, np.array(spread), strict=True):
+        assert set(np.flatnonzero(np.isfinite(logits))) == {*FREQUENT, *source}
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5}, {"temperature": 1.5, "acceptance": "coupled"}], ids=str)
+def test_every_proposed_token_is_in_the_vocabulary_or_the_source(options: dict[str, Any]) -> None:
+    seen = set()
+    for seed, source in enumerate(SOURCES * 4):
+        own = options | {"seed": seed, "repetition_penalty": 1.5 if seed % 2 else 1.0}
+        tokens, draft = proposed(TRIMMED, source, 8, [0, *range(2, 2 + seed % 3)], **own)
+        assert {*tokens} <= {*FREQUENT, *source}
+        assert (draft.probs is not None) == (options == {"temperature": 1.5})
+        if draft.probs is not None:
+            probs = np.array(draft.probs)
+            assert (np.delete(probs, sorted({*FREQUENT, *source}), axis=-1) == 0).all()
+            np.testing.assert_allclose(probs.sum(axis=-1), 1, rtol=1e-5)
+        seen.update(tokens)
+    assert len(seen) > 5
+
+
+def test_the_best_token_within_the_vocabulary_is_drafted() -> None:
+    """Brute force: the whole head's arg-max over the allowed ids, without a cache."""
+    for source in SOURCES:
+        allowed = sorted({*FREQUENT, *source})
+        tokens, memory = [0], DRAFT.encode(mx.array([source]))
+        for token in proposed(TRIMMED, source, 6)[0]:
+            logits = np.array(DRAFT.decode(mx.array([tokens]), DRAFT.make_cache(memory)))[0, -1]
+            assert token == max(allowed, key=lambda each: logits[each])
+            tokens.append(token)
+
+
+def test_the_end_can_be_drafted_with_any_vocabulary() -> None:
+    regular = tokens_of(run(TARGET, SOURCES[3]))
+    assert regular[-1] == EOS
+    vocabulary = DraftVocabulary.most_frequent(1, [[3, 3, 3]], [EOS])
+    assert proposed(DraftModel(TARGET, vocabulary), SOURCES[3], 1, [0, *regular[:-1]])[0] == [EOS]
+
+
+def test_ids_beyond_the_drafts_table_are_left_out() -> None:
+    """Some families pad the target's table further than the draft's."""
+    small = tiny_model(vocab_size=20)
+    head = DraftModel(small, DraftVocabulary((EOS, 19, 20, 23))).head([[3, 22, EOS]], VOCAB)
+    assert head.ids.tolist() == [EOS, 19, 3]
+    model = DraftModel(small, DraftVocabulary((EOS, 19, 23)))
+    probs = proposed(model, [3, 22, EOS], 2, [0, 23], temperature=1.0)[1].probs
+    assert probs is not None and probs.shape == (1, 2, VOCAB)
+
+
+# Rows side by side: any two differ in what they draw, how they choose or when they stop.
+BESIDE: list[dict[str, Any]] = [
+    {"repetition_penalty": 8.0},
+    {"temperature": 1.5, "seed": 3, "top_k": 6},
+    {"temperature": 1.0, "acceptance": "coupled", "seed": 4},
+    {"temperature": 1.2, "seed": 5, "repetition_penalty": 0.7, "acceptance": "block"},
+    {},
+]
+THRESHOLDS: list[dict[str, Any]] = [{"confidence_threshold": 0.9}, {"confidence_threshold": 0.1}, {}]
+
+
+def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]], threshold: float) -> None:
+    """Five rounds, of drafts of other lengths, of which some tokens are kept."""
+    options = [GenerationOptions(**{"confidence_threshold": threshold, **own}) for own in kinds]
+    together = BatchModelDrafter(model, VOCAB)
+    rows = [Row(own, SOURCES[slot], [0], slot) for slot, own in enumerate(options)]
+    alone = [(BatchModelDrafter(model, VOCAB), Row(row.options, row.source, [0])) for row in rows]
+    for row, (drafter, copy) in zip(rows, alone, strict=True):
+        together.begin(row)
+        drafter.begin(copy)
+    for turn in range(5):
+        counts = [(3 * turn + 2 * slot) % 7 for slot in range(len(rows))]  # 0: the row skips this round
+        draft = together.propose([Wanted(rows[i], n) for i, n in enumerate(counts) if n], len(rows))
+        for slot, count in enumerate(counts):
+            assert draft.length(slot) <= count
+            if count:
+                drafter, copy = alone[slot]
+                own = drafter.propose([Wanted(copy, count)], 1)
+                assert draft.length(slot) == own.length(0) > 0
+                size = own.length(0)
+                assert draft.tokens[slot, :size].tolist() == own.tokens[0, :size].tolist()
+                if own.probs is not None:
+                    assert draft.probs is not None and mx.allclose(draft.probs[slot, :size], own.probs[0], atol=1e-5)
+                elif draft.probs is not None:
+                    assert draft.probs[slot, :size].max(axis=-1).tolist() == [1.0] * size
+        kept = np.array(draft.tokens).tolist()
+        for slot, row in enumerate(rows):
+            row.tokens += [*kept[slot][: draft.length(slot) // 2], 5 + turn]
+            alone[slot][1].tokens[:] = row.tokens
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2])
+@pytest.mark.parametrize(
+    "kinds",
+    [BESIDE, BESIDE[:1] + BESIDE[4:], BESIDE[1:4], THRESHOLDS],
+    ids=["all", "greedy", "sampled", "thresholds"],
+)
+@pytest.mark.parametrize("model", [DraftModel(DRAFT), TRIMMED], ids=["whole", "trimmed"])
+def test_a_row_of_a_batch_is_proposed_what_it_would_be_alone(
+    model: DraftModel, kinds: Sequence[dict[str, Any]], threshold: float
+) -> None:
+    check_rows_alone(model, kinds, threshold)
+
+
+def test_a_planted_fault_between_rows_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = model_drafter.keys
+    monkeypatch.setattr(model_drafter, "keys", lambda places: keys([places[0]] * len(places)))
+    with pytest.raises(AssertionError):
+        check_rows_alone(DraftModel(DRAFT), BESIDE[1:4], 0.0)
+
+
+def confidences(source: Sequence[int], draft: Sequence[int]) -> list[float]:
+    """What the draft model gave each token, computed at once over the whole draft."""
+    memory = DRAFT.encode(mx.array([list(source)]))
+    logits = np.array(DRAFT.decode(mx.array([[0, *draft]]), DRAFT.make_cache(memory)))[0].astype(np.float64)
+    probs = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    return [float(probs[i, token]) for i, token in enumerate(draft)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.15, 0.25, 0.5, 1.0])
+def test_a_draft_stops_behind_the_first_token_below_the_threshold(temperature: float, threshold: float) -> None:
+    for seed, source in enumerate(SOURCES):
+        own = {"temperature": temperature, "seed": seed}
+        whole, _ = proposed(DraftModel(DRAFT), source, 8, **own)
+        tokens, _ = proposed(DraftModel(DRAFT), source, 8, **own, confidence_threshold=threshold)
+        below = [i for i, chance in enumerate(confidences(source, whole)) if chance < threshold]
+        assert tokens == whole[: below[0] + 1 if below else 8]
+
+
+def test_thresholds_shorten_drafts_and_a_draft_goes_on_where_it_stopped() -> None:
+    drafted, regular = [], [tokens_of(run(TARGET, source)) for source in SOURCES]
+    for threshold in (0.0, 0.2, 0.4):
+        drafter = BatchModelDrafter(DraftModel(DRAFT), VOCAB)
+        outputs = [run(TARGET, source, drafter, confidence_threshold=threshold) for source in SOURCES]
+        assert [tokens_of(rounds) for rounds in outputs] == regular
+        rounds = [event for each in outputs for event in each]
+        drafted.append(sum(event.drafted for event in rounds) / len(rounds))
+    assert all(more > fewer for more, fewer in pairwise(drafted))

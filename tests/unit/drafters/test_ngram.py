@@ -1,0 +1,226 @@
+"""Drafts from text: what is copied, from where, in step with any tokens. test_generate.py has the laws of the loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from speculative_decoding.drafters import NgramDrafter, TextStore
+from speculative_decoding.drafters.ngram import LOOKED_AHEAD
+from speculative_decoding.errors import InputError
+from tests.support.tiny import SOURCES, run, tiny_model, tokens_of
+from tools.replay_drafters import Request, replay
+
+START, EOS = 0, 1
+
+
+def drafter(source: Sequence[int] = (), **options: Any) -> NgramDrafter:
+    made = NgramDrafter(**options)
+    made.begin(source)
+    return made
+
+
+def proposed(made: NgramDrafter, tokens: Sequence[int], count: int = 8) -> list[int]:
+    draft = made.propose(tokens, count)
+    assert len(draft) <= count
+    return draft
+
+
+def naive_output_match(tokens: Sequence[int], most: int, least: int, count: int) -> list[int]:
+    for size in range(min(most, len(tokens)), least - 1, -1):
+        for end in range(size, len(tokens)):
+            if tokens[end - size : end] == tokens[-size:]:
+                return list(tokens[end : end + count])
+    return []
+
+
+@pytest.mark.parametrize(("most", "least"), [(1, 1), (2, 1), (3, 2), (16, 1), (16, 4)])
+def test_output_only_copies_behind_the_earliest_longest_match(most: int, least: int) -> None:
+    generator = random.Random(most)
+    drafted = 0
+    for _ in range(20):
+        made = drafter([3, 4, 5, 1], search_input=False, max_ngram_size=most, min_ngram_size=least, min_chance=0.0)
+        tokens = [START]
+        while len(tokens) < 60:
+            expected = naive_output_match(tokens, most, least, 6)
+            assert proposed(made, tokens, 6) == expected
+            drafted += len(expected)
+            tokens += generator.choices(range(2, 5), k=generator.randrange(1, 4))
+    assert drafted
+
+
+def test_a_copy_is_drafted_to_its_end() -> None:
+    source = [*range(10, 40), EOS]
+    requests = [Request(source, source)] * 3
+    assert replay(drafter(search_output=False), requests, 8).tokens_per_call > 6
+    assert replay(drafter(search_output=False, min_chance=0.0), requests, 8).calls == 3 * 4  # 31 tokens, 9 a round
+    assert replay(drafter(search_input=False), requests, 8).drafted == 0
+
+
+def test_where_to_look_can_be_chosen() -> None:
+    source, tokens = [5, 6, 7, 8, EOS], [START, 5, 6, 9, 5, 6]
+    assert proposed(drafter(source, search_output=False, min_chance=0.0), tokens) == [7, 8, EOS]
+    assert proposed(drafter(source, search_input=False, min_chance=0.0), tokens) == [9, 5, 6]
+    store = TextStore()
+    store.learn([4, 5, 6, 2, 2])
+    only_store = drafter(source, search_input=False, search_output=False, store=store, min_chance=0.0)
+    assert proposed(only_store, tokens) == [2, 2]
+
+
+def test_a_source_is_copied_from_where_the_output_is_aligned() -> None:
+    source = [5, 6, 20, 5, 6, 21, 5, 6, 22, EOS]
+    made = drafter(source, search_output=False, min_chance=0.0)
+    assert proposed(made, [START, 5, 6, 20, 5, 6], 1) == [21]
+    assert proposed(made, [START, 5, 6, 20, 5, 6, 21, 5, 6], 2) == [22, EOS]
+
+
+def test_a_match_says_how_long_it_is_and_asking_again_changes_nothing() -> None:
+    source = [*range(10, 20), 30, 31, 32, EOS]
+    made = drafter(source, search_output=False)
+    match = made.match([START, 10, 11, 12])
+    assert (match.origin, match.length, match.continuation) == ("source", 3, source[3:])
+    assert 0 < match.chance < 1
+    far = made.match([START, 10, 11, 12, 2, 2, 2, 30, 31])
+    assert (far.origin, far.length, far.continuation) == ("source", 2, [32, EOS])
+    assert made.match([START, 10, 11, 12, 2, 2, 2, 30, 31]) == far
+    assert made.propose([START, 10, 11, 12, 2, 2, 2, 30, 31], 1) == [32]
+    assert made.match([START, 10, 11, 12, 2, 2, 2, 30, 31]) == far
+    assert drafter([], search_output=False).match([START, 3]).origin == ""
+
+
+def test_a_draft_may_be_longer_than_a_match_is_looked_at() -> None:
+    source = [*range(10, 60), EOS]
+    made = drafter(source, min_chance=0.0)
+    assert len(made.match([START, 10, 11]).continuation) == LOOKED_AHEAD
+    assert made.propose([START, 10, 11], 40) == source[2:42]
+
+
+@pytest.mark.parametrize("options", [{"search_input": False}, {"search_output": False}])
+def test_after_any_other_tokens_it_is_as_if_they_were_the_first(options: dict[str, Any]) -> None:
+    """Shorter, longer, changed, or of a request that nobody announced as ended."""
+    generator = random.Random(0)
+    source = generator.choices(range(2, 6), k=30)
+    used = drafter(source, min_chance=0.0, **options)
+    last = [START]
+    for _ in range(300):
+        tokens = [START, *generator.choices(range(2, 6), k=generator.randrange(25))]
+        if tokens[: len(last)] == last:
+            continue
+        last = tokens
+        assert proposed(used, tokens) == proposed(drafter(source, min_chance=0.0, **options), tokens)
+
+
+def test_growing_tokens_are_followed_as_if_read_at_once() -> None:
+    generator = random.Random(1)
+    for _ in range(50):
+        source = generator.choices(range(2, 6), k=20)
+        tokens = [START, *generator.choices(range(2, 6), k=20)]
+        used = drafter(source, search_input=False, min_chance=0.0)
+        for end in range(1, len(tokens) + 1, generator.randrange(1, 4)):
+            fresh = drafter(source, search_input=False, min_chance=0.0)
+            assert proposed(used, tokens[:end]) == proposed(fresh, tokens[:end])
+
+
+def test_what_rarely_pays_is_no_longer_proposed() -> None:
+    """Sources that are never copied, then one that is: copying stops, and comes back."""
+    made, generator = NgramDrafter(search_output=False), random.Random(0)
+    wrong = [Request(generator.choices(range(2, 9), k=30), generator.choices(range(2, 90), k=30)) for _ in range(30)]
+    first, last = replay(made, wrong[:3], 5), replay(made, wrong[3:], 5)
+    assert last.drafted / last.calls < 0.2 * first.drafted / first.calls
+    copied = [Request(source, source) for source in (list(range(10, 60)),) * 6]
+    replay(made, copied, 5)
+    assert replay(made, copied, 5).tokens_per_call > 4
+
+
+def test_a_session_store_drafts_a_repetition() -> None:
+    generator = random.Random(2)
+    document = [
+        Request([*generator.choices(range(2, 400), k=12), EOS], [*generator.choices(range(2, 400), k=24), EOS])
+        for _ in range(20)
+    ]
+    store = TextStore()
+    made = NgramDrafter(store=store, search_input=False, search_output=False)
+    assert replay(made, document, 8).tokens_per_call < 1.1
+    replay(made, document, 8)
+    assert replay(made, document, 8).tokens_per_call > 4
+    another = NgramDrafter(store=store, search_input=False, search_output=False, min_chance=0.0)
+    assert replay(another, document, 24).tokens_per_call > 9
+    store.reset()
+    assert replay(another, document[:1], 24).tokens_per_call < 1.1
+
+
+class Recorder(TextStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[list[int], int]] = []
+
+    def learn(self, text: Sequence[int], start: int = 0) -> None:
+        self.calls.append((list(text), start))
+
+
+def test_a_store_learns_each_token_of_each_request_once() -> None:
+    store = Recorder()
+    made = drafter([5, 6, EOS], store=store)
+    made.propose([START], 3)
+    made.propose([START, 7], 3)
+    assert store.calls == []  # the output of a request is searched as such
+    made.end([START, 7, 8])
+    made.propose([START, 7, 8, 4, EOS], 3)
+    made.end([START, 7, 8, 4, EOS])
+    made.begin([3, EOS])
+    made.propose([START], 3)
+    made.end([START])  # nothing was written for this one
+    assert store.calls == [([5, 6, EOS, START, 7, 8], 0), ([5, 6, EOS, START, 7, 8, 4, EOS], 6)]
+
+
+def test_the_ends_of_other_sources_are_no_match() -> None:
+    """End of sequence and start token stand between every source and its output."""
+    store = TextStore()
+    store.learn([5, 6, EOS, START, 7, 8])
+    made = drafter([3, 4, EOS], store=store, search_input=False, search_output=False, min_chance=0.0)
+    assert proposed(made, [START]) == []
+    made.begin([3, 6, EOS])
+    assert made.match([START]).length == 1
+    assert proposed(made, [START], 4) == [7, 8]
+
+
+def test_the_same_word_matches_with_and_without_its_space() -> None:
+    pieces = {0: "<pad>", 1: "</s>", 2: ":", 3: "▁grammar", 4: "▁HTML", 5: "HTML", 6: "▁file", 7: "html", 8: "x"}
+    source = [3, 2, 4, 6, 8, EOS]
+    for start in (4, 5, 7):
+        made = drafter(source, pieces=pieces, search_output=False, min_chance=0.0)
+        assert proposed(made, [START]) == [4, 6, 8, EOS]
+        assert proposed(made, [START, start]) == [6, 8, EOS]
+    assert proposed(drafter(source, search_output=False, min_chance=0.0), [START, 8, 8, 7]) == []
+
+
+def test_a_replay_counts_the_rounds_of_the_loop() -> None:
+    """What tools.replay_drafters reports is what decoding does."""
+    model = tiny_model()
+    for options in ({}, {"search_input": False}, {"min_chance": 0.0}):
+        for source in SOURCES:
+            regular = tokens_of(run(model, source))
+            rounds = run(model, source, NgramDrafter(**options), num_draft=4)
+            sums = replay(NgramDrafter(**options), [Request(list(source), regular)], 4, 30)
+            assert sums.calls == len(rounds)
+            assert sums.tokens == len(tokens_of(rounds))
+            assert sums.drafted == sum(event.drafted for event in rounds)
+            assert sums.accepted == sum(event.accepted for event in rounds)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"min_ngram_size": 0}, "min_ngram_size"),
+        ({"min_ngram_size": 3, "max_ngram_size": 2}, "max_ngram_size must be >= min_ngram_size"),
+        ({"min_chance": -0.1}, "min_chance"),
+        ({"min_chance": 1.0}, "min_chance"),
+        ({"search_input": False, "search_output": False}, "a text to search"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(InputError, match=name):
+        NgramDrafter(**options)

@@ -1,0 +1,682 @@
+"""Jobs over files: line n of the output belongs to line n of the input, whatever the engine's order and however
+often the job was killed in between.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculative_decoding import InputError, generate, load
+from speculative_decoding.cli import main as main_command
+from speculative_decoding.jobs import Job, RowParser, choose_format, output, read_lines, rows
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import FastTokenizer
+from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.sampling.options import abouts
+from tests.support.job_engine import (
+    SETTINGS,
+    Choose,
+    Pipe,
+    at_random,
+    engine,
+    first,
+    last,
+    result_of,
+    run_job,
+    sample_input,
+)
+
+ROOT = BUNDLED.parent
+INPUT = sample_input(40)
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a power failure shows whether a disk is up to date, and those below are made up; waiting for it is slow."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def program(*arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.support.job_engine", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+# What a line of input becomes
+
+
+@pytest.mark.parametrize("choose", [first, last, at_random(1), at_random(2)])
+def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose) -> None:
+    run_job(tmp_path / "out", INPUT, engine(choose))
+    lines = INPUT.decode().split("\n")
+    for number, (line, fields) in enumerate(zip(lines, records(tmp_path / "out"), strict=True), start=1):
+        assert fields["line"] == number
+        if line == "too long":
+            assert fields["error"] == "too long"
+        elif not line:
+            assert (fields["text"], fields["finish_reason"], fields["generated_tokens"]) == ("", "blank", 0)
+        else:
+            assert fields["text"] == line[::-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"nonsense", "not JSON (Expecting value, column 1)"),
+        (b'{"prompt": "a"', "not JSON (Expecting ',' delimiter, column 15)"),
+        (b'{"prompt": "\xff"}', "not UTF-8 (invalid start byte, byte 13)"),
+        (b"", "is empty"),
+        (b"[1]", 'must be a JSON object with a "prompt"'),
+        (b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", "not JSON that can be read (more than 32 levels)"),
+        (b"[" * 100_000, "not JSON that can be read (maximum recursion depth"),
+        (
+            b'{"x": ' + b"9" * 5000 + b"}",
+            "not JSON that can be read (Exceeds the limit (4300 digits) for integer string conversion)",
+        ),
+        (b'{"x": NaN, "prompt": "a"}', "'x' is not JSON: half a character (a lone surrogate), or NaN or Infinity"),
+        (b'{"x": 1e999, "prompt": "a"}', "'x' is not JSON: "),
+        (b'{"x": "\\ud800", "prompt": "a"}', "half a character"),
+        (b'{"prompt": "\\ud800"}', "lone surrogate"),
+        (b'{"prompt": "a", "prompt": "b"}', "field 'prompt' is given twice"),
+        (b'{"text": "a"}', "field 'text' is one that the output has already"),
+        (b'{"id": 1}', 'has no "prompt"'),
+        (b'{"prompt": 5}', "prompt must be text, not 5"),
+        (b'{"prompt": " "}', "prompt is empty"),
+        (b'{"prompt": "a", "max_tokens": "5"}', 'max_tokens must be a whole number, 1 to 1048576, not "5"'),
+        (b'{"prompt": "a", "max_tokens": true}', "max_tokens must be a whole number, 1 to 1048576, not true"),
+        (b'{"prompt": "a", "temperature": null}', "temperature must be 0 or a number, 1e-10 to 1e+10, not null"),
+        (b'{"prompt": "a", "stop": "b"}', 'stop must be a list, each text that is not empty, not "b"'),
+        (
+            b'{"prompt": "a", "eos_token_ids": [1.5]}',
+            "eos_token_ids must be a list, each a whole number >= 0, not [1.5]",
+        ),
+        (b'{"prompt": "a", "num_draft": 65}', "num_draft must be a whole number, 0 to 64, not 65"),
+        (
+            b'{"prompt": "a", "temperature": 1%s}' % (b"0" * 400),
+            "temperature must be 0 or a number, 1e-10 to",
+        ),
+        (
+            b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400),
+            "repetition_penalty must be a number, 1e-10 to",
+        ),
+        (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; write max_tokens, or rename"),
+        (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; write temperature"),
+        (b'{"prompt": "a", "do_sample": true}', "unknown option 'do_sample'; write temperature"),
+        (b'{"prompt": "a", "num_beam_groups": 4}', "unknown option 'num_beam_groups'; there is nothing like it here"),
+        (b'{"prompt": "a", "num_beams": 4}', "option 'num_beams' holds for all rows; give it on the command line"),
+        (b'{"prompt": "a", "--top-k": 4}', "unknown option '--top-k'; write top_k"),
+        (b'{"prompt": "a", "output-prefix": "b"}', "option 'output-prefix' holds for all rows"),
+        (b'{"prompt": "a", "maxTokens": 5}', "unknown option 'maxTokens'; write max_tokens"),
+        (b'{"prompt": "a", "eos-token-id": 5}', "unknown option 'eos-token-id'; write eos_token_ids"),
+        (b'{"prompt": "a", "strict": true}', "option 'strict' holds for all rows"),
+        (b'{"prompt": "a", "prefix": "b"}', "option 'prefix' holds for all rows"),
+        (b'{"prompt": "a", "top_p": 2}', "top_p must be a number above 0, at most 1, not 2"),
+        (b'{"prompt": "too long"}', "too long"),
+    ],
+)
+def test_a_bad_line_gives_an_error_with_its_number_and_the_job_goes_on(tmp_path: Path, line: bytes, error: str) -> None:
+    content = b'{"prompt": "one"}\n' + line + b'\n{"prompt": "two"}\n'
+    totals = run_job(tmp_path / "out", content, format="jsonl")
+    one, bad, two = records(tmp_path / "out")
+    assert one["text"] == "eno" and two["text"] == "owt"
+    assert bad["line"] == 2 and error in bad["error"] and "\n" not in bad["error"] and "text" not in bad
+    assert (totals.lines, totals.errors, totals.error_lines, totals.rows) == (3, 1, [2], 2)
+
+
+def test_fields_of_the_user_are_carried_through(tmp_path: Path) -> None:
+    own = {
+        "id": 2**70,
+        "ü": "\u2028\x00ß",
+        "nested": {"prompts": [None, 1.5, {"stop": True}]},
+        "output": "",
+        "speed": 1,
+    }
+    lines = [{"prompt": "abc", **own}, {"prompt": 5, **own}, {"prompt": "too long", **own}]
+    run_job(tmp_path / "out", b"\n".join(json.dumps(each).encode() for each in lines), format="jsonl")
+    for fields in records(tmp_path / "out"):
+        assert {name: fields[name] for name in own} == own and ("text" in fields) != ("error" in fields)
+
+
+def test_options_of_a_row_reach_the_engine() -> None:
+    given = {"prompt": "a", "max_tokens": 3, "stop": ["x"], "seed": 5, "temperature": 1, "top_p": 0.5, "id": 0}
+    (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
+    row = RowParser("jsonl")(line)
+    assert row.request == {name: value for name, value in given.items() if name != "id"}
+    assert row.seed == 5 and row.carried == {"id": 0}
+    assert {name for name, about in abouts().items() if about.per_row} - rows.OPTIONS.keys() == {"prefix", "logprobs"}
+
+
+def test_seeds_depend_on_the_line_alone() -> None:
+    content = b"\n".join(b'{"prompt": "a"}' for _ in range(2000))
+    seeds = [
+        RowParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
+        for line in read_lines(io.BytesIO(content))
+    ]
+    others = [
+        RowParser("jsonl", GenerationOptions(seed=4, temperature=1))(line).seed
+        for line in read_lines(io.BytesIO(content))
+    ]
+    assert len({*seeds, *others}) == 4000 and all(seed is not None and 0 <= seed < 2**32 for seed in seeds)
+    changed = [
+        RowParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
+        for line in read_lines(io.BytesIO(b"x\n" + content[16:]))
+    ]
+    assert changed[1:] == seeds[1:] and changed[0] is None
+    assert RowParser("jsonl")(next(read_lines(io.BytesIO(content)))).seed is None  # nothing is drawn at temperature 0
+
+
+def test_line_ends_a_byte_order_mark_and_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_job(tmp_path / "out", "\ufeffab\r\n\ufeffc".encode())
+    assert [each["text"] for each in records(tmp_path / "out")] == ["ba", "c\ufeff"]
+    monkeypatch.setattr(rows, "MAX_LINE", 8)
+    content = b"1234567\n" + b"x" * 8 + b"\n" + b"y" * 30 + b"\nend"
+    run_job(tmp_path / "out", content, force=True)
+    texts = [each.get("text") for each in records(tmp_path / "out")]
+    assert texts == ["7654321", None, None, "dne"] and "longer than 8 bytes" in records(tmp_path / "out")[2]["error"]
+    assert [line.end for line in read_lines(io.BytesIO(content))] == [8, 17, 48, 51]
+
+
+def test_the_format_is_the_name_s_or_else_the_first_line_s() -> None:
+    for name, begins, expected in (
+        ("a.jsonl", b"text", "jsonl"),
+        ("a.NDJSON", b"", "jsonl"),
+        ("a.txt", b"{}", "text"),
+        ("-", b'\xef\xbb\xbf {"prompt"', "jsonl"),
+        ("-", b"text", "text"),
+        ("/dev/fd/63", b"{", "jsonl"),
+        ("-", b"", "text"),
+    ):
+        assert choose_format(name, begins) == expected
+
+
+# Memory
+
+
+def test_twenty_thousand_lines_take_no_more_memory_than_two_thousand() -> None:
+    """The worst engine: the oldest row is finished last. One thing kept for each line would be 18,000 of them."""
+    seen = program("memory", 20_000)
+    assert seen["lines"] == 20_000 and seen["ahead"] == 512
+    early, later = seen["peaks"]
+    assert later < early + 1000
+    without_window = program("memory", 15_000, 10**9)  # a planted fault
+    early, later = without_window["peaks"]
+    assert without_window["ahead"] == 15_000 and later > early + 50_000
+
+
+def test_long_lines_narrow_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_decoding.jobs.job.WINDOW_BYTES", 1000)
+    written = io.BytesIO()
+    lines = read_lines(io.BytesIO(b"\n".join([b"x" * 100] * 200)))
+    taken = 0
+
+    def counted() -> Iterator[Any]:
+        nonlocal taken
+        for line in lines:
+            taken = line.number
+            yield line
+
+    job = Job(counted(), RowParser("text"), engine(last), lambda record, _: written.write(record))
+    assert max(taken - totals.lines for totals in job.run()) <= 10
+    assert len(written.getvalue().splitlines()) == 200
+
+
+LONG = b'{"prompt": "%s"}' % (b"word " * 2_000_000)
+
+
+def lines_of(capfd: pytest.CaptureFixture[str], path: Path, content: bytes, *arguments: object) -> list[dict[str, Any]]:
+    """The records of the command over these lines."""
+    path.write_bytes(content)
+    _, out, _ = main(capfd, "--input", path, "-m", "3", *arguments)
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_what_is_too_long_is_refused_before_it_is_tokenised(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, seen = FastTokenizer.encode, []
+    monkeypatch.setattr(
+        FastTokenizer, "encode", lambda self, text, language: seen.append(len(text)) or encode(self, text)
+    )
+    monkeypatch.setattr("speculative_decoding.decoding.memory.available_memory", lambda: 24 * 10**9)
+    content = LONG + b'\n{"prompt": "grammar: He go."}'
+    long, short = lines_of(capfd, tmp_path / "in.jsonl", content)
+    assert long["error"].startswith("prompt has 8000000 characters, but the model was trained on at most 512 tokens")
+    assert short["text"] == "He go."
+    content += b'\n{"prompt": "%s"}' % (b"word " * 30_000)
+    long, short, middle = lines_of(capfd, tmp_path / "in.jsonl", content, "--allow-long-prompt")
+    assert long["error"] == (
+        "prompt of 156250 tokens: to encode so many takes about 3906 GB of memory, and 24 GB are free; "
+        "shorten or split it"
+    )
+    assert "takes about 144 GB of memory, and 24 GB are free" in middle["error"] and short["text"] == "He go."
+    assert max(seen) < 200_000
+
+
+def test_a_long_source_is_encoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what was estimated for one is not taken for as many as there are slots."""
+    session, shapes = load("t5-web-docs-draft"), []
+    encode = type(session.model).encode
+    monkeypatch.setattr(
+        type(session.model), "encode", lambda self, *given: shapes.append(given[0].shape) or encode(self, *given)
+    )
+    prompts = ["grammar: He go.", "grammar: It were a cod business."]
+    expected = [each.tokens for each in session.generate(prompts, drafter="none")]
+    monkeypatch.setattr("speculative_decoding.models.base.LONGEST_TOGETHER", 7)
+    assert [each.tokens for each in session.generate(prompts, drafter="none")] == expected
+    (together, *alone) = shapes
+    assert together[0] == 2 and [each[0] for each in alone] == [1, 1]
+
+
+# Interrupted and resumed
+
+
+def test_killed_before_or_after_any_system_call_the_output_is_that_of_one_run(tmp_path: Path) -> None:
+    seen = program("killed_at_every_moment", tmp_path)
+    assert seen["identical"] and min(seen["moments"]) > 20
+
+
+def test_not_cutting_what_is_behind_the_checkpoint_is_noticed(tmp_path: Path) -> None:
+    """A planted fault."""
+    command = [sys.executable, "-m", "tests.support.job_engine", "killed_at_every_moment", str(tmp_path), "--no-cut"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode != 0 or not json.loads(done.stdout)["identical"]
+
+
+def test_a_last_line_torn_anywhere_is_made_whole(tmp_path: Path) -> None:
+    run_job(tmp_path / "whole", INPUT)
+    whole = (tmp_path / "whole").read_bytes()
+    *_, before, end = whole.splitlines(keepends=True)
+    for size in range(len(whole) - len(end) - len(before), len(whole) + 1):
+        (tmp_path / "out").write_bytes(whole[:size])
+        shutil.copy(output.checkpoint_path(tmp_path / "whole"), output.checkpoint_path(tmp_path / "out"))
+        totals = run_job(tmp_path / "out", INPUT, resume=True)
+        assert (tmp_path / "out").read_bytes() == whole and totals.lines == 40 and totals.errors == 4
+
+
+def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """At any commit: what was not synchronised is lost, zeros, or there; the checkpoint is the old or the new one."""
+    path, lost = folder / "out", folder / "lost"
+    lost.mkdir()
+    synced = 0
+    really_sync, really_write = os.fsync, output.write_file
+    states = []
+
+    def sync(descriptor: int) -> None:
+        nonlocal synced
+        really_sync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            synced = path.stat().st_size
+
+    def write_file(checkpoint: Path, content: str) -> None:
+        if checkpoint.exists():
+            states.append((checkpoint.read_bytes(), synced))
+        really_write(checkpoint, content)
+        states.append((checkpoint.read_bytes(), synced))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        patch.setattr(output, "write_file", write_file)
+        run_job(path, INPUT, after_row=lambda journal: journal._commit())
+    whole = path.read_bytes()
+    assert len(set(states)) > 40
+    for checkpoint, size in set(states):
+        for tail in (b"", bytes(100), whole[size : size + 100]):
+            (lost / "out").write_bytes(whole[:size] + tail)
+            output.checkpoint_path(lost / "out").write_bytes(checkpoint)
+            try:
+                run_job(lost / "out", INPUT, resume=True, source=Pipe)
+            except InputError:
+                return False
+            if (lost / "out").read_bytes() != whole:
+                return False
+    shutil.rmtree(lost)
+    return True
+
+
+def test_the_power_fails_at_any_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert survives_power_failure(tmp_path, monkeypatch)
+
+
+def test_a_checkpoint_before_the_output_is_synchronised_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault."""
+    commit = output.Journal._commit
+
+    def early(journal: Any) -> None:
+        content = {"version": 1, **vars(journal.done), "settings": journal.settings}
+        output.write_file(output.checkpoint_path(journal.path), json.dumps(content))
+        commit(journal)
+
+    monkeypatch.setattr(output.Journal, "_commit", early)
+    assert not survives_power_failure(tmp_path, monkeypatch)
+
+
+def test_a_full_disk_is_one_line_and_the_job_goes_on_later(tmp_path: Path) -> None:
+    run_job(tmp_path / "whole", INPUT)
+
+    def fill(journal: Any) -> None:
+        if journal.done.lines >= 10:
+            room = iter((5,))
+
+            def write(data: memoryview) -> int:
+                for size in room:
+                    return int(file.write(data[:size]))
+                raise OSError(28, "No space left on device")
+
+            file = journal._file
+            journal._file = type(
+                "Full", (), {"write": staticmethod(write), "__getattr__": lambda _, n: getattr(file, n)}
+            )()
+
+    with pytest.raises(InputError, match=r"\(No space left on device\); what was written stays, --resume goes on"):
+        run_job(tmp_path / "out", INPUT, after_row=fill)
+    assert (tmp_path / "whole").read_bytes().startswith((tmp_path / "out").read_bytes())
+    run_job(tmp_path / "out", INPUT, resume=True)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def interrupted(path: Path, after: int = 15) -> bytes:
+    """Make an output of which not all is done."""
+
+    def stop(journal: Any) -> None:
+        if journal.done.lines >= after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(path, INPUT, after_row=stop)
+    return path.read_bytes()
+
+
+def test_ctrl_c_leaves_whole_lines_and_loses_none(tmp_path: Path) -> None:
+    content = interrupted(tmp_path / "out")
+    assert content.endswith(b"\n") and 15 <= len(content.splitlines()) < 40
+    checkpoint = json.loads(output.checkpoint_path(tmp_path / "out").read_text())
+    assert checkpoint["size"] == len(content) and checkpoint["lines"] == len(content.splitlines())
+    totals = run_job(tmp_path / "out", INPUT, resume=True)
+    run_job(tmp_path / "whole", INPUT)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert totals.errors == sum("error" in each for each in records(tmp_path / "out")) == 4
+    again = run_job(tmp_path / "out", INPUT, resume=True)  # there is nothing left to do
+    assert again.lines == 40 and again.rows == 0
+
+
+def test_resuming_what_was_changed_is_refused_in_a_line_that_says_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    before = interrupted(path)
+    done = len(before.splitlines())
+    lines = INPUT.split(b"\n")
+
+    def refused(match: str, content: bytes = INPUT, **more: Any) -> None:
+        left = path.read_bytes()
+        with pytest.raises(InputError, match=match) as error:
+            run_job(path, content, resume=True, **more)
+        assert "--force" in str(error.value) and "\n" not in str(error.value)
+        assert path.read_bytes() == left
+
+    for number in (1, done):
+        refused("not those that", b"\n".join([*lines[: number - 1], b"other", *lines[number:]]))
+    refused("not those that", b"\n".join(lines[1:]))
+    refused("not those that", b"\n".join(lines[: done - 1]))
+    refused("temperature was 0.0, is 1.0", settings=SETTINGS | {"temperature": 1.0})
+    refused("top_k was null, is 5", settings=SETTINGS | {"top_k": 5})
+    first, second, *rest = before.splitlines(keepends=True)
+    for changed in ([second, first, *rest], [first, *rest], [b"1\n", second, *rest], [first, b" " + second, *rest]):
+        path.write_bytes(b"".join(changed))
+        refused("was changed")
+    path.write_bytes(before)
+    checkpoint = output.checkpoint_path(path)
+    for content, match in ((b'{"version": 99, "settings": {}}', "another version"), (b"{", "cannot be read")):
+        checkpoint.write_bytes(content)
+        refused(match)
+    checkpoint.unlink()
+    refused("nobody knows what it was made from")
+    run_job(path, INPUT, force=True)
+    assert len(path.read_bytes().splitlines()) == 40
+
+
+def test_an_output_that_somebody_cut_needs_an_input_that_can_be_read_again(tmp_path: Path) -> None:
+    whole = interrupted(tmp_path / "out")
+    for size in (len(whole) - 3, len(whole) // 2):
+        (tmp_path / "out").write_bytes(whole[:size])
+        with pytest.raises(InputError, match="shorter than it was, and input cannot be read twice"):
+            run_job(tmp_path / "out", INPUT, resume=True, source=Pipe)
+    run_job(tmp_path / "out", INPUT, resume=True)
+    run_job(tmp_path / "whole", INPUT)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_lines_that_are_not_done_may_change_and_more_may_come(tmp_path: Path) -> None:
+    done = len(interrupted(tmp_path / "out").splitlines())
+    changed = b"\n".join([*INPUT.split(b"\n")[:done], b"new", b"lines\n"])
+    run_job(tmp_path / "out", changed, resume=True)
+    run_job(tmp_path / "whole", changed)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    run_job(tmp_path / "out", changed + b"more", resume=True)
+    assert records(tmp_path / "out")[-1]["text"] == "erom"
+
+
+def test_an_output_that_exists_is_not_touched_without_resume_or_force(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    with pytest.raises(InputError, match="exists; go on with it with --resume, or replace it with --force"):
+        run_job(tmp_path / "out", INPUT)
+    with pytest.raises(InputError, match="no regular file"):
+        run_job(tmp_path, INPUT)
+    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); name another file"):
+        run_job(tmp_path / "nowhere" / "out", INPUT)
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write into the folder could have put it there."""
+    (tmp_path / "precious").write_text("precious")
+    for name in ("out.job", ".out.job.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    run_job(tmp_path / "out", INPUT)
+    assert (tmp_path / "precious").read_text() == "precious" and len(records(tmp_path / "out")) == 40
+
+
+def test_two_jobs_do_not_write_one_output(tmp_path: Path) -> None:
+    def another(_: object) -> None:
+        with pytest.raises(InputError, match="another job is writing it"):
+            run_job(tmp_path / "out", INPUT, resume=True)
+
+    run_job(tmp_path / "out", b"one\ntwo", after_row=another)
+    assert len(records(tmp_path / "out")) == 2
+
+
+# Statistics
+
+
+def test_totals_are_those_of_the_rows(tmp_path: Path) -> None:
+    prompts = ["a", "a b c", "too long", "a b"]
+    totals = run_job(tmp_path / "out", "\n".join(prompts).encode())
+    results = [result_of(prompt).stats for prompt in prompts if prompt != "too long"]
+    totals.seconds = 3.0  # in which six seconds of rows took place, three together on average
+    assert totals.rows == 3 and totals.stats.generated_tokens == 2 + 4 + 3 and totals.end_to_end_tps == 3.0
+    assert totals.mean_time_to_first_token == pytest.approx(sum(each.time_to_first_token for each in results) / 3)
+    assert (totals.encode_seconds, totals.decode_seconds) == (0.75, 2.25)
+    assert totals.decode_tps == 9 / 2.25
+    assert totals.as_dict()["iterations"] == 6
+
+
+# The command, with the bundled models
+
+SAMPLE = {"temperature": 1.5, "acceptance": "coupled"}  # the same whatever drafts have learned
+PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
+
+
+def main(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    try:
+        status = main_command.main([str(each) for each in arguments])
+    except SystemExit as exit:  # argparse
+        status = int(exit.code or 0)
+    return status, *capfd.readouterr()
+
+
+def test_each_row_is_what_generate_gives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = [{}, {"max_tokens": 3}, SAMPLE | {"id": "x"}, SAMPLE | {"seed": 9}, {"stop": ["e"]}]
+    content = [{"prompt": prompt, **own} for prompt, own in zip(PROMPTS, options, strict=False)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, content)))
+    arguments = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out", "--stats-json", tmp_path / "stats"]
+    status, out, err = main(capfd, *arguments)
+    assert status == 0 and not out
+    model, tokenizer = load("t5-web-docs")
+    draft, _ = load("t5-web-docs-draft")
+    for given, fields in zip(content, records(tmp_path / "out"), strict=True):
+        own = {name: given[name] for name in ("max_tokens", "stop", "temperature", "acceptance") if name in given}
+        own["seed"] = fields.get("seed", 0)
+        result = generate(model, tokenizer, given["prompt"], draft_model=draft, **own)
+        assert fields["text"] == result.text and fields["generated_tokens"] == len(result.tokens)
+        assert ("seed" in fields) == ("temperature" in given) and fields.get("id") == given.get("id")
+    assert records(tmp_path / "out")[3]["seed"] == 9
+    for words in (
+        "5 lines; ",
+        "first token after",
+        "decoding",
+        "end to end",
+        "iterations",
+        "decode",
+    ):
+        assert words in err
+    stats = json.loads((tmp_path / "stats").read_text())
+    assert stats["rows"] == 5 and stats["generated_tokens"] == sum(
+        each["generated_tokens"] for each in records(tmp_path / "out")
+    )
+    assert stats["temperature"] == 0.0 and stats["slots"] == 8 and stats["model"].endswith("t5-web-docs")
+
+
+def test_lines_in_records_out_and_status_1_for_errors(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.txt").write_bytes(f"{PROMPTS[0]}\n\n{'word ' * 600}\n".encode() + b"\xff\n")
+    status, out, err = main(capfd, "--input", tmp_path / "in.txt", "--regular-decode")
+    fields = [json.loads(line) for line in out.splitlines()]
+    assert status == 1 and [each["line"] for each in fields] == [1, 2, 3, 4]
+    assert (
+        fields[1]["finish_reason"] == "blank" and "at most 512" in fields[2]["error"] and "UTF-8" in fields[3]["error"]
+    )
+    assert "4 lines, 2 of them errors (in this run first at line 3, 4)" in err
+    with (tmp_path / "in.txt").open("rb") as stdin:  # - is standard input
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+        assert main(capfd, "--input", "-", "--regular-decode")[:2] == (status, out)
+
+
+def victim(count: int, how: signal.Signals, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """main.py in a process of its own, that gets a signal when so many records are written."""
+    program = (
+        "import os, sys\n"
+        "from speculative_decoding.cli.main import main\n"
+        "from speculative_decoding.jobs import Journal\n"
+        "write, left = Journal.write, [int(sys.argv[1])]\n"
+        "def counted(*arguments):\n"
+        "    write(*arguments); left[0] -= 1\n"
+        "    if not left[0]: os.kill(os.getpid(), int(sys.argv[2]))\n"
+        "Journal.write = counted; sys.exit(main(sys.argv[3:]))"
+    )
+    command = [sys.executable, "-c", program, str(count), str(int(how)), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def test_main_resumes_what_was_interrupted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
+    options = [
+        "--temperature",
+        "1.5",
+        "--acceptance",
+        "coupled",
+        "--max-tokens",
+        "12",
+        "--slots",
+        "2",
+        "--model",
+        "t5-web-docs-draft",
+    ]
+    arguments = ["--input", tmp_path / "in.txt", *options]
+    assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
+    arguments += ["--output", tmp_path / "out"]
+    done = victim(3, signal.SIGINT, *arguments, "--resume")
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert "the same command with --resume goes on from there" in done.stderr
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 3
+    assert victim(4, signal.SIGKILL, *arguments, "--resume").returncode == -signal.SIGKILL
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 7
+    status, _, err = main(capfd, *arguments, "--resume")
+    assert status == 0 and "resuming" in err
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    status, _, err = main(capfd, *arguments, "--resume", "--seed", 1)
+    assert status == 2 and "seed was 0, is 1" in err
+
+
+def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
+    arguments = ["--input", str(tmp_path / "in.txt"), "--model", "t5-web-docs-draft", "-m", "5", "--output"]
+    ours, theirs = os.openpty()
+    command = [sys.executable, "main.py", *arguments, str(tmp_path / "out")]
+    subprocess.run(command, cwd=ROOT, stderr=theirs, check=True, env=os.environ | {"COLUMNS": "120", "TERM": "xterm"})
+    seen = os.read(ours, 1_000_000).decode()
+    assert "100%" in seen and "12 lines, " in seen and "tokens/s" in seen
+    monkeypatch.setattr("speculative_decoding.cli.progress.NOTE_SECONDS", 0)
+    _, _, err = main(capfd, *arguments, tmp_path / "out", "--force")
+    assert re.search(r"^12 lines, .*, about 0 min left$", err, re.MULTILINE) and "100%" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--output", "x"], "--output has no effect without --input; give both"),
+        (["--resume"], "--resume has no effect without --output"),
+        (["--slots", "3"], "--slots has no effect without --input"),
+        (["--max-memory", "3"], "--max-memory has no effect without --input"),
+        (["--input", "-", "--prompt", "x"], "--prompt does not go with --input; leave"),
+        (["--input", "-", "--verify"], "--verify does not go with --input; leave"),
+        (["--input", "-", "--resume"], "--resume has no effect without --output"),
+        (["--input", "-", "--force"], "--force has no effect without --output"),
+        (["--input", "-", "--output", "x", "--force", "--resume"], "leave one of them out"),
+        (["--input", "-", "--slots", "0"], "--slots: must be a whole number >= 1"),
+        (["--input", "-", "--max-memory", "0"], "--max-memory: must be a number above 0"),
+        (["--input", "/nowhere"], "--input /nowhere: No such file or directory"),
+        (["--input", "/"], "--input /: Is a directory"),
+        (["--input", "README.md", "--output", "./README.md"], "--output README.md: is the file of --input too; name"),
+        (
+            ["--input", "x.job", "--output", "x"],
+            "--output's checkpoint x.job: is the file of --input too; name another",
+        ),
+        (
+            ["--input", "README.md", "--stats-json", "LICENSE", "--output", "LICENSE"],
+            "--output LICENSE: is the file of",
+        ),
+        (
+            ["--input", "README.md", "--stats-json", "-"],
+            "--stats-json: must be the path of a file (- is none), not '-'",
+        ),
+        (["--input", "README.md", "--output", "-"], "--output: must be the path of a file (- is none), not '-'"),
+        (["--input", "README.md", "--output", "LICENSE"], "--output LICENSE: exists; go on with it with --resume"),
+    ],
+)
+def test_options_that_contradict_each_other_are_one_line(
+    arguments: list[str], named: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    status, out, err = main(capfd, *arguments)
+    lines = [line for line in err.splitlines() if not line.startswith("target ")]
+    assert status == 2 and len(lines) == 1 and named in lines[0] and not out

@@ -1,0 +1,341 @@
+"""The search for a fast BLAS: each in a fresh process, for it happens before MLX is imported."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux needs one")
+
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++")
+CHOSEN = "import speculative_decoding.backend.blas as b; print(b.chosen());"
+ASLEEP = {"OPENBLAS_THREAD_TIMEOUT": "4"}  # 2^4 cycles: its threads do not wait at work, on cores that others need
+PRODUCT = "import mlx.core as mx; print((mx.ones((8, 64)) @ mx.ones((64, 32))).sum().item())"
+ONLY_THE_WHEELS = """
+import ctypes
+load = ctypes.CDLL
+def load_no_other(name, *arguments, **options):
+    if "libopenblas.so" in str(name) or "libmkl" in str(name): raise OSError("none of the system's")
+    return load(name, *arguments, **options)
+ctypes.CDLL = load_no_other
+"""
+
+
+def python(code: str, package: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a fresh process that imports the package from this folder."""
+    variables = {name: value for name, value in os.environ.items() if name != "SPECULATIVE_DECODING_BLAS"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=package,
+        capture_output=True,
+        text=True,
+        env=variables | ASLEEP | environment,
+        timeout=600,
+    )
+
+
+def build(what: str, source: Path, into: Path, **environment: str) -> Path:
+    """An sdist or a wheel, by setuptools as pip calls it, but with the setuptools that is installed here."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{what}({str(into)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return into / done.stdout.splitlines()[-1]
+
+
+def installed(source: Path, into: Path, **environment: str) -> Path:
+    """A folder with the contents of the wheel that is built of a copy of this source."""
+    copy = into.with_name(f"{into.name}-source")  # its own, for a build keeps what it compiled
+    shutil.copytree(source, copy)
+    into.mkdir()
+    with zipfile.ZipFile(build("wheel", copy, into.parent, **environment)) as wheel:
+        wheel.extractall(into)
+    return into
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package's source as its sdist has it; nothing is built where the checkout lies."""
+    folder = tmp_path_factory.mktemp("sdist")
+    copy = folder / "copy"
+    shutil.copytree(
+        ROOT / "speculative_decoding",
+        copy / "speculative_decoding",
+        ignore=shutil.ignore_patterns("__pycache__", "*.so"),
+    )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.unpack_archive(build("sdist", copy, folder), folder)
+    (unpacked,) = folder.glob("speculative_decoding-*/")
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def compiled(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package with the extension."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    return installed(source, tmp_path_factory.mktemp("wheel") / "compiled")
+
+
+@pytest.fixture(scope="module")
+def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as it is built where there is no compiler."""
+    return installed(source, tmp_path_factory.mktemp("wheel") / "plain", CC="/bin/false")
+
+
+@pytest.fixture(scope="module", params=["", "-DWITHOUT_AVX512", "-DWITHOUT_TILES"])
+def each_kind(
+    request: pytest.FixtureRequest, compiled: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The package with the extension: with its best kernels for this processor, with others, with none."""
+    if not request.param:
+        return compiled
+    return installed(source, tmp_path_factory.mktemp("wheel") / "package", CFLAGS=request.param)
+
+
+def test_a_wheel_has_the_extension_and_uses_it(compiled: Path) -> None:
+    extension = compiled / "speculative_decoding" / "backend" / f"_sgemm{SUFFIX}"
+    assert extension.exists() and b"openblas32" not in extension.read_bytes()  # no path of the machine that built it
+    done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, compiled)
+    assert done.stdout.splitlines() == [str(extension), "True", "16384.0"], done.stderr
+
+
+def test_without_a_compiler_a_wheel_is_built_that_says_so_once_and_works(plain: Path) -> None:
+    assert not list(plain.glob("**/*.so"))
+    done = python(ONLY_THE_WHEELS + CHOSEN + "b.warn_if_slow(); b.warn_if_slow();" + PRODUCT, plain)
+    assert done.stdout.splitlines() == ["None", "16384.0"], done.stderr
+    assert done.stderr.count("slow reference BLAS") == done.stderr.count("apt install libopenblas0-pthread") == 1
+
+
+def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path) -> None:
+    """Neither with the extension nor where it is missing."""
+    (tmp_path / "bin").mkdir()
+    called = tmp_path / "called"
+    for name in COMPILERS:
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\necho {name} >> {called}\nexec /bin/false\n")
+        program.chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    code = "import speculative_decoding, speculative_decoding.backend.blas as b; print(b.chosen())"
+    for package in (compiled, plain):
+        done = python(code, package, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=path)
+        assert done.returncode == 0 and not called.exists(), done.stderr
+    python("import subprocess; subprocess.run(['cc'])", PATH=path)
+    assert called.read_text() == "cc\n"  # a call would have been seen
+
+
+CHECK = """
+import os
+os.sched_setaffinity(0, range(os.cpu_count()))  # this suite runs on one core; more threads than one need more
+import speculative_decoding.backend.blas as b
+import ctypes, threading
+import numpy as np
+rng = np.random.default_rng(0)
+library = ctypes.CDLL(b.chosen())
+assert "_sgemm" in b.chosen()
+print(b.threads())
+def pointer(array): return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+def check(x, w, product, what):
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    error = np.abs(np.asarray(product) - exact).max() / np.abs(exact).max()
+    assert error < 1e-5, (what, error)
+"""
+
+
+PRODUCTS = """
+import mlx.core as mx
+for rows in [*range(1, 10), 12, 17, 23, 64, 65]:
+    for k, n in [(8, 8), (1, 300), (300, 1), (131, 261)] + [(260, 521)] * (rows in (1, 4, 7, 23, 65)):
+        x, w = mx.array(rng.normal(size=(rows, k)), mx.float32), mx.array(rng.normal(size=(k, n)), mx.float32)
+        wt, xt = mx.contiguous(w.T), mx.contiguous(x.T)
+        for name, (a, b) in {"nn": (x, w), "nt": (x, wt.T), "tn": (xt.T, w), "tt": (xt.T, wt.T)}.items():
+            check(x, w, a @ b, (rows, k, n, name))
+            c = mx.array(rng.normal(size=(rows, n)), mx.float32)
+            check(x, w, mx.addmm(c, a, b, 0.5, 2.0) * 2 - 4 * c, (rows, k, n, name, "sum"))
+        wide = mx.array(rng.normal(size=(rows, 2 * k)), mx.float32)
+        check(wide[:, k:], w, wide[:, k:] @ w, (rows, k, n, "part of a row"))
+        many = mx.array(rng.normal(size=(3, rows, k)), mx.float32)
+        check(many, w, many @ w, (rows, k, n, "batch"))
+        check(many[:, ::-1], w, many[:, ::-1] @ w, (rows, k, n, "backwards"))
+ones = mx.ones((2, 3), mx.complex64)
+assert (ones @ ones.T).tolist() == [[3 + 0j] * 2] * 2
+with mx.stream(mx.cpu):
+    assert (mx.ones((2, 3), mx.float64) @ mx.ones((3, 2), mx.float64)).tolist() == [[3.0] * 2] * 2
+
+for m, n, k in [(1, 700, 100), (5, 130, 515), (70, 9, 8200), (300, 301, 600), (3, 2, 0), (2, 0, 3)]:
+    x, w = rng.normal(size=(m, k + 3)).astype(np.float32), rng.normal(size=(n, k + 5)).astype(np.float32)
+    y = np.full((m, n + 7), 7, np.float32)
+    library.cblas_sgemm(101, 111, 112, m, n, k, ctypes.c_float(0.5), pointer(x), k + 3, pointer(w), k + 5,
+                        ctypes.c_float(0), pointer(y), n + 7)
+    assert np.all(y[:, n:] == 7)
+    assert np.allclose(y[:, :n], 0.5 * x[:, :k].astype(float) @ w[:, :k].T, atol=1e-3), (m, n, k)
+"""
+
+
+def check_products(package: Path, threads: str) -> None:
+    """Against numpy in float64: sizes around the tiles and pieces, both layouts of both sides,
+    sums, batches; and through the library itself, with strides that leave gaps, which must not be written."""
+    done = python(CHECK + PRODUCTS, package, OPENBLAS_NUM_THREADS=threads)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in (threads, str(os.cpu_count()))
+
+
+def test_products_are_right(each_kind: Path) -> None:
+    """With two threads: a product that is small is one thread's then too."""
+    check_products(each_kind, "2")
+
+
+def test_products_of_a_single_thread_are_right(compiled: Path) -> None:
+    check_products(compiled, "1")
+
+
+def test_a_row_has_the_same_bits_in_any_company(each_kind: Path, request: pytest.FixtureRequest) -> None:
+    """Where the product is our own: no other row, and no other thread, changes what a row gives; so no token's logits
+    depend on how many are read with it."""
+    code = """
+import mlx.core as mx
+if "avx2" not in open("/proc/cpuinfo").read() or WITHOUT_TILES:
+    print("OpenBLAS computes")
+    raise SystemExit
+for k, n in [(64, 64), (128, 8192), (1024, 768), (333, 257)]:
+    x, w = mx.array(rng.normal(size=(40, k)), mx.float32), mx.array(rng.normal(size=(n, k)), mx.float32)
+    c = mx.array(rng.normal(size=n), mx.float32)
+    alone = mx.concatenate([x[i : i + 1] @ w.T for i in range(40)])
+    for rows in range(2, 41):
+        assert mx.array_equal(x[:rows] @ w.T, alone[:rows]), (rows, k, n)
+        assert mx.array_equal(mx.addmm(c, x[:rows], w.T), c + alone[:rows]), (rows, k, n, "sum")
+    v = mx.array(rng.normal(size=(k, 5)), mx.float32)
+    assert mx.array_equal(x @ v, mx.concatenate([x[i : i + 1] @ v for i in range(40)])), (k, "small")
+from speculative_decoding import load
+model, _ = load(MODEL)
+def logits(widths):
+    cache, tokens, found = model.make_cache(model.encode(mx.array([[5, 9, 3, 7, 1]]))), list(range(3, 27)), []
+    for width in widths:
+        found.append(model.decode(mx.array([tokens[:width]]), cache))
+        del tokens[:width]
+    return mx.concatenate(found, axis=1)
+assert all(mx.array_equal(logits([1] * 24), logits([width] * (24 // width))) for width in (2, 3, 4, 8, 12, 24))
+print("the same")
+"""
+    model = f"MODEL = {str(ROOT / 'models/t5-web-docs')!r}"
+    without = f"\nWITHOUT_TILES = {request.node.callspec.params['each_kind'] == '-DWITHOUT_TILES'}"
+    done = python(CHECK + model + without + code, each_kind, OPENBLAS_NUM_THREADS="2")
+    if "OpenBLAS computes" in done.stdout:
+        pytest.skip("its kernels differ by number of rows")
+    assert done.stdout.splitlines()[-1] == "the same", done.stderr
+
+
+def test_decoding_leaves_no_product_to_openblas(compiled: Path) -> None:
+    """Whose threads would take the cores from ours for many rounds: with a draft head, biases, long sources, rows."""
+    code = """
+import speculative_decoding.backend.blas as b
+if "avx2" not in open("/proc/cpuinfo").read():
+    print("OpenBLAS computes")
+    raise SystemExit
+from pathlib import Path
+calls = []
+SGEMM, SGEMV = ([ctypes.c_int] * count + [ctypes.c_float] + [ctypes.c_void_p, ctypes.c_int] * 2
+                + [ctypes.c_float, ctypes.c_void_p, ctypes.c_int] for count in (6, 4))
+sgemm = ctypes.CFUNCTYPE(None, *SGEMM)(lambda *given: calls.append(given[3:6]))
+sgemv = ctypes.CFUNCTYPE(None, *SGEMV)(lambda *given: calls.append(given[2:4]))
+others = [getattr(b._openblas, b.PREFIX + name) for name in b.USED_BY_EXTENSION[2:]]
+library.speculative_decoding_use_openblas(*[ctypes.cast(each, ctypes.c_void_p) for each in (sgemm, sgemv, *others)])
+import mlx.core as mx
+from speculative_decoding import load
+session = load(MODELS + "/t5-web-docs", draft=MODELS + "/t5-web-docs-head")
+session.generate("translate English to German: " + "The file was not found. " * 30, max_tokens=12, num_draft=3)
+session.batch(["translate English to German: Yes.", "describe: name: x"], max_tokens=8, num_draft=5)
+from speculative_decoding import checkpoints, models
+folder = Path(GOLDENS) / "bart"
+bart = models.build(checkpoints.read_config(folder), checkpoints.read(folder))
+for rows in (1, 3):
+    mx.eval(bart.decode(mx.array([[5, 6]] * rows), bart.make_cache(bart.encode(mx.array([[7, 8, 9]] * rows)))))
+assert not calls, calls
+mx.eval(mx.ones((8, 1200)) @ mx.ones((8, 1200)).T, mx.ones((1200, 8)).T @ mx.ones((1200, 9)))
+assert calls == [(8, 9, 1200)], calls  # one that is seen
+print("none")
+"""
+    folders = f"MODELS, GOLDENS = {str(ROOT / 'models')!r}, {str(ROOT / 'tests' / 'parity' / 'goldens')!r}"
+    done = python(CHECK + folders + code, compiled, OPENBLAS_NUM_THREADS="2")
+    if "OpenBLAS computes" in done.stdout:
+        pytest.skip("the extension computes nothing here")
+    assert done.stdout.splitlines()[-1:] == ["none"], done.stderr
+
+
+def test_products_of_several_threads_and_of_a_forked_process(each_kind: Path) -> None:
+    code = """
+def work(seed, rounds, failed):
+    rng = np.random.default_rng(seed)
+    for _ in range(rounds):
+        m, n, k = (int(rng.integers(1, top)) for top in (20, 900, 300))
+        x, w, y = rng.normal(size=(m, k)), rng.normal(size=(n, k)), np.empty((m, n), np.float32)
+        x, w = x.astype(np.float32), w.astype(np.float32)
+        library.cblas_sgemm(101, 111, 112, m, n, k, ctypes.c_float(1), pointer(x), k, pointer(w), k, ctypes.c_float(0),
+                            pointer(y), n)
+        if not np.allclose(y, x @ w.T, atol=1e-3): failed.append((m, n, k))
+def crowd():
+    failed = []
+    threads = [threading.Thread(target=work, args=(seed, 12, failed)) for seed in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return failed
+assert not crowd()
+child = os.fork()
+if not child:
+    os._exit(bool(crowd()))
+assert os.waitpid(child, 0)[1] == 0
+assert not crowd()
+print("done")
+"""
+    done = python(CHECK + code, each_kind, OPENBLAS_NUM_THREADS="2")
+    assert done.stdout.splitlines()[-1:] == ["done"], done.stderr
+
+
+def test_none_keeps_what_mlx_brings() -> None:
+    done = python(CHOSEN + "print(b.threads());" + PRODUCT, SPECULATIVE_DECODING_BLAS="none")
+    assert done.stdout.splitlines() == ["None", "None", "16384.0"]
+
+
+SEVENS = """
+void cblas_sgemm(int order, int a, int b, int m, int n, int k, float alpha, const float *x, int ldx,
+                 const float *y, int ldy, float beta, float *z, int ldz) {
+    for (int i = 0; i < m * ldz; i++) z[i] = 7;
+}
+void cblas_dgemm(void) {}
+void cblas_cgemm(void) {}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_library_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
+    library = tmp_path / "sevens.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=SEVENS, text=True, check=True)
+    code = CHOSEN + "b.warn_if_slow();" + PRODUCT
+    done = python(code, SPECULATIVE_DECODING_BLAS=str(library))
+    assert done.stdout.splitlines() == [str(library), str(7.0 * 8 * 32)] and not done.stderr
+    for wrong, reason in (("/nonexistent.so", "cannot open"), ("libc.so.6", "libc.so.6 has no cblas_sgemm")):
+        done = python(code, SPECULATIVE_DECODING_BLAS=wrong)
+        assert done.stdout.splitlines() == ["None", "16384.0"]
+        assert f"SPECULATIVE_DECODING_BLAS: {wrong}" in done.stderr and reason in done.stderr
+
+
+def test_mlx_imported_too_early_is_said() -> None:
+    done = python("import mlx.core, speculative_decoding.backend.blas as b; b.warn_if_slow()")
+    assert "import it after" in done.stderr

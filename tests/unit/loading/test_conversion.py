@@ -1,0 +1,334 @@
+"""A checkpoint goes in, the same model comes out; whatever is wrong is named, and nothing is left half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from speculative_decoding import CheckpointError, InputError, checkpoints, load
+from speculative_decoding.checkpoints.npz import write_npz
+from speculative_decoding.loading import conversion, hub, manifest
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED, Storage
+from tests.support.checkpoint_files import gguf_file, t5_arrays, torch_file
+from tests.support.paths import GOLDENS
+from tests.support.tiny import TOKENIZER
+
+BUNDLED_DRAFT = BUNDLED / "t5-web-docs-draft"
+
+FAMILIES = sorted(path.parent.name for path in GOLDENS.glob("*/model.safetensors"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_source(tmp_path, "t5")
+
+
+def make_source(tmp_path: Path, family: str) -> Path:
+    folder = tmp_path / "hf" / family
+    shutil.copytree(GOLDENS / family, folder)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return folder
+
+
+def shard(folder: Path) -> None:
+    """Split model.safetensors in two, as the Hub does with large models."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file_name, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file_name)
+    weight_map = {name: file_name for file_name, part in parts.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> None:
+    """From safetensors and from torch's files."""
+    folder = make_source(tmp_path, family)
+    output = convert(str(folder), tmp_path / "out", Storage("float32"))
+    as_torch("zip")(shutil.copytree(folder, tmp_path / "torch" / family))
+    from_torch = convert(str(tmp_path / "torch" / family), tmp_path / "from_torch", Storage("float32"))
+    assert (from_torch / "weights.npz").read_bytes() == (output / "weights.npz").read_bytes()
+    original, converted = load(folder).model, load(output).model
+    tokens = mx.array([[3, 4, 1]])
+    logits = [m.decode(tokens, m.make_cache(m.encode(tokens))) for m in (original, converted)]
+    assert mx.array_equal(*logits)
+
+
+def test_sharded_equals_whole(source: Path, tmp_path: Path) -> None:
+    whole = checkpoints.read(convert(str(source), tmp_path / "whole"))
+    shard(source)
+    parts = checkpoints.read(convert(str(source), tmp_path / "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(mx.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def as_torch(form: str) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        (folder / "pytorch_model.bin").write_bytes(torch_file(form, tensors))
+        (folder / "model.safetensors").unlink()
+
+    return rewrite
+
+
+def as_sharded_torch(form: str) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        shard(folder)
+        for path in folder.glob("*.safetensors"):
+            (folder / path.name.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")).write_bytes(
+                torch_file(form, load_file(path))
+            )
+            path.unlink()
+        index = folder / "model.safetensors.index.json"
+        text = index.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+        (folder / "pytorch_model.bin.index.json").write_text(text)
+        index.unlink()
+
+    return rewrite
+
+
+def as_npz(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    write_npz(folder / "weights.npz", ((name, mx.array(tensor)) for name, tensor in tensors.items()))
+    (folder / "model.safetensors").unlink()
+
+
+FORMATS: dict[str, Callable[[Path], None]] = {
+    "sharded safetensors": shard,
+    "zip .bin": as_torch("zip"),
+    "legacy .bin": as_torch("legacy"),
+    "sharded zip .bin": as_sharded_torch("zip"),
+    "sharded legacy .bin": as_sharded_torch("legacy"),
+    "npz": as_npz,
+}
+
+
+@pytest.mark.parametrize("rewrite", FORMATS.values(), ids=FORMATS.keys())
+def test_every_format_converts_to_the_same_bytes(rewrite: Callable[[Path], None], source: Path, tmp_path: Path) -> None:
+    """GGUF, which has other names, is compared in tests/unit/checkpoints/test_gguf.py."""
+    expected = (convert(str(source), tmp_path / "expected") / "weights.npz").read_bytes()
+    rewrite(source)
+    assert (convert(str(source), tmp_path / "out") / "weights.npz").read_bytes() == expected
+
+
+def test_a_gguf_file_converts_to_the_same_model(tmp_path: Path) -> None:
+    arrays = t5_arrays()
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    (folder / "any-name.gguf").write_bytes(gguf_file(arrays))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    converted = checkpoints.read(convert(str(folder), tmp_path / "out", Storage("float32")))
+    assert all(np.array_equal(np.array(converted[name]), arrays[name]) for name in converted)
+    assert load(tmp_path / "out").model.config.vocab_size == arrays["shared.weight"].shape[0]
+    (folder / "second.gguf").touch()
+    with pytest.raises(CheckpointError, match="holds 2 .gguf files"):
+        convert(str(folder), tmp_path / "other")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_stored_in_the_type_asked_for(dtype: str, source: Path, tmp_path: Path) -> None:
+    output = convert(str(source), tmp_path / "out", Storage(dtype))
+    ours, theirs = checkpoints.read(output), checkpoints.read(source)
+    by_mlx = mx.load(str(output / "weights.npz"))
+    assert by_mlx.keys() == ours.keys() <= theirs.keys()
+    for name in ours:
+        expected = theirs[name].astype(getattr(mx, dtype))
+        assert ours[name].dtype == by_mlx[name].dtype == expected.dtype == ours.info(name).dtype
+        assert mx.array_equal(ours[name], expected) and mx.array_equal(by_mlx[name], expected)
+    if dtype != "bfloat16":  # numpy cannot name that type
+        by_numpy = np.load(output / "weights.npz")
+        assert all(np.array_equal(by_numpy[name], np.array(ours[name])) for name in ours)
+
+
+def test_only_what_the_model_needs_is_written_once(tmp_path: Path) -> None:
+    folder = make_source(tmp_path, "flan-t5")  # its file carries copies of the embedding
+    names = list(checkpoints.read(convert(str(folder), tmp_path / "out")))
+    assert len([name for name in names if "embed" in name or name == "shared.weight"]) == 1
+
+
+def test_the_manifest_tells_damage(source: Path, tmp_path: Path) -> None:
+    output = convert(str(source), tmp_path / "out")
+    assert manifest.verify(output) == 3 + (source / "generation_config.json").exists()
+    weights = bytearray((output / "weights.npz").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (output / "weights.npz").write_bytes(weights)
+    with pytest.raises(CheckpointError, match="weights.npz: its SHA-256"):
+        manifest.verify(output)
+    (output / "weights.npz").write_bytes(weights[:-1])
+    with pytest.raises(CheckpointError, match="bytes, but the manifest says"):
+        load(output)
+    (output / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="tokenizer.json is missing"):
+        load(output)
+    (output / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not a readable manifest"):
+        load(output)
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["decoder.block.1.layer.2.DenseReluDense.wo.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def transpose_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
+    tensors[name] = np.ascontiguousarray(tensors[name].T)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lose_a_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def other_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "whisper"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (drop_tensor, "decoder.block.1.layer.2.DenseReluDense.wo.weight' is missing"),
+        (transpose_tensor, "encoder.block.0.layer.1.DenseReluDense.wi.weight' has shape"),
+        (truncate, "model.safetensors: not a readable safetensors file"),
+        (lose_a_shard, "model-00002-of-00002.safetensors' is missing"),
+        (other_architecture, "unknown model_type 'whisper'"),
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("]"), "not readable as JSON"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no weights found"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
+    ],
+)
+def test_a_damaged_source_is_named_and_nothing_is_written(
+    damage: Callable[[Path], object], named: str, source: Path, tmp_path: Path
+) -> None:
+    damage(source)
+    with pytest.raises(InputError, match=named):
+        convert(str(source), tmp_path / "out" / "model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_instead_of_a_folder_is_named(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name its folder"):
+        convert(str(source / "model.safetensors"), tmp_path / "out")
+
+
+def test_an_interrupted_conversion_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    def interrupt(name: str, done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), tmp_path / "out" / "model", progress=interrupt)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_existing_folder_is_replaced_only_when_asked(source: Path, tmp_path: Path) -> None:
+    output = convert(str(source), tmp_path / "out")
+    with pytest.raises(InputError, match="--force"):
+        convert(str(source), output)
+    convert(str(source), output, Storage("float32"), force=True)
+    assert checkpoints.read(output).info("shared.weight").dtype == mx.float32
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(InputError, match="are free"):
+        convert(str(source), tmp_path / "out" / "model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_ends_at_the_total(source: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    convert(str(source), tmp_path / "out", progress=lambda name, done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1][0] == seen[-1][1] > 0
+
+
+def test_a_local_folder_never_touches_the_network(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("asked the Hub"))
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("opened a connection"))
+    convert(str(source), tmp_path / "out")
+
+
+def test_a_name_is_fetched_from_the_hub(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+    monkeypatch.setattr(hub, "fetch", lambda name, revision: (asked.append((name, revision)), source)[1])
+    monkeypatch.chdir(tmp_path)
+    assert convert("google-t5/t5-small", revision="main") == Path("models/t5-small")
+    assert asked == [("google-t5/t5-small", "main")]
+    assert manifest.verify(tmp_path / "models" / "t5-small")
+
+
+def test_of_a_repository_only_what_is_needed_is_downloaded() -> None:
+    files = ["README.md", "config.json", "flax_model.msgpack", "spiece.model", "tf_model.h5", "onnx/model.onnx"]
+    torch = ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+    safe = ["model.safetensors"]
+    assert hub.needed(files + torch + safe) == ["config.json", "spiece.model", *safe]
+    assert hub.needed(files + torch) == ["config.json", "spiece.model", *torch]
+    assert hub.needed([*files, "pytorch_model.bin"])[-1] == "pytorch_model.bin"
+
+
+@pytest.mark.parametrize("thing", ["thesis.txt", "chapters/", "weights.npz -> ", "no manifest"])
+def test_a_folder_with_anything_that_is_not_ours_is_never_replaced(thing: str, tmp_path: Path) -> None:
+    output = convert(str(BUNDLED_DRAFT), tmp_path / "out")
+    if thing.endswith("/"):
+        (output / thing).mkdir()
+    elif thing == "no manifest":
+        (output / "manifest.json").unlink()
+    elif "->" in thing:
+        (output / "weights.npz").rename(tmp_path / "elsewhere")
+        (output / "weights.npz").mkdir()
+    else:
+        (output / thing).write_text("years of work")
+    before = {path.name for path in output.iterdir()}
+    with pytest.raises(InputError, match="which no conversion wrote; name another folder"):
+        convert(str(BUNDLED_DRAFT), output, force=True)
+    assert {path.name for path in output.iterdir()} == before and [*tmp_path.glob(".*")] == []
+
+
+def test_the_source_a_link_and_a_file_are_never_replaced(tmp_path: Path) -> None:
+    source = convert(str(BUNDLED_DRAFT), tmp_path / "source")
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "file").write_text("mine")
+    for output, reason in (
+        (source, "is the model that is to be converted"),
+        (tmp_path / "x" / ".." / "source", "is the model that is to be converted"),
+        (tmp_path / "link", "is a link"),
+        (tmp_path / "file", "is a file"),
+        (tmp_path / "x" / "new" / "..", "does not name a folder by its own name"),
+        (Path(), "does not name a folder by its own name"),
+    ):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        for force in (False, True):
+            with pytest.raises(InputError, match=reason):
+                convert(str(source), output, Storage("bfloat16", 4), force=force)
+    assert manifest.verify(source) and (tmp_path / "file").read_text() == "mine" and not any((tmp_path / "x").iterdir())
+
+
+def test_an_empty_folder_is_replaced_if_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="exists already; give --force"):
+        convert(str(BUNDLED_DRAFT), tmp_path / "out")
+    assert manifest.verify(convert(str(BUNDLED_DRAFT), tmp_path / "out", force=True))

@@ -1,0 +1,312 @@
+"""What a folder's generation_config.json asks for is kept to, with any draft; languages; an encoder that is shared."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from speculative_decoding import InputError, batch_generate, generate, load, score
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.decoding.divergence import first_divergence
+from speculative_decoding.drafters import choose_drafter
+from speculative_decoding.drafters.base import Row, history_of
+from speculative_decoding.drafters.draft_model import DraftModel
+from speculative_decoding.errors import CheckpointError
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.generation_config import GenerationConfig
+from speculative_decoding.models.shared_encoder import share_encoder, shares_encoder
+from speculative_decoding.sampling import GenerationOptions, History
+from tests.support.tiny import CONFIG, DRAFTERS, EOS, SOURCES, VOCAB, noisy_copy, save_hugging_face, tiny_model
+from tests.support.together import Letters, drafter_of_rows, options_of, together
+from tests.unit.sampling.test_constraints import plainly
+
+ASKED: dict[str, Any] = {
+    "forced_bos_token_id": 5,
+    "forced_eos_token_id": EOS,
+    "no_repeat_ngram_size": 2,
+    "min_length": 14,
+    "bad_words_ids": [[0], [3, 4], [EOS]],
+    "suppress_tokens": [11],
+    "begin_suppress_tokens": [7, 9],
+    "repetition_penalty": 1.1,
+}
+BARE = tiny_model()
+MODEL = tiny_model()
+MODEL.generation_config = GenerationConfig.from_dict(ASKED, VOCAB, [EOS])
+DRAFT = noisy_copy(MODEL)
+LENGTH = 24
+
+
+def greedy(source: Sequence[int], asked: Mapping[str, Any], length: int = LENGTH) -> list[int]:
+    """By a plain reading, one token at a time, each pass from the beginning."""
+    config = GenerationConfig.from_dict(asked, VOCAB, [EOS])
+    options = config.settled(GenerationOptions(max_tokens=length), 1)
+    own = config.constraints(options, [EOS], 1, config.forced_bos_token_id)
+    memory, tokens = BARE.encode(mx.array([list(source)])), [0]
+    while len(tokens) <= length and tokens[-1] != EOS:
+        logits: list[float] = BARE.logits(BARE.teacher_forced(mx.array([tokens]), memory))[0, -1].tolist()  # type: ignore[assignment]
+        penalty = options.repetition_penalty or 1.0
+        for token in set(tokens):
+            logits[token] *= penalty if logits[token] < 0 else 1 / penalty
+        scores = plainly(logits, own, tokens)
+        tokens.append(scores.index(max(scores)))
+    return tokens[1:]
+
+
+@cache
+def regular(number: int) -> list[int]:
+    return greedy(SOURCES[number], ASKED)
+
+
+def test_the_file_changes_the_text() -> None:
+    for number, source in enumerate(SOURCES):
+        text = regular(number)
+        assert text[0] == 5 and text[-1] == EOS and (len(text) >= 13) and text != greedy(source, {})
+        assert len({*pairwise(text)}) == len(text) - 1
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_any_draft_gives_the_text_that_the_file_asks_for(drafter: str) -> None:
+    """Side by side and alone; a text that is cut ends with the forced end, and says that it was cut."""
+    requests = [(source, options_of(drafter, max_tokens=LENGTH)) for source in SOURCES]
+    made = drafter_of_rows(drafter, MODEL, DRAFT, lambda row: regular(SOURCES.index(row.source)))
+    for number, told in enumerate(together(MODEL, requests, made, slots=3)):
+        assert told.tokens == regular(number)
+        assert told.finish_reason == ("length" if len(told.tokens) == LENGTH else "stop")
+
+
+def test_a_history_that_is_one_token_too_short_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_short(rows: Sequence[Row], drafted: mx.array) -> History:
+        hidden = 0 * drafted[:, -1:]  # the start token, which every history has
+        return history_of(rows, mx.concatenate([drafted[:, :-1], hidden], axis=1))
+
+    monkeypatch.setattr(acceptance, "history_of", too_short)
+    with pytest.raises(AssertionError):
+        test_any_draft_gives_the_text_that_the_file_asks_for("target itself")
+
+
+def test_an_option_goes_before_the_file() -> None:
+    prompt = Letters().decode(SOURCES[0])
+    bare = {"no_repeat_ngram_size": 0, "min_tokens": 0, "repetition_penalty": 1.0}
+    kept = {name: ASKED[name] for name in ASKED if name not in (*bare, "min_length")}
+    found = generate(MODEL, Letters(), prompt, max_tokens=LENGTH, draft_model=DRAFT, **bare)
+    assert found.tokens == greedy(SOURCES[0], kept)
+    own = {"no_repeat_ngram_size": 3, "min_tokens": 10, "max_tokens": LENGTH}
+    found = generate(BARE, Letters(), prompt, draft_model=DRAFT, **own)
+    assert found.tokens == greedy(SOURCES[0], {"no_repeat_ngram_size": 3, "min_new_tokens": 10})
+
+
+def test_a_prefix_stands_behind_the_forced_beginning() -> None:
+    prompt = Letters().decode(SOURCES[0])
+    whole = regular(0)
+    for given in (whole[1:6], whole[:6]):
+        found = generate(MODEL, Letters(), prompt, prefix=given, max_tokens=LENGTH - 6, draft_model=DRAFT)
+        assert found.tokens == whole[6:]
+
+
+def test_a_text_is_scored_behind_the_forced_beginning() -> None:
+    assert score(MODEL, Letters(), "abc", "bc").tokens == [5, *Letters().encode("bc")]
+    assert score(BARE, Multilingual(), "abc", [3], source_language="fra_Latn", target_language="deu_Latn").tokens == [3]
+    with pytest.raises(InputError, match="^target_language must be given"):
+        score(BARE, Multilingual(), "abc", "bc")
+
+
+def test_divergence_reads_the_file_too() -> None:
+    prompt = Letters().decode(SOURCES[0])
+    text = regular(0)
+    found = first_divergence(MODEL, Letters(), prompt, text, [*text[:3], 2], GenerationOptions(max_tokens=LENGTH))
+    assert found is not None and found.position == 3 and found.logit_gap is not None and found.logit_gap > 0
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_rows_of_a_batch_differ_in_what_may_come(rule: str) -> None:
+    """Single and batch agree also where rows have limits of their own."""
+    rows = [{"prompt": "abc"}, {"prompt": "abc", "no_repeat_ngram_size": 1}, {"prompt": "cab", "min_tokens": 9}]
+    own = {"temperature": 1.0, "acceptance": rule, "seed": 3, "num_draft": 3, "drafter": "model", "max_tokens": 12}
+    for found in batch_generate(MODEL, Letters(), rows, draft_model=DRAFT, **own):
+        alone = generate(MODEL, Letters(), draft_model=DRAFT, **(own | rows[found.index]))
+        assert found.result is not None and found.result.tokens == alone.tokens
+
+
+# Folders.
+
+
+def folder_of(path: Path, generation: Mapping[str, Any] | None, **config: Any) -> Path:
+    save_hugging_face(BARE, path, CONFIG | config)
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("forced_bos_token_id", VOCAB, "a whole number, 0 to 23"),
+        ("forced_eos_token_id", [1, -1], "a list, each a whole number"),
+        ("suppress_tokens", [1.0], "a list"),
+        ("begin_suppress_tokens", "a", "a list"),
+        ("bad_words_ids", [1], "a list, each a list"),
+        ("no_repeat_ngram_size", 65, "a whole number, 0 to 64"),
+        ("min_length", -1, "a whole number"),
+        ("repetition_penalty", 0, "a number, 1e-10"),
+    ],
+)
+def test_an_impossible_field_is_named(tmp_path: Path, field: str, value: Any, wanted: str) -> None:
+    folder = folder_of(tmp_path / "model", {field: value})
+    for use in (lambda: load(folder), lambda: convert(str(folder), tmp_path / "out")):
+        with pytest.raises(CheckpointError, match=f"^generation_config.json: '{field}' must be {wanted}") as error:
+            use()
+        assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_older_files_have_it_in_config_json_and_a_conversion_keeps_it(tmp_path: Path) -> None:
+    """A generation_config.json goes before all of config.json's, as in transformers."""
+    old = folder_of(tmp_path / "old", None, **ASKED)
+    assert load(old).model.generation_config == MODEL.generation_config
+    assert load(convert(str(old), tmp_path / "converted")).model.generation_config == MODEL.generation_config
+    both = folder_of(tmp_path / "both", {"min_length": 3}, **ASKED)
+    assert load(both).model.generation_config == GenerationConfig(min_length=3)
+    first = folder_of(tmp_path / "first", None, force_bos_token_to_be_generated=True, bos_token_id=4)
+    assert load(first).model.generation_config.forced_bos_token_id == 4
+
+
+def test_what_is_not_supported_is_said_once_in_a_line(tmp_path: Path) -> None:
+    asked = {"num_beams": 4, "length_penalty": 2.0, "do_sample": True, "encoder_repetition_penalty": 1.0}
+    folder = folder_of(tmp_path / "model", asked)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        load(folder, draft=folder).generate("a", max_tokens=2)
+    (line,) = [str(each.message) for each in said if "generation_config" in str(each.message)]
+    assert (
+        "num_beams 4 is not kept to, one beam is followed where nobody asks for more (--num-beams); do_sample" in line
+    )
+    assert "encoder_repetition_penalty" not in line and "\n" not in line
+
+
+# Languages.
+
+
+class Multilingual(Letters):
+    """Source ids begin with their language, as NLLB's do."""
+
+    languages: Mapping[str, int] = {"deu_Latn": 20, "eng_Latn": 21, "fra_Latn": 22}
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [self.languages[language or "eng_Latn"], *super().encode(text)]
+
+
+def test_rows_of_a_batch_are_written_in_languages_of_their_own() -> None:
+    languages = ["deu_Latn", "fra_Latn", "deu_Latn", "eng_Latn"]
+    rows = [{"prompt": "abc", "target_language": each} for each in languages]
+    rows[2]["source_language"] = "fra_Latn"
+    for found in batch_generate(BARE, Multilingual(), rows, draft_model=DRAFT, max_tokens=10):
+        row = rows[found.index]
+        source = Multilingual().encode("abc", row.get("source_language"))
+        forced = {"forced_bos_token_id": Multilingual.languages[row["target_language"]]}
+        assert found.result is not None and found.result.tokens == greedy(source, forced, 10)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "options", "message"),
+    [
+        (
+            Multilingual(),
+            {},
+            "^target_language must be given, for this model writes 3 languages: deu_Latn, eng_Latn, fra",
+        ),
+        (
+            Multilingual(),
+            {"target_language": "deu"},
+            "^target_language 'deu' is none of .* did you mean deu_Latn.* There",
+        ),
+        (Multilingual(), {"target_language": "deu_Latn", "source_language": "xx"}, "^source_language 'xx' is none of"),
+        (Letters(), {"target_language": "de"}, "^target_language 'de' has no effect: this model has no languages"),
+        (Letters(), {"source_language": "de"}, "^source_language 'de' has no effect: this model has no languages"),
+    ],
+)
+def test_a_wrong_or_missing_language_is_said_with_those_there_are(
+    tokenizer: Letters, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        generate(BARE, tokenizer, "abc", **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_knows_its_language_needs_none() -> None:
+    """By its file, or because it starts with it, as the first mBART does."""
+    one = tiny_model()
+    one.generation_config = GenerationConfig(forced_bos_token_id=20)
+    assert generate(one, Multilingual(), "abc", max_tokens=2).tokens[0] == 20
+    start = tiny_model(decoder_start_token_id=21)
+    assert generate(start, Multilingual(), "abc", max_tokens=2).tokens
+
+
+# A shared encoder.
+
+
+def same_encoder(noise: float = 0.0) -> EncoderDecoder:
+    """The noisy copy with the target's encoder, in arrays of its own; noise: in its last array."""
+    copy = noisy_copy(BARE)
+    own = {path: array + 0 for path, array in parameters(BARE).items() if not path.startswith(("decoder.", "head."))}
+    last = max(own)
+    own[last] = own[last] + noise
+    copy.load_weights(list(own.items()), strict=False)
+    return copy
+
+
+def parameters(model: EncoderDecoder) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_draft_with_the_targets_encoder_encodes_nothing(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[EncoderDecoder] = []
+    draft, encode = same_encoder(), type(BARE).encode
+    assert not shares_encoder(BARE, draft) and share_encoder(BARE, draft) and shares_encoder(BARE, draft)
+    kept = {id(array) for array in parameters(BARE).values()}
+    assert sum(id(array) in kept for array in parameters(draft).values()) > 10
+    monkeypatch.setattr(type(BARE), "encode", lambda self, *given: (calls.append(self), encode(self, *given))[1])
+    options = options_of(drafter="model", max_tokens=20)
+    found = together(
+        BARE,
+        [(source, options) for source in SOURCES],
+        choose_drafter(options, BARE, DraftModel(draft), shares_encoder=shares_encoder(BARE, draft)),
+        slots,
+    )
+    assert [each.tokens for each in found] == [greedy(source, {}, 20) for source in SOURCES]
+    assert (
+        not any(each is draft for each in calls) and sum(each.accepted for told in found for each in told.rounds) > 20
+    )
+    apart = together(BARE, [(SOURCES[0], options)], choose_drafter(options, BARE, DraftModel(DRAFT)), slots)
+    assert any(each is DRAFT for each in calls) and apart[0].tokens == found[0].tokens
+
+
+def test_an_almost_equal_encoder_is_not_shared() -> None:
+    for draft in (same_encoder(1e-6), noisy_copy(BARE), tiny_model(num_layers=1)):
+        before = parameters(draft)
+        assert not share_encoder(BARE, draft) and not shares_encoder(BARE, draft)
+        assert all(array is before[path] for path, array in parameters(draft).items())
+    half = same_encoder()
+    half.update({"encoder": {"norm": {"weight": half.encoder.norm.weight.astype(mx.float16)}}})
+    assert not share_encoder(BARE, half)
+    other = tiny_model(relative_attention_max_distance=21)
+    other.load_weights(list(parameters(BARE).items()))
+    assert not share_encoder(BARE, other)
+
+
+def test_a_pair_that_is_loaded_shares_its_encoder(tmp_path: Path) -> None:
+    draft = same_encoder()
+    folders = save_hugging_face(BARE, tmp_path / "target", CONFIG), save_hugging_face(draft, tmp_path / "draft", CONFIG)
+    session = load(folders[0], draft=folders[1])
+    assert isinstance(session.draft_model, EncoderDecoder) and shares_encoder(session.model, session.draft_model)
+    assert not shares_encoder(session.model, tiny_model())

@@ -1,0 +1,223 @@
+"""Ids, text, and text that streams."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculative_decoding import InputError
+from speculative_decoding.checkpoints import CheckpointError
+from speculative_decoding.decoding.request import encode_output, output_ids
+from speculative_decoding.drafters.draft_model import require_same_tokens
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.tokenizer import (
+    TOKENIZER_FILES,
+    FastTokenizer,
+    StreamingDetokenizer,
+    TransformersTokenizer,
+    Vocabulary,
+    load_tokenizer,
+)
+from tests.support.paths import GOLDENS as GOLDENS_FOLDER
+from tests.support.tiny import EOS, OneLanguage, tiny_model
+
+GOLDENS = sorted((GOLDENS_FOLDER / "tokenizers").iterdir())
+T5_FAMILY = ("t5", "mt5", "umt5")
+DATA = BUNDLED.parent / "data"
+LINES = [line for path in sorted(DATA.glob("*.txt")) for line in path.read_text(encoding="utf-8").split("\n")[:40]]
+ODD = [
+    "",
+    " ",
+    "  two  spaces ",
+    "naïve café — Ärger über Größe",
+    "emoji 🎉 and 漢字",
+    "<extra_id_0> end </s>",
+    "a\tb\nc",
+]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Path:
+    return BUNDLED / "t5-web-docs"
+
+
+def test_ids_are_those_of_transformers(bundled: Path) -> None:
+    fast, reference = load_tokenizer(bundled), TransformersTokenizer(bundled)
+    for text in LINES + ODD:
+        ids = fast.encode(text)
+        assert ids == reference.encode(text)
+        assert fast.decode(ids) == reference.decode(ids)
+    assert fast.vocabulary.pieces == reference.vocabulary.pieces
+
+
+def test_a_bare_sentencepiece_model_gives_the_same_ids(bundled: Path, tmp_path: Path) -> None:
+    for name in ("spiece.model", "tokenizer_config.json", "special_tokens_map.json", "config.json"):
+        (tmp_path / name).write_bytes((bundled / name).read_bytes())
+    bare, fast = load_tokenizer(tmp_path), load_tokenizer(bundled)
+    assert isinstance(bare, TransformersTokenizer)
+    for text in LINES:
+        assert bare.encode(text) == fast.encode(text)
+
+
+def golden_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "golden.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_each_family_has_the_ids_and_texts_of_hugging_face(folder: Path) -> None:
+    """See goldens/make_tokenizer_goldens.py. Also streamed, as one token comes after the other."""
+    tokenizer, golden = load_tokenizer(folder), golden_of(folder)
+    assert tokenizer.languages == golden["languages"]
+    for each in golden["texts"]:
+        assert tokenizer.encode(each["text"], each["language"]) == each["ids"]
+        assert tokenizer.encode_output(each["text"]) == each["output_ids"]
+        assert tokenizer.decode(each["ids"]) == each["text_of_ids"]
+        stream = StreamingDetokenizer(tokenizer)
+        assert "".join(map(stream.add, each["ids"])) + stream.finish() == each["text_of_ids"]
+    assert {*tokenizer.languages.values()} <= tokenizer.vocabulary.pieces.keys()
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_what_conversion_copies_is_the_whole_tokenizer(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", *TOKENIZER_FILES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, tmp_path / name)
+    copied, original = load_tokenizer(tmp_path), load_tokenizer(folder)
+    assert copied.vocabulary.pieces == original.vocabulary.pieces and copied.languages == original.languages
+    assert [copied.encode(text) for text in LINES[:5]] == [original.encode(text) for text in LINES[:5]]
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "mbart50", "pegasus", "t5"])
+def test_a_draft_with_other_files_of_the_same_tokenizer_has_the_same_pieces(name: str, tmp_path: Path) -> None:
+    """As distilbart, which has no tokenizer.json, and bart-large-cnn, which does."""
+    folder = next(each for each in GOLDENS if each.name == name)
+    bare = TransformersTokenizer(folder)
+    bare._backend.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    if (settings := folder / "tokenizer_config.json").exists():
+        shutil.copyfile(settings, tmp_path / "tokenizer_config.json")
+    fast = load_tokenizer(tmp_path)
+    assert isinstance(fast, FastTokenizer) and fast.vocabulary.fingerprint == bare.vocabulary.fingerprint
+    for each in golden_of(folder)["texts"]:
+        assert fast.encode(each["text"], each["language"]) == each["ids"]
+
+
+@pytest.mark.parametrize("model_type", [*T5_FAMILY, None])
+@pytest.mark.parametrize("settings", [None, {"tokenizer_class": "T5Tokenizer"}], ids=["bare", "with its class"])
+def test_a_spiece_model_is_enough_for_every_t5(
+    model_type: str | None, settings: dict[str, str] | None, tmp_path: Path
+) -> None:
+    folder = next(each for each in GOLDENS if each.name == "t5")
+    shutil.copyfile(folder / "spiece.model", tmp_path / "spiece.model")
+    for name, content in (
+        ("config.json", model_type and {"model_type": model_type}),
+        ("tokenizer_config.json", settings),
+    ):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path)
+    for each in golden_of(folder)["texts"]:
+        assert tokenizer.encode(each["text"]) == each["ids"] and tokenizer.decode(each["ids"]) == each["text_of_ids"]
+
+
+def nllb_with(folder: Path, **settings: Any) -> FastTokenizer:
+    golden = next(each for each in GOLDENS if each.name == "nllb")
+    shutil.copyfile(golden / "tokenizer.json", folder / "tokenizer.json")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return FastTokenizer(folder)
+
+
+def test_the_default_language_and_its_place_are_those_of_the_settings(tmp_path: Path) -> None:
+    german = nllb_with(tmp_path).languages["deu_Latn"]
+    assert nllb_with(tmp_path, src_lang="deu_Latn").encode("a word")[0] == german
+    assert nllb_with(tmp_path, src_lang="deu_Latn", legacy_behaviour=True).encode("a word")[-1] == german
+    for src_lang in ("German", ["deu_Latn"]):
+        with pytest.raises(CheckpointError, match="src_lang .* is none of this tokenizer's languages"):
+            nllb_with(tmp_path, src_lang=src_lang)
+
+
+def test_an_unknown_language_is_named(bundled: Path) -> None:
+    nllb = load_tokenizer(next(each for each in GOLDENS if each.name == "nllb"))
+    with pytest.raises(InputError, match="language 'de' is none of this model's: ace_Arab, "):
+        nllb.encode("a word", "de")
+    with pytest.raises(InputError, match="language 'de' is none of this model's: it has no tokens for languages"):
+        load_tokenizer(bundled).encode("a word", "de")
+
+
+def test_an_output_begins_behind_the_start_and_has_an_end() -> None:
+    """T5Gemma's tokenizer writes the start token in front, which the decoder has read already, and no end."""
+    model = tiny_model(vocab_size=600, decoder_start_token_id=2)
+    tokenizer = load_tokenizer(next(each for each in GOLDENS if each.name == "t5gemma"))
+    start, *ids = tokenizer.encode_output("the method")
+    assert start == 2 and tokenizer.decode(ids) == "the method"
+    assert encode_output(model, tokenizer, "the method", "target") == [*ids, EOS]
+    assert output_ids(model, tokenizer, "the method", "prefix") == ids and output_ids(model, tokenizer, "", "") == []
+
+
+def test_streamed_text_is_the_whole_text(bundled: Path) -> None:
+    tokenizer = load_tokenizer(bundled)
+    for text in LINES + ODD:
+        ids = tokenizer.encode(text)
+        stream = StreamingDetokenizer(tokenizer)
+        assert "".join(stream.add(token) for token in ids) + stream.finish() == tokenizer.decode(ids)
+
+
+class Bytes(OneLanguage):
+    """ByT5's way: id = byte + 3. Characters of several bytes arrive in pieces."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [byte + 3 for byte in text.encode()] + [1]
+
+    def decode(self, tokens) -> str:  # type: ignore[no-untyped-def]
+        return bytes(token - 3 for token in tokens if token >= 3).decode("utf-8", errors="replace")
+
+
+def test_a_stream_never_shows_half_a_character() -> None:
+    text = "Größe 🎉👩‍👩‍👧 漢字"
+    stream = StreamingDetokenizer(Bytes())
+    pieces = [stream.add(token) for token in Bytes().encode(text)] + [stream.finish()]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_character_cut_off_at_the_end_is_given_at_the_end() -> None:
+    stream = StreamingDetokenizer(Bytes())
+    tokens = Bytes().encode("ab🎉")[:-2]
+    assert "".join(map(stream.add, tokens)) == "ab"
+    assert stream.finish() == "\ufffd"
+
+
+def test_fingerprints_are_equal_where_every_piece_is() -> None:
+    one, same = Vocabulary({"a": 0, "b": 1, "c": 2}), Vocabulary({"c": 2, "b": 1, "a": 0})
+    assert one.fingerprint == same.fingerprint and one.pieces == same.pieces
+    for other in ({"a": 0, "c": 1, "b": 2}, {"a": 0, "b": 1}, {"a": 0, "b": 1, "c": 3}):
+        assert Vocabulary(other).fingerprint != one.fingerprint
+
+
+def test_a_draft_with_other_tokens_is_refused_with_the_first_that_differs() -> None:
+    target, draft = tiny_model(), tiny_model()
+    target.pieces, draft.pieces = Bytes().vocabulary.pieces, Bytes().vocabulary.pieces
+    require_same_tokens(target, draft)
+    draft.pieces = Vocabulary({"x": 5}).pieces
+    with pytest.raises(InputError, match="token 5 is 'x'"):
+        require_same_tokens(target, draft)
+    with pytest.raises(InputError, match="decoder_start_token_id is 3"):
+        require_same_tokens(target, tiny_model(decoder_start_token_id=3))
+
+
+def test_pieces_that_transformers_would_make_are_few(bundled: Path, tmp_path: Path) -> None:
+    shutil.copyfile(bundled / "spiece.model", tmp_path / "spiece.model")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 1 << 31}))
+    with pytest.raises(InputError, match="'extra_ids' must be at most 65536, not 2147483648"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_folder_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no tokenizer found"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match="tokenizer.json: not a readable tokenizer"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,323 @@
+"""A row of a batch computes what it would compute alone, whatever its neighbours accept, reject, end or begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.models.positions import RelativePositionBias
+from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.support.tiny import tiny_model
+from tests.support.together import every_row_at_the_furthest_offset
+
+TOLERANCE = 1e-4  # the largest logits are of order 1 to 10
+
+
+@dataclass
+class Request:
+    source: list[int]
+    tokens: list[int]  # what its decoder reads, whole
+    cut: int = 0  # how many the cache of its row holds
+    expected: mx.array = field(init=False)  # (L, V), from a run alone, all at once
+
+
+def make_request(model: EncoderDecoder, generator: np.random.Generator, length: int) -> Request:
+    vocab = model.config.vocab_size
+    request = Request(
+        generator.integers(2, vocab, int(generator.integers(1, length))).tolist(),
+        [model.config.decoder_start_token_id, *generator.integers(2, vocab, 90).tolist()],
+    )
+    cache = model.make_cache(model.encode(mx.array([request.source])))
+    request.expected = model.decode(mx.array([request.tokens]), cache)[0].astype(mx.float32)
+    return request
+
+
+def padded_cache(model: EncoderDecoder, requests: Sequence[Request]) -> DecoderCache:
+    """One encoder pass over sources of different lengths; the padding is junk that a mask must hide."""
+    longest = max(len(request.source) for request in requests)
+    tokens = [request.source + [2 + i % 9 for i in range(longest - len(request.source))] for request in requests]
+    mask = mx.array([[i < len(request.source) for i in range(longest)] for request in requests])
+    return model.make_cache(model.encode(mx.array(tokens), mask), mask)
+
+
+def make_requests(model: EncoderDecoder, count: int = 60) -> list[Request]:
+    """Sources of mixed lengths, the longest ever longer, so that a memory is both replaced in place and grown."""
+    generator = np.random.default_rng(count)
+    return [make_request(model, generator, 6 + 2 * i) for i in range(count)]
+
+
+def drive(
+    model: EncoderDecoder, requests: list[Request], rows: int, rounds: int, seed: int, tolerance: float = TOLERANCE
+) -> dict[str, int]:
+    """Random passes, rewinds, refills and frozen rows, each pass compared with the runs alone. Counts what happened."""
+    generator = np.random.default_rng(seed)
+    waiting = iter(requests)
+    active = [next(waiting) for _ in range(rows)]
+    cache = padded_cache(model, active)
+    seen = dict.fromkeys(("ragged", "shared", "frozen", "replaced", "grown"), 0)
+    for turn in range(rounds):
+        width = int(generator.integers(1, 7))
+        frozen = {b for b in range(rows) if rows > 1 and generator.random() < 0.15}
+        counts = [int(generator.integers(1, width + 1)) for _ in active]  # shorter rows end in padding
+        passed = []
+        for request, count in zip(active, counts, strict=True):
+            real = request.tokens[request.cut : request.cut + count]
+            passed.append(real + [model.config.pad_token_id] * (width - len(real)))
+        seen["ragged" if len(set(cache.offsets)) > 1 else "shared"] += 1
+        logits = model.decode(mx.array(passed), cache).astype(mx.float32)
+        for b, (request, count) in enumerate(zip(active, counts, strict=True)):
+            if b in frozen:
+                seen["frozen"] += 1
+                continue
+            wanted = request.expected[request.cut : request.cut + count]
+            got = logits[b, : wanted.shape[0]]
+            assert mx.abs(got - wanted).max().item() < tolerance, (turn, b)
+            if tolerance == TOLERANCE:
+                assert mx.array_equal(mx.argmax(got, axis=-1), mx.argmax(wanted, axis=-1)), (turn, b)
+            request.cut += int(generator.integers(0, wanted.shape[0] + 1))  # accepted; the rest is rejected
+        cache.trim_to([request.cut for request in active])
+        if done := [b for b, request in enumerate(active) if request.cut > 78 or generator.random() < 0.12]:
+            capacity = cache.source_capacity
+            fresh = [next(waiting) for _ in done]
+            cache.assign(done, padded_cache(model, fresh))
+            for b, request in zip(done, fresh, strict=True):
+                active[b] = request
+            seen["grown" if cache.source_capacity > capacity else "replaced"] += 1
+        if rows > 1 and turn % 11 == 10:  # all rewound to one offset: back to one offset
+            lowest = min(request.cut for request in active)
+            for request in active:
+                request.cut = lowest
+            cache.trim_to(lowest)
+    return seen
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_a_row_of_a_ragged_batch_equals_a_run_alone(folder: Path) -> None:
+    model, _ = load_golden(folder)
+    seen = drive(model, make_requests(model), rows=4, rounds=45, seed=1)
+    assert min(seen.values()) > 0, seen
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_any_number_of_rows(rows: int) -> None:
+    model = tiny_model()
+    drive(model, make_requests(model), rows=rows, rounds=40, seed=rows)
+
+
+@pytest.mark.parametrize("changes", [{}, {"model_type": "umt5", "feed_forward_proj": "gated-gelu"}], ids=str)
+def test_strict_passes_are_ragged_too(changes: dict[str, object]) -> None:
+    model = tiny_model(**changes)
+    generator = np.random.default_rng(0)
+    requests = [make_request(model, generator, 6) for _ in range(3)]
+    cache = padded_cache(model, requests)
+    cache.reserve(100)
+    for cuts in ([0, 0, 0], [3, 1, 5], [9, 2, 6], [4, 2, 13]):
+        cache.trim_to(cuts)
+        logits = model.decode(
+            mx.array([r.tokens[c : c + 8] for r, c in zip(requests, cache.offsets, strict=True)]), cache
+        )
+        assert cache.capacity == 128
+        for row, request, cut in zip(logits, requests, [o - 8 for o in cache.offsets], strict=True):
+            assert mx.abs(row - request.expected[cut : cut + 8]).max().item() < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_a_batch_keeps_its_type(dtype: mx.Dtype) -> None:
+    model = tiny_model()
+    model.set_dtype(dtype)
+    drive(model, make_requests(model), rows=3, rounds=25, seed=3, tolerance=0.5 if dtype == mx.bfloat16 else 0.1)
+    requests = [make_request(model, np.random.default_rng(i), 9) for i in range(2)]
+    cache = padded_cache(model, requests)
+    cache.trim_to([0, 0])
+    model.decode(mx.array([r.tokens[:4] for r in requests]), cache)
+    cache.trim_to([1, 3])
+    logits = model.decode(mx.array([r.tokens[:2] for r in requests]), cache)
+    cache.assign([0], padded_cache(model, [make_request(model, np.random.default_rng(9), 40)]))
+    layer = cache.layers[0]
+    held = (logits, *layer.arrays, cache.memory_mask)
+    assert {array.dtype for array in held} == {dtype}
+
+
+def test_padding_of_a_source_changes_no_row() -> None:
+    model = tiny_model()
+    requests = [make_request(model, np.random.default_rng(i), 3 + 9 * i) for i in range(4)]
+    logits = model.decode(mx.array([request.tokens[:12] for request in requests]), padded_cache(model, requests))
+    for row, request in zip(logits, requests, strict=True):
+        assert mx.abs(row - request.expected[:12]).max().item() < 1e-5
+
+
+def test_selected_rows_go_on_as_before() -> None:
+    model = tiny_model()
+    requests = [make_request(model, np.random.default_rng(i), 9) for i in range(4)]
+    cache = padded_cache(model, requests)
+    model.decode(mx.array([request.tokens[:8] for request in requests]), cache)
+    cache.trim_to([8, 2, 5, 3])
+    cache.select([2, 1])
+    assert cache.offsets == [5, 2] and cache.rows == 2
+    logits = model.decode(mx.array([requests[2].tokens[5:9], requests[1].tokens[2:6]]), cache)
+    for row, request, cut in zip(logits, (requests[2], requests[1]), (5, 2), strict=True):
+        assert mx.abs(row - request.expected[cut : cut + 4]).max().item() < TOLERANCE
+
+
+def test_a_free_slot_is_finite_and_harms_nobody() -> None:
+    """A row whose mask has no token; then a request takes it, over whatever the slot has computed."""
+    model = tiny_model()
+    request = make_request(model, np.random.default_rng(0), 9)
+    length = len(request.source)
+    mask = mx.array([[True] * length, [False] * length])
+    cache = model.make_cache(model.encode(mx.array([request.source, [0] * length]), mask), mask)
+    for start in (0, 4):
+        logits = model.decode(mx.array([request.tokens[start : start + 4], [0, 0, 0, 0]]), cache)
+        assert mx.isfinite(logits).all().item()
+        assert mx.abs(logits[0] - request.expected[start : start + 4]).max().item() < TOLERANCE
+    taken = make_request(model, np.random.default_rng(5), 9)
+    cache.assign([1], padded_cache(model, [taken]))
+    logits = model.decode(mx.array([request.tokens[8:11], taken.tokens[:3]]), cache)
+    assert mx.abs(logits[0] - request.expected[8:11]).max().item() < TOLERANCE
+    assert mx.abs(logits[1] - taken.expected[:3]).max().item() < TOLERANCE
+
+
+def test_assigning_copies_no_other_row() -> None:
+    """Within the source capacity the buffers are written in place: no new buffer of their size is allocated."""
+    model = tiny_model(d_kv=64)
+    source = mx.array([[5] * 256])
+    cache = model.make_cache(model.encode(mx.broadcast_to(source, (32, 256))))
+    fresh = model.make_cache(model.encode(source))
+    mx.eval(cache.arrays, fresh.arrays)
+    size = cache.layers[0].cross_keys.nbytes
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    cache.assign([3], fresh)
+    mx.eval(cache.arrays)
+    assert mx.get_peak_memory() - before < size / 4
+
+
+@pytest.mark.parametrize("offsets", [[9], [9, 9, 9, 9], [9, 12, 10, 11]], ids=["one row", "shared", "ragged"])
+def test_a_pass_copies_no_cache(offsets: list[int]) -> None:
+    """Keys and values are written in place: what a pass allocates is far below one of its buffers."""
+    model = tiny_model(d_kv=64)
+    cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * len(offsets))))
+    cache.reserve(4096)
+    mx.eval(model.decode(mx.array([[3] * 16] * len(offsets)), cache))
+    for _ in range(2):  # the first pass also makes the window of biases
+        cache.trim_to(offsets)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(model.decode(mx.array([[5]] * len(offsets)), cache))
+        allocated = mx.get_peak_memory() - before
+    assert allocated < cache.layers[0].keys.nbytes / 4
+
+
+@pytest.mark.parametrize("rows", [[], [0, 0], [2], [-1], [0, 1]], ids=str)
+def test_an_impossible_assignment_is_refused(rows: list[int]) -> None:
+    model = tiny_model()
+    cache, fresh = (model.make_cache(model.encode(mx.array([[5, 9, 1]] * count))) for count in (2, 1))
+    with pytest.raises(ValueError, match="cannot assign"):
+        cache.assign(rows, fresh)
+    model.decode(mx.array([[0]]), fresh)
+    with pytest.raises(ValueError, match="decoded nothing"):
+        cache.assign([0], fresh)
+
+
+def one_rewind_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(
+        DecoderCache, "trim_to", lambda self, offset: trim(self, offset if isinstance(offset, int) else max(offset))
+    )
+
+
+def rows_rewound_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = DecoderCache.trim_to
+    monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offset: trim(self, [max(0, o - 1) for o in offset]))
+
+
+def mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query sees the key behind its own position as well: the bias is right, the mask is not."""
+    masks = RelativePositionBias.__call__
+
+    def open_one_more(self: RelativePositionBias, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
+        behind = mx.arange(capacity) == offsets[:, None, None, None] + 1 + mx.arange(length)[:, None]
+        return [mx.where(behind, 0.0, mask) for mask in masks(self, offsets, length, capacity)]
+
+    monkeypatch.setattr(RelativePositionBias, "__call__", open_one_more)
+
+
+def bias_of_the_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = RelativePositionBias.__call__
+    monkeypatch.setattr(
+        RelativePositionBias,
+        "__call__",
+        lambda self, offsets, length, capacity: masks(self, mx.maximum(offsets - 1, 0), length, capacity),
+    )
+
+
+def bias_of_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are masked as the first one is."""
+    masks = RelativePositionBias.__call__
+    monkeypatch.setattr(
+        RelativePositionBias,
+        "__call__",
+        lambda self, offsets, length, capacity: masks(self, offsets[:1], length, capacity),
+    )
+
+
+def stale_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot begins anew, but still reads the source of the request before."""
+
+    def keep_memory(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
+        for row in rows:
+            self.offsets[row] = 0
+
+    monkeypatch.setattr(DecoderCache, "assign", keep_memory)
+
+
+def stale_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is new, but as much of it is hidden as there was in the request before."""
+    assign = DecoderCache.assign
+
+    def keep_mask(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
+        before = mx.array(self.memory_mask)
+        assign(self, rows, fresh)
+        if before.shape == self.memory_mask.shape:
+            self.memory_mask = before
+
+    monkeypatch.setattr(DecoderCache, "assign", keep_mask)
+
+
+FAULTS = [
+    every_row_at_the_furthest_offset,
+    one_rewind_for_all,
+    rows_rewound_one_too_far,
+    mask_off_by_one,
+    bias_of_the_next_position,
+    bias_of_the_first_row,
+    stale_memory,
+    stale_mask,
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS)
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+def test_a_planted_fault_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(model_type=model_type)
+    requests = make_requests(model)  # what is expected comes from the code without the fault
+    mx.eval([request.expected for request in requests])
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        drive(model, requests, rows=4, rounds=40, seed=2)
+
+
+def test_without_a_fault_the_same_events_pass() -> None:
+    for model_type in ("t5", "umt5"):
+        model = tiny_model(model_type=model_type)
+        seen = drive(model, make_requests(model), rows=4, rounds=40, seed=2)
+        assert min(seen.values()) > 0, seen

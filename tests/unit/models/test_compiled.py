@@ -1,0 +1,145 @@
+"""Compiled passes: traced once for each shape, forgotten when there are too many, never with stale weights."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from speculative_decoding.models import compiled
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.compiled import Compiled
+from speculative_decoding.models.linear import Linear
+from tests.support.operations import counted, operations
+from tests.support.tiny import tiny_model
+
+
+def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST_SHAPES", 3)
+    traced: list[int] = []
+
+    def double(x: mx.array) -> mx.array:
+        traced.append(x.size)
+        return 2 * x
+
+    function = Compiled(double)
+    for sizes, new in (((1, 2, 3, 1, 2, 3), [1, 2, 3]), ((4, 4), [4]), ((1, 4), [1])):
+        before = len(traced)
+        for size in sizes:
+            assert function(size, mx.ones(size)).tolist() == [2.0] * size
+        assert traced[before:] == new
+
+
+def test_a_pass_is_that_of_the_weights_of_the_moment() -> None:
+    model = tiny_model()
+
+    def logits() -> mx.array:
+        return model.decode(mx.array([[0, 5, 3]]), model.make_cache(model.encode(mx.array([[5, 9, 1]]))))
+
+    before = logits()
+    assert mx.array_equal(before, logits())
+    weight = model.decoder.layers[0].ff.wi.weight
+    model.load_weights([("decoder.layers.0.ff.wi.weight", weight * 1.5)], strict=False)
+    changed = logits()
+    assert not mx.allclose(before, changed)
+    model.set_dtype(mx.bfloat16)
+    assert logits().dtype == mx.bfloat16
+    model.set_dtype(mx.float32)
+    model.load_weights([("decoder.layers.0.ff.wi.weight", weight)], strict=False)
+    assert mx.allclose(before, logits(), atol=0.1) and not mx.allclose(logits(), changed)
+
+
+def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewinds, growth past the first buffer, rows at different offsets."""
+
+    def run() -> list[mx.array]:
+        model = tiny_model()
+        cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * 2)))
+        seen = []
+        for step, (length, offsets) in enumerate(
+            [(1, [1, 1]), (5, [4, 2]), (3, [6, 5]), (31, [30, 36]), (30, [60, 50]), (9, [0, 0])]
+        ):
+            tokens = mx.array([[(3 * step + i) % 20 + 2 for i in range(length)]] * 2)
+            seen.append(model.decode(tokens, cache))
+            cache.trim_to(offsets)
+        return seen
+
+    once = run()
+    monkeypatch.setattr(mx, "compile", lambda function: function)
+    for ours, theirs in zip(once, run(), strict=True):
+        assert mx.abs(ours - theirs).max().item() < 1e-5
+
+
+def transposed(model: EncoderDecoder, folder: Path) -> int:
+    """How many nodes of the graph of a pass over one position transpose something."""
+    cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
+    mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
+    states = model.states(mx.array([[5]]), cache)
+    mx.export_to_dot(str(folder / "graph"), states)
+    return (folder / "graph").read_text().count('"Transpose"')
+
+
+def test_a_pass_over_one_position_transposes_keys_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    layers = len(model.decoder.layers)
+    assert transposed(model, tmp_path) == 2 * layers
+    monkeypatch.setattr(Linear, "prepare", lambda self, capacity: self.weight)
+    assert transposed(tiny_model(), tmp_path) == (2 + 6) * layers
+
+
+def test_a_product_is_that_of_the_weight_of_the_moment() -> None:
+    layer, x = Linear(3, 2), mx.array([[1.0, 2.0, 3.0]])
+    for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
+        layer.update({"weight": weight})
+        for _ in range(2):  # before and after it has prepared
+            assert layer(x).tolist() == (x @ weight.T).tolist()
+            layer.prepare(64)
+    assert list(layer.parameters()) == ["weight"]
+
+
+def test_weights_that_are_replaced_are_given_back() -> None:
+    model = tiny_model(d_model=256, d_ff=4096)
+    cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
+    mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
+    before = mx.get_active_memory()
+    model.set_dtype(mx.bfloat16)
+    mx.eval(model.parameters())
+    gc.collect()
+    size = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    assert mx.get_active_memory() < before - 0.9 * size  # as much as they take now, for they took twice that
+
+
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "as written"])
+def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(
+    model_type: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over 1 + K positions, rows at different offsets."""
+    if not compiled:
+        monkeypatch.setattr(mx, "compile", lambda function: function)
+    model, taken = tiny_model(model_type=model_type), []
+    for rows in (1, 8, 32):
+        cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * rows)))
+        mx.eval(model.decode(mx.array([[3] * 20] * rows), cache), cache.arrays)
+        cache.trim_to([5 + 7 * row % 13 for row in range(rows)])
+        logits = model.decode(mx.array([[4] * 6] * rows), cache)
+        counts = operations(logits, cache.arrays)
+        assert counts["Matmul"] > 10
+        taken.append(counts.total())
+    assert len(set(taken)) == 1, taken
+
+
+def test_operations_that_grow_with_the_rows_are_counted() -> None:
+    x = mx.ones((8, 4))
+    mx.eval(x)
+    assert operations(x.T.reshape(2, 16)[:1]) == {}
+    assert operations(x + 1, x * 2).total() == 2
+    assert operations([mx.stack([mx.exp(row) for row in x])]) == {"Exp": 8, "Concatenate": 1}
+    with counted() as seen:
+        y = mx.exp(x)
+        mx.eval(y, {"sum": y.sum()})
+        mx.async_eval(y * 2)  # type: ignore[no-untyped-call]
+    assert seen == {"Exp": 1, "Sum": 1, "Multiply": 1}

@@ -1,0 +1,108 @@
+"""Quantised weights: the folder alone tells how, and memory and file give the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load
+from speculative_decoding.checkpoints.base import QuantizedCheckpoint
+from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.load import BUNDLED, Storage
+from speculative_decoding.models.base import EncoderDecoder
+from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
+
+DRAFT = BUNDLED / "t5-web-docs-draft"
+PROMPT = "translate English to German: The method returns the value."
+
+
+def quantized_layers(model: EncoderDecoder) -> dict[str, tuple[int, int]]:
+    return {
+        path: (module.bits, module.group_size)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding)
+    }
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_a_folder_alone_tells_how_it_is_quantised(bits: int, group_size: int, tmp_path: Path) -> None:
+    output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", bits, group_size))
+    from_file, _ = load(output)
+    layers = quantized_layers(from_file)
+    assert set(layers.values()) == {(bits, group_size)} and "decoder.layers.0.ff.wo" in layers
+    assert "embedding" not in layers  # the tied head is kept by default
+    in_memory, _ = load(DRAFT, dtype="bfloat16", quantize=bits, group_size=group_size)
+    in_memory.set_dtype(mx.float32)
+    tokens = mx.array([[3, 4, 1]])
+    logits = [m.decode(tokens, m.make_cache(m.encode(tokens))) for m in (from_file, in_memory)]
+    assert mx.array_equal(*logits)
+
+
+def test_the_head_is_kept_and_stays_exact(tmp_path: Path) -> None:
+    model, _ = load(convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4)))
+    layers = quantized_layers(model)
+    assert "decoder.layers.0.ff.wo" in layers and "embedding" not in layers
+    original, _ = load(DRAFT)
+    assert mx.array_equal(model.embedding.weight, original.embedding.weight)
+
+
+def test_the_head_is_the_embedding_only_where_they_are_tied(tmp_path: Path) -> None:
+    config = CONFIG | {"d_model": 64, "d_ff": 64, "d_kv": 32}
+    for is_tied in (True, False):
+        changes = {"d_model": 64, "d_ff": 64, "d_kv": 32, "tie_word_embeddings": is_tied}
+        folder = save_hugging_face(tiny_model(**changes), tmp_path / str(is_tied), config | changes)
+        layers = quantized_layers(load(folder, quantize=8).model)
+        assert ("embedding" in layers) == (not is_tied) and "head" not in layers
+
+
+def test_quantised_parts_are_what_mlx_quantises(tmp_path: Path) -> None:
+    inner = checkpoints.read(DRAFT)
+    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    outer = QuantizedCheckpoint(inner, {name}, 4, 64)
+    assert len(list(outer)) == len(outer) == len(inner) + 2
+    for ours, theirs, part in zip(
+        (outer[name], outer[name[:-6] + "scales"], outer[name[:-6] + "biases"]),
+        mx.quantize(inner[name], group_size=64, bits=4),
+        (name, name[:-6] + "scales", name[:-6] + "biases"),
+        strict=True,
+    ):
+        assert mx.array_equal(ours, theirs)
+        assert outer.info(part).shape == theirs.shape and outer.info(part).dtype == theirs.dtype
+
+
+def test_eight_bits_still_write_the_same_sentence() -> None:
+    exact, tokenizer = load(DRAFT)
+    model, _ = load(DRAFT, quantize=8)
+    assert generate(model, tokenizer, PROMPT).text == generate(exact, tokenizer, PROMPT).text
+
+
+def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
+    folder = save_hugging_face(tiny_model(), tmp_path / "hf", CONFIG)  # rows of 16 and 32
+    with pytest.raises(InputError, match="groups of 64"):
+        load(folder, quantize=4)
+    for options in ({"quantize": 3}, {"quantize": 4, "group_size": 48}):
+        with pytest.raises(InputError, match="must be one of"):
+            load(DRAFT, **options)
+    output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4))
+    for options in ({"quantize": 8}, {"dtype": "float16"}):
+        with pytest.raises(InputError, match="quantised already"):
+            load(output, **options)  # type: ignore[arg-type]
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    quantized = QuantizedCheckpoint(checkpoints.read(DRAFT), {"encoder.block.0.layer.0.SelfAttention.q.weight"}, 4, 64)
+    model, _ = load(DRAFT)  # q, k and v are one layer: quantising one of them alone cannot be right
+    with pytest.raises(CheckpointError, match=r"SelfAttention\.k\."):
+        type(model)(model.config).load_checkpoint(quantized)
+
+
+def test_asking_for_a_name_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = checkpoints.read(DRAFT)
+    monkeypatch.setattr(type(checkpoint), "__getitem__", lambda *_: pytest.fail("read a tensor"))
+    assert "shared.weight" in checkpoint and "no.such.weight" not in checkpoint
+    quantized = QuantizedCheckpoint(checkpoint, {"shared.weight"}, 4, 64)
+    assert "shared.scales" in quantized and "shared.weight" in quantized and "other.scales" not in quantized

@@ -1,0 +1,129 @@
+"""What may not come and what must: by a plain reading of each rule, one position at a time, and Hugging Face's own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding.models.generation_config import GenerationConfig
+from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs, perturbed, scores
+from speculative_decoding.sampling.constraints import constrain, is_constrained
+from tests.support.operations import operations
+from tests.support.paths import GOLDENS
+
+GOLDEN = json.loads((GOLDENS / "constraints.json").read_text())
+VOCAB = 7
+ROWS = [
+    Constraints(no_repeat_ngram_size=2),
+    Constraints(no_repeat_ngram_size=3, never=((4,), (5, 6), (1, 2, 3))),
+    Constraints(),
+    Constraints(no_repeat_ngram_size=1),
+    Constraints(early=((1, 6), (3, 5)), forced=((4, (2,)), (8, (0, 1)))),
+    Constraints(no_repeat_ngram_size=2, never=((0,),), early=((1, 9),), forced=((5, (0,)), (5, (3,)))),
+]
+OPTIONS = [GenerationOptions(), GenerationOptions(repetition_penalty=1.5), *[GenerationOptions()] * 4]
+DICE = random.Random(3)
+PAST = [[0, *DICE.choices(range(VOCAB), k=count)] for count in (4, 9, 0, 1, 2, 3)]
+DRAFTED = [DICE.choices(range(VOCAB), k=4) for _ in ROWS]
+LOGITS = 2 * mx.random.normal((len(ROWS), 5, VOCAB), key=mx.random.key(1))
+
+
+def banned_plainly(own: Constraints, before: Sequence[int], vocab_size: int) -> set[int]:
+    """Every id by itself: what would stand there, read again."""
+    found = set()
+    for token in range(vocab_size):
+        after, size = [*before, token], own.no_repeat_ngram_size
+        stretches = [tuple(after[i : i + size]) for i in range(len(after) - size + 1)] if size else []
+        is_repeated = bool(stretches) and stretches[-1] in stretches[:-1]
+        is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.never)
+        is_early = any(token == each and len(before) < place for each, place in own.early)
+        if is_repeated or is_never or is_early:
+            found.add(token)
+    return found
+
+
+def plainly(logits: Sequence[float], own: Constraints, before: Sequence[int]) -> list[float]:
+    banned = banned_plainly(own, before, len(logits))
+    found = list(logits)
+    if len(banned) < len(logits):
+        found = [-mx.inf if token in banned else value for token, value in enumerate(found)]
+    for place, ids in own.forced:
+        if place == len(before):
+            found = [0.0 if token in ids else -mx.inf for token in range(len(logits))]
+    return found
+
+
+def history(rows: Sequence[int], drafted: int = 4) -> History:
+    ids = mx.array([DRAFTED[row][:drafted] for row in rows], mx.uint32).reshape(len(rows), drafted)
+    return History([PAST[row] for row in rows], ids, [ROWS[row] for row in rows])
+
+
+def test_every_position_of_every_row_is_as_a_plain_reading_has_it() -> None:
+    found = constrain(LOGITS, history(range(len(ROWS))))
+    banned = 0
+    for row, own in enumerate(ROWS):
+        for i in range(5):
+            expected = plainly(LOGITS[row, i].tolist(), own, [*PAST[row], *DRAFTED[row][:i]])  # type: ignore[arg-type]
+            assert found[row, i].tolist() == expected
+            banned += expected.count(-mx.inf)
+    assert banned > 30
+
+
+@pytest.mark.parametrize("compute", [scores, logprobs, perturbed])
+def test_rows_and_positions_are_constrained_one_by_one(compute: Any) -> None:
+    """Alone, and with the ids that were drafted committed: bit for bit the same."""
+    together = compute(LOGITS, OPTIONS, history(range(len(ROWS))))
+    for row, own in enumerate(ROWS):
+        alone = compute(LOGITS[row : row + 1], OPTIONS[row : row + 1], history([row]))
+        assert mx.array_equal(together[row : row + 1], alone)
+        for i in range(5):
+            past = History([[*PAST[row], *DRAFTED[row][:i]]], constraints=[own])
+            assert mx.array_equal(
+                alone[:, i : i + 1], compute(LOGITS[row : row + 1, i : i + 1], OPTIONS[row : row + 1], past)
+            )
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['settings']}-{len(case['history'])}")
+def test_scores_are_those_of_hugging_face(case: dict[str, Any]) -> None:
+    """From the file's fields; however many of the ids before the position were only drafted."""
+    config = GenerationConfig.from_dict(case["settings"], GOLDEN["vocab_size"], [GOLDEN["eos_token_id"]])
+    options = config.settled(GenerationOptions(max_tokens=GOLDEN["max_new_tokens"]), 1)
+    own = config.constraints(options, [GOLDEN["eos_token_id"]], 1, config.forced_bos_token_id)
+    expected = [-mx.inf if value is None else value for value in case["scores"]]
+    for drafted in range(min(4, len(case["history"]))):
+        count = len(case["history"]) - drafted
+        ids = mx.array(case["history"][count:], mx.uint32).reshape(1, drafted)
+        logits = mx.broadcast_to(mx.array(case["logits"]), (1, drafted + 1, GOLDEN["vocab_size"]))
+        found: list[float] = scores(logits, [options], History([case["history"][:count]], ids, [own]))[0, -1].tolist()  # type: ignore[assignment]
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_where_nothing_would_be_left_nothing_is_taken_away() -> None:
+    """As for a draft that knows but two tokens."""
+    logits = mx.where(mx.arange(VOCAB) < 2, LOGITS[:1, :1], -mx.inf)
+    past = History([[0, 5]], constraints=[Constraints(never=((0,), (1,)))])
+    assert mx.array_equal(constrain(logits, past), logits)
+    assert constrain(logits, History([[0, 5]], constraints=[Constraints(never=((0,),))])).tolist()[0][0][0] == -mx.inf
+
+
+def test_the_type_of_the_logits_stays() -> None:
+    for dtype in (mx.float16, mx.bfloat16):
+        assert constrain(LOGITS.astype(dtype), history(range(len(ROWS)))).dtype == dtype
+
+
+def test_what_nobody_asks_for_costs_nothing_and_many_rows_cost_what_one_does() -> None:
+    late = Constraints(early=((1, 5),), forced=((3, (2,)),))  # all of it behind these positions
+    assert constrain(LOGITS, History(PAST[:1] * 6)) is LOGITS
+    assert constrain(LOGITS, History([[0] * 9] * 6, constraints=[late] * 6)) is LOGITS
+    assert is_constrained(History([[0, 1, 2]], constraints=[late]), 1)
+    for own in (ROWS[0], ROWS[1], late):
+        one, many = (
+            operations(constrain(LOGITS[:rows], History([[0, 1, 2]] * rows, constraints=[own] * rows)))
+            for rows in (1, 6)
+        )
+        assert one == many and sum(one.values()) < 60

@@ -1,0 +1,468 @@
+"""GenerationOptions: what each option accepts, from Python, JSON and the command line; what is refused, in which words;
+and that every way in shows all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import pydoc
+import re
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+from speculative_decoding import GenerationOptions, InputError, Session, batch_generate, generate, load, stream_generate
+from speculative_decoding.draft_length import FixedLength
+from speculative_decoding.drafters import NgramDrafter
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.sampling.options import MOST_TOKENS, abouts, default
+from speculative_decoding.sampling.values import Either, Number, Several, Switch, Text, Whole
+from tests.support.tiny import EOS, OneLanguage, noisy_copy, tiny_model
+from tests.typing.typed_calls import right_calls, wrong_calls
+
+NAMES = [each.name for each in fields(GenerationOptions)]
+NAN, INF = math.nan, math.inf
+SWITCH: tuple[list[Any], list[Any]] = [True, False], [1, 0, "yes", None]
+COUNT = [0, -1, 2.0, 2.5, True, "2", None]  # no number of things
+
+# Of every option: values at its limits, and values beyond them.
+LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
+    "temperature": ([0, 1e-10, 0.1, 1, 1e9, np.float32(0.5)], [-1e-9, 1e-39, 1e11, NAN, INF, 10**400, True, "1", None]),
+    "top_k": ([0, 1, 10**9, np.int64(5)], [-1, 2.5, 2.0, True, "5", None]),
+    "top_p": ([1e-9, 0.5, 1, 1.0], [0, 0.0, -0.1, 1.1, NAN, True, None]),
+    "min_p": ([0, 0.5, 1], [-0.1, 1.1, NAN, "0.1"]),
+    "repetition_penalty": ([1e-9, 1, 50, None], [0, 1e-30, 1e39, -1.0, NAN, INF]),
+    "no_repeat_ngram_size": ([0, 1, 64, None], [-1, 65, 2.0, True, "2"]),
+    "min_tokens": ([0, 100, None], [-1, 2.5, MOST_TOKENS + 1, True, "2"]),
+    "seed": ([0, 2**32 - 1], [-1, 2**32, 0.5, True, None]),
+    "max_tokens": ([1, MOST_TOKENS], [*COUNT, MOST_TOKENS + 1, 10**30]),  # memory is reserved for as many
+    "source_language": (["eng_Latn", None], ["", 5, True, ["de"]]),
+    "target_language": (["de", None], ["", 5, True, ["de"]]),
+    "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
+    "eos_token_ids": ([[], [0, 5], (7,)], [5, [-1], [True], ["5"], [1.0], "5", None]),
+    "prefix": (["", "a b", [], [3, 4]], [None, 5, [-1], [0.5], ["a"], True, {3: 4}, b"a"]),
+    "num_beams": ([1, 2, 128], [*COUNT, 129]),
+    "length_penalty": ([-10, 0, 0.6, 10, None], [-10.1, 11, NAN, INF, True, "1"]),
+    "early_stopping": ([True, False, "never", None], [1, 0, "true", "always", ""]),
+    "num_return_sequences": ([1], [*COUNT, 1025]),
+    "drafter": (["model", "ngram", "auto", "none", NgramDrafter(), None], ["Model", "", 5, True, ["model"]]),
+    "num_draft": (
+        [0, 1, 64, "auto", "heuristic", "heuristic_transient", FixedLength(3)],
+        [-1, 65, 2.5, 2.0, True, "5", "fast", "", None, [3]],
+    ),
+    "acceptance": (["rejection", "block", "coupled"], ["typical", "", None, 1]),
+    "delta": ([0, 0.5, 1], [-0.1, 1.1, NAN, None, True]),
+    "confidence_threshold": ([0, 0.4, 1], [-0.1, 1.5, NAN, None]),
+    "max_ngram_size": ([1, 2, 10**9], COUNT),
+    "min_ngram_size": ([1, 16], COUNT),
+    "strict": ([True, False, None], [1, 0, "yes"]),
+    "allow_long_prompt": SWITCH,
+    "logprobs": SWITCH,
+    "timed": SWITCH,
+}
+
+
+def kept(name: str, given: Any) -> Any:
+    return getattr(GenerationOptions(**{name: given}), name)
+
+
+def test_every_option_has_its_limits_tested() -> None:
+    assert [*LIMITS] == NAMES
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) -> None:
+    good, bad = LIMITS[name]
+    for value in good:
+        found = kept(name, value)
+        assert found is value or found == (tuple(value) if isinstance(value, list | tuple) else value)
+        if isinstance(found, int | float):  # plain numbers, of one type, whatever was given
+            assert type(found) is type(default(name)) or name == "num_draft" or default(name) is None
+    for value in bad:
+        if name == "drafter" and value is None:
+            continue
+        with pytest.raises(InputError) as error:
+            kept(name, value)
+        text = str(error.value)
+        assert text.startswith(f"{name} must be {abouts()[name].value.wanted}, not ") and "\n" not in text
+        assert len(text) < 250
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_json_says_what_python_says(name: str) -> None:
+    """Of the values that JSON has."""
+    good, bad = LIMITS[name]
+    for value in good + bad:
+        if isinstance(value, str | bool | int | float | list | None) and value == value:  # no NaN
+            try:
+                expected: Any = kept(name, value)
+            except InputError as error:
+                expected = str(error)
+            try:
+                found: Any = kept(name, json.loads(json.dumps(value)))
+            except InputError as error:
+                found = str(error)
+            assert found == expected
+
+
+WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "temperature": ({"0": 0.0, "0.7": 0.7, "1e-3": 0.001}, ["-1", "nan", "inf", "1e999", "hot", ""]),
+    "top_k": ({"0": 0, "50": 50}, ["-1", "2.5", "five", ""]),
+    "top_p": ({"1": 1.0, ".5": 0.5}, ["0", "1.1", "nan"]),
+    "seed": ({"4294967295": 2**32 - 1}, ["4294967296", "-1", "1.0"]),
+    "num_draft": ({"0": 0, "64": 64, "auto": "auto", "heuristic": "heuristic"}, ["65", "-1", "5.0", "fast", ""]),
+    "drafter": ({"ngram": "ngram", "none": "none"}, ["None", "draft", ""]),
+    "acceptance": ({"block": "block"}, ["Block", ""]),
+    "stop": ({"a b": "a b"}, [""]),  # each time the flag is given
+    "eos_token_ids": ({"5": 5}, ["-1", "x", "1.5"]),
+    "prefix": ({"a": "a", "": "", "12": "12"}, []),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_of_the_command_line_become_values(name: str) -> None:
+    good, bad = WORDS[name]
+    value = abouts()[name].value
+    for word, expected in good.items():
+        found = value.parse(word)
+        assert found == expected and type(found) is type(expected)
+    for word in bad:
+        with pytest.raises((ValueError, TypeError, OverflowError)):
+            value.parse(word)
+
+
+def test_what_is_wanted_is_said_in_words() -> None:
+    assert Whole(1).wanted == "a whole number >= 1" and Whole(0, 64).wanted == "a whole number, 0 to 64"
+    assert Number(0).wanted == "a number >= 0" and Number(0, 1).wanted == "a number, 0 to 1"
+    assert Number(1e-10, 1e10, or_zero=True).wanted == "0 or a number, 1e-10 to 1e+10"
+    assert Number(0, above=True).wanted == "a number above 0"
+    assert Number(0, 1, above=True).wanted == "a number above 0, at most 1"
+    assert Text(("a", "b")).wanted == "one of a, b" and Text().wanted == "text that is not empty"
+    assert Several(Text()).wanted == "a list, each text that is not empty" and Switch().wanted == "True or False"
+    assert Either((Whole(0), Text(("auto",))), "an object").wanted == "a whole number >= 0 or one of auto, or an object"
+    with pytest.raises(InputError, match="^seed must be a whole number, 0 to 4294967295, not 'x{56}\\.\\.\\.$"):
+        GenerationOptions(seed="x" * 999)  # type: ignore[arg-type]
+
+
+def test_options_are_frozen_and_take_names_only() -> None:
+    with pytest.raises(FrozenInstanceError):
+        GenerationOptions().seed = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        GenerationOptions(1.0)  # type: ignore[misc]
+    assert hash(GenerationOptions(stop=["a"], prefix=[1])) == hash(GenerationOptions(stop=("a",), prefix=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("max_new_tokens", "max_tokens"),
+        ("temprature", "temperature"),
+        ("topk", "top_k"),
+        ("do_sample", "temperature"),
+        ("num_drafts", "num_draft"),
+        ("eos_token_id", "eos_token_ids"),
+        ("sampling", "temperature, top_k, top_p, min_p, repetition_penalty or seed by themselves"),
+        ("output_prefix", "prefix"),
+    ],
+)
+def test_a_name_that_does_not_exist_gets_a_suggestion(given: str, meant: str) -> None:
+    for change in (GenerationOptions().changed, GenerationOptions().for_row):
+        with pytest.raises(InputError) as error:
+            change({given: 3})
+        assert str(error.value) == f"there is no option {given!r}; did you mean {meant}?"
+
+
+def test_a_name_like_no_other_gets_none() -> None:
+    with pytest.raises(InputError, match="^there is no option 'zzzz'; there are temperature, .*, timed$"):
+        GenerationOptions().changed({"zzzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"acceptance": "block", "delta": 0.1}, "delta relaxes acceptance rejection only, not block"),
+        ({"acceptance": "coupled", "delta": 0.1}, "delta relaxes acceptance rejection only, not coupled"),
+        ({"min_ngram_size": 5, "max_ngram_size": 4}, "max_ngram_size must be >= min_ngram_size (5), not 4"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(options: dict[str, Any], named: str) -> None:
+    for temperature in (0.0, 1.0):
+        with pytest.raises(InputError) as error:
+            GenerationOptions(temperature=temperature, **options)
+        assert str(error.value).startswith(named)
+
+
+# (what else is chosen, the option and the way in which it would be for nothing, the same where it is for something)
+WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
+    *(
+        ({}, {name: value}, "at temperature 0", {"temperature": 0.5})
+        for name, value in {
+            "top_k": 5,
+            "top_p": 0.9,
+            "min_p": 0.1,
+            "acceptance": "coupled",
+        }.items()
+    ),
+    *(
+        ({"drafter": "none"}, {name: value}, "with drafter none", {"drafter": "model"})
+        for name, value in {"num_draft": 3, "delta": 0.2, "confidence_threshold": 0.4}.items()
+    ),
+    *(
+        ({"num_draft": 0}, {name: value}, "with num_draft 0", {"num_draft": 3})
+        for name, value in {"drafter": "model", "delta": 0.2, "confidence_threshold": 0.4}.items()
+    ),
+    ({"drafter": "ngram"}, {"confidence_threshold": 0.4}, "with drafter ngram", {"drafter": "auto"}),
+    ({"drafter": "model"}, {"max_ngram_size": 4}, "with drafter model", {"drafter": "auto"}),
+    ({"drafter": "none"}, {"min_ngram_size": 4}, "with drafter none", {"drafter": "ngram"}),
+]
+
+
+@pytest.mark.parametrize(("others", "option", "why", "otherwise"), WITHOUT_EFFECT, ids=str)
+def test_an_option_without_effect_is_refused(
+    others: dict[str, Any], option: dict[str, Any], why: str, otherwise: dict[str, Any]
+) -> None:
+    (name,) = option
+    for base, given in ((GenerationOptions(), {**others, **option}), (GenerationOptions(**others), option)):
+        with pytest.raises(InputError, match=f"^{name} has no effect {why}.*; leave one of them out$"):
+            base.changed(given)
+    assert getattr(GenerationOptions().changed({**others, **otherwise, **option}), name) == option[name]
+
+
+def test_defaults_said_aloud_and_options_that_were_there_before_are_no_mistake() -> None:
+    for name in NAMES:  # somebody who says what holds anyway contradicts nobody
+        assert GenerationOptions().changed({name: default(name)}) == GenerationOptions()
+    session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft=7)
+    assert session.changed({"temperature": 0.0}).top_k == 5  # for this call nothing is left to chance
+    assert session.changed({"drafter": "none"}).num_draft == 7
+    assert GenerationOptions().changed({"drafter": "none", "num_draft": 0}).num_draft == 0  # the same, twice
+
+
+def test_rows_of_a_batch_differ_where_they_may() -> None:
+    fixed = {
+        "drafter": "auto",
+        "confidence_threshold": 0.5,
+        "max_ngram_size": 3,
+        "min_ngram_size": 2,
+        "strict": True,
+        "allow_long_prompt": True,
+        "timed": True,
+        "num_beams": 4,
+    }
+    assert {name for name in NAMES if not abouts()[name].per_row} == fixed.keys()
+    base = GenerationOptions(temperature=1.0, drafter="auto")
+    for name, value in fixed.items():
+        with pytest.raises(InputError, match=f"^{name} holds for all rows; give it for all of them$"):
+            base.for_row({name: value})
+    own = {"temperature": 0.5, "seed": 3, "num_draft": 2, "acceptance": "block", "stop": ["a"], "max_tokens": 9}
+    row = base.for_row(own)
+    assert {name: getattr(row, name) for name in own} == own | {"stop": ("a",)} and row.drafter == "auto"
+    with pytest.raises(InputError, match="top_k has no effect at temperature 0"):
+        GenerationOptions().for_row({"top_k": 3})
+
+
+def test_what_an_option_means_for_the_output() -> None:
+    greedy, coupled = GenerationOptions(), GenerationOptions(temperature=1.0, acceptance="coupled")
+    sampled = GenerationOptions(temperature=1.0)
+    assert [each.is_greedy for each in (greedy, coupled, sampled)] == [True, False, False]
+    assert [each.is_comparable for each in (greedy, coupled, sampled)] == [True, True, False]
+    assert all(each.is_lossless for each in (greedy, coupled, sampled))
+    assert not GenerationOptions(temperature=1.0, delta=0.1).is_lossless
+    assert GenerationOptions(repetition_penalty=1.1).has_penalty and not sampled.has_penalty
+
+
+MODEL = tiny_model()
+WAYS_IN: dict[str, tuple[Callable[..., Any], list[str]]] = {  # with the keywords that are no options of decoding
+    "generate": (generate, ["on_round", "draft_model", "ngram"]),
+    "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram"]),
+    "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram"]),
+    "Session.generate": (Session.generate, ["on_round"]),
+    "Session.stream": (Session.stream, ["on_round"]),
+    "Session.rounds": (Session.rounds, ["on_round"]),
+    "Session.batch": (Session.batch, ["slots", "max_memory_gb"]),
+}
+
+
+@pytest.mark.parametrize(("function", "others"), WAYS_IN.values(), ids=WAYS_IN)
+def test_every_way_in_names_every_option_with_type_and_default(function: Callable[..., Any], others: list[str]) -> None:
+    shown = {
+        name: each
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert [*shown] == NAMES + others
+    hints = get_type_hints(GenerationOptions)
+    page = pydoc.plain(pydoc.render_doc(function))
+    for name in NAMES:
+        assert shown[name].annotation == hints[name]
+        assert shown[name].default == default(name)
+        assert f"{name}: " in page and "Annotated" not in page and "About(" not in page
+    assert all(each.default is not inspect.Parameter.empty for each in shown.values())
+    assert (
+        "temperature: float = 0.0" in page and "max_tokens: int = 100" in page and "strict: bool | None = None" in page
+    )
+    assert function.__doc__ and function.__doc__.split("\n")[0] in page
+
+
+def test_every_option_is_explained_and_load_shows_its_own() -> None:
+    page = GenerationOptions.__doc__ or ""
+    for name in NAMES:
+        assert f"    {name}: " in page or f"{name}, " in page or f", {name}: " in page
+        assert abouts()[name].help
+    assert [*inspect.signature(load).parameters][:4] == ["path_or_name", "draft", "drafter", "num_draft"]
+    assert inspect.signature(load).parameters["num_draft"].default == default("num_draft")
+
+
+class Ids(OneLanguage):
+    """A tokenizer for tests: a is 2, b is 3 and so on."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [*(ord(letter) - ord("a") + 2 for letter in text), EOS]
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(ord("a") + token - 2) for token in tokens if token >= 2)
+
+
+SESSION = Session(MODEL, Ids(), noisy_copy(MODEL))  # type: ignore[arg-type]
+
+
+def test_the_calls_that_the_type_checker_passes_run() -> None:
+    right_calls(MODEL, Ids(), noisy_copy(MODEL))  # type: ignore[arg-type]
+
+
+def test_the_calls_that_the_type_checker_rejects_are_refused() -> None:
+    calls = wrong_calls(MODEL, Ids(), SESSION)  # type: ignore[arg-type]
+    assert len(calls) > 10
+    for call in calls:
+        with pytest.raises((InputError, TypeError)):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((), {}, "missing a required argument: 'prompt'"),
+        ((), {"temperature": 1.0}, "missing a required argument: 'prompt'"),
+        (("a",), {"prompt": "b"}, "multiple values for argument 'prompt'"),
+        (("a", {"temperature": 1.0}), {}, "too many positional arguments"),
+    ],
+)
+def test_arguments_in_front_of_the_keywords_are_checked(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], message: str
+) -> None:
+    for function in (SESSION.generate, SESSION.stream):
+        with pytest.raises(TypeError, match=f"^{message}$"):
+            function(*arguments, **keywords)
+    assert SESSION.generate(prompt="abc", max_tokens=3).tokens == SESSION.generate("abc", max_tokens=3).tokens
+
+
+def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_nothing() -> None:
+    alone = Session(MODEL, Ids())  # type: ignore[arg-type]
+    assert SESSION.options_with({}).drafter == SESSION.options_with({"num_draft": 0}).drafter == "auto"
+    assert SESSION.options_with({"drafter": "none", "num_draft": 0}).drafter == "none"
+    assert alone.options_with({}).drafter == alone.options_with({"drafter": None, "num_draft": 0}).drafter == "ngram"
+    assert alone.options_with({}).num_draft == default("num_draft") == "auto"
+    with pytest.raises(InputError, match="num_draft has no effect with drafter none"):
+        alone.options_with({"drafter": "none", "num_draft": 3})
+    with pytest.raises(InputError, match="confidence_threshold has no effect with drafter ngram"):
+        alone.options_with({"confidence_threshold": 0.3})
+    with pytest.raises(InputError, match="drafter has no effect with num_draft 0"):
+        SESSION.options_with({"drafter": "model", "num_draft": 0})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "named"),
+    [
+        *(({"slots": slots}, "slots must be a whole number >= 1, not") for slots in (0, -1, 2.5, "2", True)),
+        ({"max_memory_gb": -1}, "max_memory_gb must be a number above 0, not -1"),
+        ({"max_memory_gb": "x"}, "max_memory_gb must be a number above 0, not 'x'"),
+        ({"num_draft": object()}, "num_draft must be a whole number, the name of a schedule or a DraftLength, not"),
+        ({"drafter": object()}, "drafter must be"),
+    ],
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in every process
+)
+def test_keywords_of_batches_are_checked(keywords: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError) as error:
+        for result in SESSION.batch(["abc"], **keywords):
+            raise InputError(result.error or "accepted")
+    assert str(error.value).startswith(named)
+
+
+def test_a_prompt_that_is_none_gets_an_error_and_the_others_their_text() -> None:
+    prompts: list[Any] = [{"prompt": "abc", "nope": 1}, {}, {"prompt": 5}, 7, "", {"prompt": "abc", "seed": 1}]
+    found = {each.index: each for each in SESSION.batch(prompts, max_tokens=3)}
+    assert (found[0].error or "").startswith("there is no option 'nope'")
+    assert {found[i].error for i in (1, 4)} == {"prompt is empty; give it some text"}
+    assert [found[i].error for i in (2, 3)] == [f"prompt must be text, not {given}" for given in (5, 7)]
+    assert found[5].error is None and found[5].result is not None and len(found[5].result.tokens) == 3
+
+
+ANY: Any = SESSION  # as untyped code sees it
+TARGET: Any = BUNDLED / "t5-web-docs"
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: ANY.generate("abc", max_tokens=1.5), "max_tokens must be a whole number, 1 to 1048576, not 1.5"),
+        (lambda: ANY.generate("abc", seed=10**5000), "seed must be a whole number, 0 to 4294967295, not that int"),
+        (
+            lambda: ANY.generate("abc", temperature=10**5000),
+            "temperature must be 0 or a number, 1e-10 to 1e+10, not",
+        ),
+        (
+            lambda: ANY.generate("abc", stop={"go": 1}),
+            "stop must be a list, each text that is not empty",
+        ),
+        (
+            lambda: ANY.generate("abc", sampling={"temperature": 1}),
+            "there is no option 'sampling'; did you mean ",
+        ),
+        (lambda: ANY.generate("abc", on_round=5), "on_round must be a function of a Round, not 5"),
+        (lambda: ANY.generate(b"abc"), "prompts must be a list of texts, not b'abc'"),
+        (lambda: ANY.generate(None), "prompts must be a list of texts, not None"),
+        (lambda: ANY.generate({"prompt": "abc"}), "prompts must be a list of texts, not {'prompt': 'abc'}"),
+        (lambda: ANY.generate([5, 6]), "prompt 0: prompt must be text, not 5"),
+        (lambda: ANY.stream([5, 6]), "prompt must be text, not [5, 6]"),
+        (lambda: ANY.batch("abc"), "prompts must be a list of texts, not 'abc'"),
+        (lambda: ANY.batch([{"prompt": "abc", 5: 3}]), "there is no option 5"),
+        (lambda: ANY.score("abc", 5), "target must be a list, each a whole number >= 0, not 5"),
+        (lambda: ANY.score("abc", [1.5]), "target must be a list, each a whole number >= 0, not [1.5]"),
+        (lambda: generate(MODEL, Ids(), "abc", draft_model="t5-small"), "draft_model must be a model, as"),
+        (
+            lambda: Session(MODEL, Ids(), options={"seed": 1}),
+            "options must be GenerationOptions(...)",
+        ),
+        (lambda: Session(MODEL, ANY.slots), "tokenizer must be a tokenizer, as load gives, not 8"),
+        (lambda: load(5), "a model is given by its folder or its name, not as int"),
+        (lambda: load(TARGET, dtype=np.float16), "dtype must be one of float32, bfloat16, float16, not <class"),
+        (lambda: load(TARGET, quantize=4.0), "quantize must be one of 4, 8, not 4.0"),
+        (lambda: load(TARGET, quantize=4, group_size=0), "group_size must be one of 32, 64, 128, not 0"),
+        (lambda: load(TARGET, gguf_file=5), "gguf_file '5' is no file, here or in"),
+    ],
+    ids=range(23),
+)
+def test_arguments_of_any_kind_work_or_are_named_in_one_line(call: Callable[[], Any], named: str) -> None:
+    with pytest.raises(InputError) as error:
+        for each in call():
+            raise InputError(each.error)
+    assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 450
+
+
+def test_numbers_of_numpy_and_sets_are_taken() -> None:
+    expected = ANY.generate("abc", max_tokens=3, seed=5, temperature=0.5, stop=["zz"], eos_token_ids=[4, 5]).tokens
+    numbers: Any = {"max_tokens": np.int64(3), "seed": np.uint8(5), "temperature": np.float64(0.5)}
+    again = ANY.generate("abc", stop={"zz"}, eos_token_ids=np.array([4, 5]), **numbers)
+    assert len(again.tokens) == len(expected) <= 3
+    assert ANY.score("abc", np.array([5, 6])).tokens == [5, 6]
+    assert len([*ANY.batch(("abc", "b"), slots=np.int64(2), max_tokens=2)]) == 2
+
+
+def test_a_session_shows_itself_in_one_line() -> None:
+    shown = repr(Session(MODEL, Ids(), noisy_copy(MODEL), GenerationOptions(seed=3), slots=2))
+    assert shown == "<Session: target T5, draft T5, options {'seed': 3}, 2 slots>"
+    assert "no draft model, options {}" in repr(Session(MODEL, Ids()))

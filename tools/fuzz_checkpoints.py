@@ -1,0 +1,337 @@
+"""Damages checkpoints at random and reads them. A reader may succeed or raise `InputError`: nothing else.
+
+    python -m tools.fuzz_checkpoints --count 5000
+    python -m tools.fuzz_checkpoints --format config --count 1000
+
+runs each format in a process of its own, with a limit of address space beyond what it starts with and 2 s of computing
+per file, and prints one line per format. File number i depends on the format, the seed and i alone, so a failure can
+be replayed. "config" is a whole folder, loaded or converted, with damage in its small files
+(tests/support/damaged_folders.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from types import FrameType
+
+import mlx.core as mx
+import numpy as np
+from safetensors.numpy import save
+
+from speculative_decoding.checkpoints.base import Checkpoint
+from speculative_decoding.checkpoints.gguf import gguf_config, read_gguf
+from speculative_decoding.checkpoints.npz import read_npz
+from speculative_decoding.checkpoints.safetensors import read_safetensors
+from speculative_decoding.checkpoints.torch_bin import read_torch
+from speculative_decoding.errors import InputError
+from tests.support.checkpoint_files import (
+    VIEWS,
+    Entry,
+    Ordered,
+    container,
+    gguf_example,
+    pickle,
+    raw_storages,
+    state_dict,
+    torch_entries,
+    zip_bytes,
+)
+from tests.support.damaged_folders import load_and_use, write_damaged_folder
+
+MEMORY_BYTES = {"config": 500 << 20}  # the others: 1 GiB
+SECONDS = 2.0
+HUGE = (-1, 1 << 15, (1 << 16) - 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 62, 1 << 40)
+PAYLOAD = b"cposix\nsystem\nX\x0c\x00\x00\x00touch canary\x85R"
+SNIPPETS = (
+    PAYLOAD,
+    b"(X\x0c\x00\x00\x00touch canaryios\nsystem\n",
+    b"]q\x00h\x00a",  # a list in itself
+    b"}q\x00X\x01\x00\x00\x00ah\x00s",
+    b"(" * 200,
+    b"2" * 200,
+    b")" + b"\x85" * 500,
+    b"X\xff\xff\xff\x7f",
+    b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f",
+    b"\x8b\xff\xff\xff\x7f",
+    b"r\xff\xff\xff\xff",
+    b"ccollections\nOrderedDict\n)R",
+    b"ctorch._utils\n_rebuild_tensor_v2\n",
+    b"\x93\x81\x82\x01R.bou",
+)
+Random = random.Random
+Mutation = Callable[[bytes, Random], bytes]
+
+
+def place(data: bytes, rng: Random) -> int:
+    """Half of the time near one of the ends, where headers and directories are."""
+    near = min(len(data), 512)
+    return rng.choice((rng.randrange(len(data) + 1), rng.randrange(near + 1), len(data) - rng.randrange(near + 1)))
+
+
+def flip_bits(data: bytes, rng: Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 8) if out else 0):
+        out[min(place(data, rng), len(out) - 1)] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def truncate(data: bytes, rng: Random) -> bytes:
+    return data[: place(data, rng)]
+
+
+def insert_opcodes(data: bytes, rng: Random) -> bytes:
+    at = place(data, rng)
+    return data[:at] + rng.choice(SNIPPETS) + data[at:]
+
+
+def write_huge(data: bytes, rng: Random) -> bytes:
+    """Over what may be a count, an offset or a size."""
+    at, size = place(data, rng), rng.choice((2, 4, 8))
+    value = rng.choice(HUGE) & ((1 << 8 * size) - 1)
+    return data[:at] + value.to_bytes(size, rng.choice(("little", "big"))) + data[at + size :]
+
+
+def write_huge_text(data: bytes, rng: Random) -> bytes:
+    """The same for numbers in text: a digit becomes many."""
+    digits = [at for at, byte in enumerate(data[:4096]) if 48 <= byte < 58]
+    at = rng.choice(digits) if digits else 0
+    return data[:at] + str(rng.choice(HUGE)).encode() + data[at + 1 :]
+
+
+def splice(data: bytes, rng: Random) -> bytes:
+    """A piece of the file, put over another, put in between, or taken out."""
+    start, to = place(data, rng), place(data, rng)
+    piece = data[start : start + rng.randint(1, 200)] * rng.choice((1, 1, 1, 50))
+    return (
+        data[:to] + piece + data[to + rng.choice((0, len(piece))) :] if rng.random() < 0.8 else data.replace(piece, b"")
+    )
+
+
+MUTATIONS: tuple[Mutation, ...] = (flip_bits, truncate, insert_opcodes, write_huge, write_huge_text, splice)
+
+
+def mutate(data: bytes, rng: Random) -> bytes:
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        data = rng.choice(MUTATIONS)(data, rng)
+    return data
+
+
+def tricked(entries: list[Entry], rng: Random) -> list[Entry]:
+    """One zip trick: a duplicate name, a wrong CRC, a path out of the file, overlapping or compressed data."""
+    entries, at = list(entries), rng.randrange(len(entries))
+    entry = entries[at]
+    changed = (
+        entry,
+        replace(entry, crc=rng.getrandbits(32)),
+        replace(entry, name=rng.choice(("../evil", "/evil", "archive/../../evil", "a\\b", "archive/data/0\0", ""))),
+        replace(entry, local_name="archive/other"),
+        replace(entry, header=rng.choice((0, 64, rng.getrandbits(32)))),
+        replace(entry, nbytes=rng.choice((0, 1, len(entry.data) + 64, 0xFFFFFFFF, rng.getrandbits(32)))),
+        replace(entry, method=8),
+        replace(entry, flags=rng.choice((1, 8, 0x800))),
+    )
+    entries[at : at + rng.randrange(2)] = [rng.choice(changed)]
+    return entries
+
+
+def zipped(entries: list[Entry], rng: Random) -> bytes:
+    """A sound zip around one damaged entry, its CRC right; at times a zip trick; at times a damaged zip."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        at = rng.randrange(len(entries)) if rng.random() < 0.3 else 0
+        entries[at] = replace(entries[at], data=mutate(entries[at].data, rng))
+    if kind == 1:
+        return zip_bytes(tricked(entries, rng))
+    return zip_bytes(entries) if kind == 0 else mutate(zip_bytes(entries), rng)
+
+
+def hostile_state_dict(rng: Random) -> Ordered:
+    """One more view, some of whose numbers are impossible."""
+
+    def number(value: int) -> int:
+        return value if rng.random() < 0.6 else rng.choice((*HUGE, 0, 1, 2, 23, 24, 25))
+
+    view = rng.choice(list(VIEWS.values()))
+    shape, strides = (tuple(map(number, numbers)) for numbers in (view.shape, view.strides))
+    view = replace(view, numel=number(view.numel), offset=number(view.offset), shape=shape, strides=strides)
+    return state_dict(hostile=view)
+
+
+def damaged_torch(form: str, rng: Random) -> bytes:
+    if rng.random() < 0.2:
+        return container(form, pickle(hostile_state_dict(rng), form == "legacy"))
+    if form == "legacy":
+        return mutate(LEGACY, rng)
+    return zipped(torch_entries(pickle(state_dict()), raw_storages()), rng)
+
+
+def npy(array: np.ndarray) -> bytes:
+    np.save(out := BytesIO(), array)
+    return out.getvalue()
+
+
+ARRAYS: dict[str, np.ndarray] = {"a.weight": np.arange(24, dtype=np.float32).reshape(4, 6), "b": np.ones(5, np.float16)}
+LEGACY = container("legacy", pickle(state_dict(), legacy=True))
+GGUF = gguf_example()
+SAFETENSORS = save(ARRAYS, {"format": "np"})
+
+
+def read_gguf_and_config(path: Path) -> Checkpoint:
+    gguf_config(path)
+    return read_gguf(path)
+
+
+@dataclass(frozen=True)
+class Format:
+    """read: all there is in the file or folder; whether all of it could be read."""
+
+    read: Callable[[Path], bool]
+    write: Callable[[Path, Random], None]
+
+
+def of_bytes(read: Callable[[Path], Checkpoint], damaged: Callable[[Random], bytes]) -> Format:
+    return Format(lambda path: read_everything(read, path), lambda path, rng: path.write_bytes(damaged(rng)) and None)
+
+
+def read_everything(read: Callable[[Path], Checkpoint], path: Path) -> bool:
+    checkpoint = read(path)
+    whole = True
+    for tensor in checkpoint:
+        try:
+            info = checkpoint.info(tensor)
+            array = checkpoint[tensor]
+            mx.eval(array)
+            assert array.shape == info.shape
+        except InputError:
+            whole = False
+    return whole
+
+
+FORMATS = {
+    "zip": of_bytes(read_torch, lambda rng: damaged_torch("zip", rng)),
+    "legacy": of_bytes(read_torch, lambda rng: damaged_torch("legacy", rng)),
+    "gguf": of_bytes(read_gguf_and_config, lambda rng: mutate(GGUF, rng)),
+    "safetensors": of_bytes(read_safetensors, lambda rng: mutate(SAFETENSORS, rng)),
+    "npz": of_bytes(
+        read_npz, lambda rng: zipped([Entry(f"{name}.npy", npy(array)) for name, array in ARRAYS.items()], rng)
+    ),
+    "config": Format(load_and_use, write_damaged_folder),
+}
+
+
+def write_damaged(name: str, seed: int, index: int, path: Path) -> None:
+    FORMATS[name].write(path, Random(f"{name} {seed} {index}"))
+
+
+class TooSlow(BaseException):
+    """Not an `Exception`, so that no reader can mistake it for a damaged file."""
+
+
+def alarm(signum: int, frame: FrameType | None) -> None:
+    raise TooSlow
+
+
+def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
+    """What goes wrong with an action other than `InputError` in one line. Being slow is such a thing: more seconds of
+    computing, or thirty times as many of waiting, for the machine may be busy with other things.
+    """
+    signal.signal(signal.SIGALRM, alarm)
+    begun = time.process_time()
+    signal.setitimer(signal.ITIMER_REAL, 30 * seconds)
+    try:
+        act()
+    except InputError as error:
+        if not str(error).isprintable():
+            return f"an error that is not one line: {str(error)!r}"
+    except (Exception, TooSlow) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    elapsed = time.process_time() - begun
+    return f"TooSlow: {elapsed:.1f} s" if elapsed > seconds else None
+
+
+def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
+    """A line that sums up, and whether all is well. Runs in a process of its own: it limits that process's memory."""
+    limit = MEMORY_BYTES.get(name, 1 << 30)
+    os.fsync = lambda descriptor: None  # of conversions; the disk is not what is tried
+    mx.disable_compile()  # type: ignore[no-untyped-call]  # which would start a C++ compiler
+    for index in range(20):  # imports what readers import late
+        warm = Path(f"{index}.warm")
+        write_damaged(name, -1, index, warm)
+        failure(partial(FORMATS[name].read, warm), seconds=60)
+    if (statm := Path("/proc/self/statm")).exists():
+        most = int(statm.read_text().split()[0]) * resource.getpagesize() + limit
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    unit = 1 if sys.platform == "darwin" else 1024
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    slowest, read, failures, started = 0.0, list[bool](), list[str](), time.perf_counter()
+
+    def note(path: Path) -> None:
+        read.append(FORMATS[name].read(path))
+
+    for index in range(count):
+        path = Path(f"{index}.file")
+        write_damaged(name, seed, index, path)
+        faulthandler.dump_traceback_later(40 * SECONDS, exit=True)  # for a hang that no signal interrupts
+        begun = time.process_time()
+        if problem := failure(partial(note, path)):
+            failures.append(f"  file {index}: {problem}")
+        slowest = max(slowest, time.process_time() - begun)
+        faulthandler.cancel_dump_traceback_later()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
+    executed = Path("canary").exists()
+    line = (
+        f"{name}: {count} files, seed {seed}: {sum(read)} read, {count - sum(read) - len(failures)} refused, "
+        f"{len(failures)} untyped or slow, {'EXECUTED' if executed else 'nothing executed'}, "
+        f"slowest {slowest:.3f} s, peak memory +{grown / 2**20:.0f} MiB, {time.perf_counter() - started:.1f} s"
+    )
+    return "\n".join([line, *failures[:20]]), not failures and not executed and grown < limit
+
+
+def fuzz_apart(name: str, count: int, seed: int = 0) -> tuple[str, bool]:
+    """The same in a process of its own, which may crash, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", name, "--inside"]
+        command += ["--count", str(count), "--seed", str(seed)]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        return f"{name}: the process ended with {done.returncode}\n{done.stderr[-2000:]}", False
+    return done.stdout.strip() or done.stderr[-2000:], done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=5000, help="damaged files per format")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--format", choices=FORMATS, help="only this one")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    run = fuzz if options.inside else fuzz_apart
+    well = True
+    for name in [options.format] if options.format else FORMATS:
+        line, good = run(name, options.count, options.seed)
+        print(line, flush=True)
+        well &= good
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""kill -9 at random moments of real conversions, and a disk that is really full.
+
+    python -m tools.fuzz_conversion [--kills 20] [--seed 0] [--tmpfs DIR]
+
+--tmpfs: an empty folder to mount a small tmpfs on, which takes root. Each kill must leave the target whole (checked
+against its manifest) or, where there was none before, absent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from speculative_decoding.loading import manifest
+from speculative_decoding.loading.load import BUNDLED
+
+ROOT = BUNDLED.parent
+SOURCE = BUNDLED / "t5-web-docs"
+
+
+def command(output: Path, *more: str) -> list[str]:
+    return [sys.executable, str(ROOT / "convert.py"), "--model", str(SOURCE), "--output", str(output), *more]
+
+
+def kills(count: int, seed: int) -> None:
+    generator = random.Random(seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch, "model")
+        started = time.perf_counter()
+        subprocess.run(command(Path(scratch, "first"), "--dtype", "float32"), check=True, capture_output=True)
+        whole_run = time.perf_counter() - started
+        absent = killed = 0
+        for i in range(count):
+            # half of the kills hit a first conversion, half one that replaces an older folder
+            if i == count // 2:
+                subprocess.run(command(output, "--force"), check=True, capture_output=True)
+            process = subprocess.Popen(
+                command(output, "--dtype", "float32", "--force"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            time.sleep(generator.uniform(0.2, 1.0) * whole_run)
+            process.kill()
+            killed += process.wait() < 0
+            if output.exists():
+                manifest.verify(output)
+            else:
+                absent += 1
+                assert i < count // 2, "an older folder is gone"
+        subprocess.run(command(output, "--force"), check=True, capture_output=True)
+        assert sorted(os.listdir(scratch)) == ["first", "model"], os.listdir(scratch)
+    print(f"{killed} of {count} conversions killed: target absent {absent} times, whole otherwise; nothing left over")
+
+
+def full_disk(mount: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(mount)], check=True)
+    try:
+        subprocess.run(command(mount / "model"), check=True, capture_output=True)
+        (mount / "filler").write_bytes(bytes(free(mount) - (80 << 20) if free(mount) > (80 << 20) else 0))
+        done = subprocess.run(command(mount / "model", "--dtype", "float32", "--force"), capture_output=True, text=True)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        print("refused beforehand:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
+        # and one that runs full on the way, because something else takes the space that was free at the start
+        code = (
+            "import sys; from pathlib import Path; import speculative_decoding.loading.conversion as c;"
+            "c.check_space = lambda *_: None; from speculative_decoding.cli.convert import main; "
+            "sys.exit(main(sys.argv[1:]))"
+        )
+        (mount / "filler").write_bytes(bytes(free(mount) - (5 << 20)))
+        options = command(mount / "model", "--dtype", "float32", "--force")[2:]
+        done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        print("ran full:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
+        manifest.verify(mount / "model")
+        assert sorted(os.listdir(mount)) == ["filler", "model"]
+        print("the old folder is whole, nothing was left over")
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def free(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tmpfs", type=Path)
+    options = parser.parse_args()
+    kills(options.kills, options.seed)
+    if options.tmpfs is not None:
+        full_disk(options.tmpfs)

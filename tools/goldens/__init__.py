@@ -1,0 +1,1 @@
+"""Programs that record what Hugging Face computes, for tests/parity. They need torch."""

@@ -1,0 +1,127 @@
+"""What Hugging Face's beam search finds, in float32: beams.jsonl.gz, for the bundled prompts with the bundled target,
+and beams_of_families.json, for the tiny goldens beside this file, each with its generation_config.json and some more.
+
+Needs torch and transformers 4.46, which the tests do not: `python tools/goldens/make_beam_goldens.py [COUNT [FILE]]`
+writes for the first COUNT prompts of each task (10), ten by ten, and goes on with a file that is there.
+`python -m tools.check_beams --golden FILE` compares.
+"""
+
+import gzip
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "models" / "t5-web-docs"
+HERE = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
+FILE, FAMILIES_FILE = HERE / "beams.jsonl.gz", HERE / "beams_of_families.json"
+FAMILIES = ("t5", "flan-t5", "bart", "mbart", "pegasus", "m2m_100", "marian")
+MORE: list[dict[str, Any]] = [  # beside what a folder's generation_config.json says
+    {},
+    {"num_beams": 3, "repetition_penalty": 1.5, "length_penalty": -0.5},
+    {"num_beams": 3, "no_repeat_ngram_size": 3, "min_new_tokens": 6, "early_stopping": "never"},
+]
+# Some beams of an untrained m2m_100 hold padding, for which that library has positions of its own; none of these do.
+FAMILY_TOKENS = 10
+TASKS = ("translation", "grammar", "describe")
+GRID = list(product((2, 4, 8), (0.6, 1.0, 2.0), (False, True, "never")))  # beams, length_penalty, early_stopping
+MAX_TOKENS = 64
+TOGETHER = 10  # prompts
+
+
+def bundled_target() -> T5ForConditionalGeneration:
+    """bfloat16 in the file, float32 to compute in."""
+    stored = np.load(FOLDER / "weights.npz")
+    tensors = {name: torch.from_numpy(stored[name].view(np.int16).copy()).view(torch.bfloat16) for name in stored}
+    model = T5ForConditionalGeneration(T5Config.from_pretrained(FOLDER)).eval()
+    missing, unexpected = model.load_state_dict({name: each.float() for name, each in tensors.items()}, strict=False)
+    tied = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"}
+    assert not unexpected and set(missing) <= tied, (missing, unexpected)
+    return model
+
+
+def found(model: T5ForConditionalGeneration, tokenizer: Any, prompts: list[str]) -> list[dict[str, Any]]:
+    """For each prompt its sequences, and for each setting which of them came, the best first, with their scores."""
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    records: list[dict[str, Any]] = [{"prompt": prompt, "sequences": [], "found": {}} for prompt in prompts]
+    for beams, penalty, stopping in GRID:
+        with torch.no_grad():
+            output = model.generate(
+                **batch,
+                num_beams=beams,
+                num_return_sequences=beams,
+                length_penalty=penalty,
+                early_stopping=stopping,
+                max_new_tokens=MAX_TOKENS,
+                output_scores=True,
+                return_dict_in_generate=True,
+            )
+        end = model.config.eos_token_id
+        for i, (ids, score) in enumerate(zip(output.sequences.tolist(), output.sequences_scores.tolist(), strict=True)):
+            record, tokens = records[i // beams], ids[1:]
+            tokens = tokens[: tokens.index(end) + 1] if end in tokens else tokens[:MAX_TOKENS]
+            if tokens not in record["sequences"]:
+                record["sequences"].append(tokens)
+            mine = record["found"].setdefault(f"{beams} {penalty} {stopping}", [[], []])
+            mine[0].append(record["sequences"].index(tokens))
+            mine[1].append(round(score, 6))
+    return records
+
+
+def of_families() -> dict[str, list[dict[str, Any]]]:
+    """For each family and setting, for each source of the family's golden alone, the sequences and their scores."""
+    made: dict[str, list[dict[str, Any]]] = {}
+    for name in FAMILIES:
+        model = AutoModelForSeq2SeqLM.from_pretrained(HERE / name).eval()
+        golden = np.load(HERE / name / "golden.npz")
+        start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
+        for more in MORE:
+            beams = more.get("num_beams") or max(2, model.generation_config.num_beams)
+            own = {**more, "num_beams": beams, "num_return_sequences": beams, "max_new_tokens": FAMILY_TOKENS}
+            found = []
+            for source, mask in zip(golden["input_ids"], golden["attention_mask"].astype(bool), strict=True):
+                ids = torch.tensor(source[mask][None], dtype=torch.long)
+                with torch.no_grad():
+                    output = model.generate(ids, **own, output_scores=True, return_dict_in_generate=True)
+                rows = output.sequences.tolist()
+                assert all(row[0] == start for row in rows)
+                tokens = [np.trim_zeros(np.array(row[1:]) - pad, "b") + pad for row in rows]
+                found.append([[each.tolist() for each in tokens], output.sequences_scores.tolist()])
+            made.setdefault(name, []).append({"options": own, "found": found})
+    return made
+
+
+def opened(file: Path, mode: str) -> Any:
+    return gzip.open(file, mode + "t") if file.suffix == ".gz" else file.open(mode, encoding="utf-8")
+
+
+def main(count: int = 10, file: Path = FILE) -> None:
+    torch.set_num_threads(1)
+    FAMILIES_FILE.write_text(json.dumps(of_families(), separators=(",", ":")) + "\n", encoding="utf-8")
+    model = bundled_target()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"), pad_token="<pad>")
+    lines: list[str] = []
+    if file.exists():
+        with opened(file, "r") as known:
+            lines = known.read().splitlines()
+    if not lines:
+        lines = [json.dumps({"transformers": transformers.__version__, "max_tokens": MAX_TOKENS})]
+    prompts = [(ROOT / "data" / f"{task}.txt").read_text(encoding="utf-8").splitlines()[:count] for task in TASKS]
+    chunks = [(task, i) for i in range(0, count, TOGETHER) for task in range(len(TASKS))]
+    for task, start in chunks[(len(lines) - 1) // TOGETHER :]:
+        records = found(model, tokenizer, prompts[task][start : start + TOGETHER])
+        lines += [json.dumps({"task": TASKS[task], **record}, separators=(",", ":")) for record in records]
+        with opened(file, "w") as written:
+            written.write("\n".join(lines) + "\n")
+        print(f"{TASKS[task]}: {start + len(records)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]), *map(Path, sys.argv[2:3]))

@@ -1,0 +1,437 @@
+"""Write a tiny random checkpoint for each T5 family, and what Hugging Face computes with it.
+
+    pip install torch==2.13.0 transformers==4.46.3 safetensors numpy
+    python make_goldens.py [FAMILY ...]
+
+Each folder beside this file gets config.json and model.safetensors with the keys of that family's checkpoints on the
+Hub, and golden.npz (ids int32, the rest float32):
+
+    input_ids, attention_mask         (B, S)     padded on the right with the family's pad id; every row ends with EOS
+    decoder_input_ids                 (B, L)     the start token, then random tokens
+    encoder_last_hidden_state         (B, S, D)
+    logits                            (B, L, V)
+    greedy_ids, greedy_lengths        (B, N), (B,)  new tokens only, EOS included, each row alone and unpadded; padded
+
+transformers 5 is no oracle here: its generate sizes the decoder's cache by num_layers, it scales umT5's logits
+although the head is not tied, and up to 5.15 at least it embeds MADLAD's source with the head's table.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
+
+HERE = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
+NEW_TOKENS = 24
+TARGET_LENGTH = 12
+LOGIT_SCALE, TABLE_SCALE = 2.0, 0.3  # standard deviations
+FIRST_PLAIN_TOKEN = 3  # above every family's pad, start and EOS
+
+SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD = (
+    "shared.weight",
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+# What every config.json below says.
+COMMON = {
+    "architectures": ["T5ForConditionalGeneration"],
+    "d_ff": 64,
+    "d_kv": 8,
+    "d_model": 32,
+    "decoder_start_token_id": 0,
+    "dropout_rate": 0.1,
+    "eos_token_id": 1,
+    "initializer_factor": 1.0,
+    "is_encoder_decoder": True,
+    "layer_norm_epsilon": 1e-06,
+    "model_type": "t5",
+    "num_layers": 2,
+    "pad_token_id": 0,
+    "relative_attention_num_buckets": 32,
+}
+GATED = {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 2, "tie_word_embeddings": False}
+SAVED_BY_4 = {"torch_dtype": "float32", "use_cache": True}
+# Buckets this coarse put the ends of a source of 30 tokens, and of 24 new tokens, into the last one.
+COARSE_BUCKETS = {"relative_attention_max_distance": 20, "relative_attention_num_buckets": 8}
+
+
+def beam_search(prefix: str, **more: Any) -> dict[str, Any]:
+    return {"early_stopping": True, "num_beams": 4, "prefix": prefix, "max_length": 300} | more
+
+
+T5_TASKS = {
+    "summarization": beam_search(
+        "summarize: ", max_length=200, min_length=30, length_penalty=2.0, no_repeat_ngram_size=3
+    ),
+    "translation_en_to_de": beam_search("translate English to German: "),
+    "translation_en_to_fr": beam_search("translate English to French: "),
+    "translation_en_to_ro": beam_search("translate English to Romanian: "),
+}
+# From 2020, before the first gated models: nothing says which feed-forward layer, which head, how deep the decoder is.
+T5_V1_0 = COMMON | {
+    "architectures": ["T5WithLMHeadModel"],
+    "n_positions": 512,
+    "num_heads": 4,
+    "output_past": True,
+    "task_specific_params": T5_TASKS,
+    "vocab_size": 128,
+}
+T5_V1_1 = COMMON | GATED | {"num_heads": 3, "output_past": True, "vocab_size": 128}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One folder. `seed` was chosen so that `check_health` passes."""
+
+    config: dict[str, Any]
+    seed: int
+    tables: tuple[str, ...] = (SHARED,)  # names under which the input embedding is stored
+    strays: tuple[str, ...] = ()  # biases in the file that no model uses
+    lengths: tuple[int, ...] = (24, 17, 11)  # of the sources
+    oracle: dict[str, Any] = field(
+        default_factory=dict
+    )  # the config in words transformers 4 understands, if it differs
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        return self.oracle or self.config
+
+
+FAMILIES: Mapping[str, Family] = {
+    "t5": Family(T5_V1_0, seed=55),
+    "t5-11b": Family(T5_V1_0 | {"d_kv": 16, "num_heads": 3, "vocab_size": 96}, seed=291, strays=(CROSS_BIAS,)),
+    "t5-v1_1": Family(T5_V1_1, seed=29),
+    "flan-t5": Family(
+        COMMON
+        | GATED
+        | SAVED_BY_4
+        | COARSE_BUCKETS
+        | {
+            "n_positions": 512,
+            "num_heads": 3,
+            "output_past": True,
+            "task_specific_params": T5_TASKS,
+            "transformers_version": "4.23.1",
+            "vocab_size": 128,
+        },
+        seed=1,
+        tables=(SHARED, ENCODER_TABLE, DECODER_TABLE),
+        lengths=(30, 21, 10),
+    ),
+    "mt5": Family(
+        COMMON
+        | GATED
+        | {
+            "architectures": ["MT5ForConditionalGeneration"],
+            "model_type": "mt5",
+            "num_heads": 3,
+            "tokenizer_class": "T5Tokenizer",
+            "vocab_size": 112,
+        },
+        seed=13,
+    ),
+    "umt5": Family(
+        COMMON
+        | GATED
+        | SAVED_BY_4
+        | COARSE_BUCKETS
+        | {
+            "architectures": ["UMT5ForConditionalGeneration"],
+            "dense_act_fn": "gelu_new",
+            "is_gated_act": True,
+            "model_type": "umt5",
+            "num_decoder_layers": 3,
+            "num_heads": 2,
+            "num_layers": 3,
+            "scalable_attention": True,
+            "tokenizer_class": "T5Tokenizer",
+            "transformers_version": "4.31.0.dev0",
+            "vocab_size": 96,
+        },
+        seed=38,
+        lengths=(30, 21, 10),
+    ),
+    "byt5": Family(
+        COMMON
+        | GATED
+        | {
+            "gradient_checkpointing": False,
+            "num_decoder_layers": 1,
+            "num_heads": 3,
+            "num_layers": 3,
+            "tokenizer_class": "ByT5Tokenizer",
+            "vocab_size": 96,
+        },
+        seed=5,
+        lengths=(28, 19, 12),
+    ),
+    "madlad": Family(
+        COMMON
+        | GATED
+        | COARSE_BUCKETS
+        | {
+            "d_kv": 16,
+            "eos_token_id": 2,
+            "n_positions": 512,
+            "num_heads": 2,
+            "output_past": True,
+            "pad_token_id": 1,
+            "task_specific_params": {},
+            "transformers_version": "4.23.1",
+            "use_cache": True,
+            "vocab_size": 128,
+        },
+        seed=24,
+        tables=(DECODER_TABLE,),
+        lengths=(30, 21, 10),
+    ),
+    # No tie flag, so tied; the file still holds the table four times, as pytorch_model.bin does on the Hub.
+    "codet5": Family(
+        COMMON
+        | SAVED_BY_4
+        | {
+            "_name_or_path": "codet5_base",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "feed_forward_proj": "relu",
+            "gradient_checkpointing": False,
+            "id2label": {"0": "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+            "n_positions": 512,
+            "num_decoder_layers": 3,
+            "num_heads": 2,
+            "num_layers": 3,
+            "output_past": True,
+            "transformers_version": "4.10.2",
+            "vocab_size": 100,
+        },
+        seed=151,
+        tables=(SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD),
+    ),
+    # umT5's architecture under a Llama tokenizer, hence EOS 2.
+    "pile-t5": Family(
+        COMMON
+        | GATED
+        | SAVED_BY_4
+        | {
+            "architectures": ["UMT5ForConditionalGeneration"],
+            "dense_act_fn": "gelu_new",
+            "eos_token_id": 2,
+            "is_gated_act": True,
+            "model_type": "umt5",
+            "num_heads": 4,
+            "output_past": True,
+            "relative_attention_max_distance": 128,
+            "scalable_attention": True,
+            "tokenizer_class": "LlamaTokenizerFast",
+            "transformers_version": "4.31.0",
+            "vocab_size": 96,
+        },
+        seed=7,
+    ),
+    # What from_pretrained(t5-v1_1) and save_pretrained write under transformers 5.23.0: the tie flag is always true.
+    "t5-v1_1-resaved-by-transformers-5": Family(
+        T5_V1_1
+        | {
+            "classifier_dropout": 0.0,
+            "dense_act_fn": "gelu_new",
+            "dtype": "float32",
+            "is_decoder": False,
+            "is_gated_act": True,
+            "relative_attention_max_distance": 128,
+            "scale_decoder_outputs": False,
+            "tie_word_embeddings": True,
+            "transformers_version": "5.23.0",
+            "use_cache": True,
+        },
+        seed=29,
+        oracle=T5_V1_1,
+    ),
+}
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    return config.get("tie_word_embeddings", True)
+
+
+def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
+    """Random weights far from any initialiser's.
+
+    The tables are small and the layers' outputs large: else a tied head answers each token with itself. The rows of
+    `wo` sum to zero: else the mean of a relu answers every token alike. EOS has a long row: else it seldom wins.
+    """
+    noise = rng.standard_normal(shape)
+    if name in (SHARED, HEAD):
+        weight = TABLE_SCALE * noise
+        weight[config["eos_token_id"]] *= 1.5
+    elif "relative_attention_bias" in name:
+        weight = 1.5 * noise
+    elif name.endswith("norm.weight"):
+        weight = 1 + 0.3 * noise
+        if name == "decoder.final_layer_norm.weight":
+            weight *= LOGIT_SCALE / TABLE_SCALE / (1 if is_tied(config) else config["d_model"] ** 0.5)
+    elif name.endswith(("Attention.q.weight", "Attention.k.weight")):
+        weight = 1.3 * noise / (shape[1] ** 0.5 * config["d_kv"] ** 0.25)
+    else:
+        gain = 3.0 if name.endswith((".o.weight", ".wo.weight")) else 1.0
+        if name.endswith(".wo.weight"):
+            noise -= noise.mean(1, keepdims=True)
+        weight = gain * noise / shape[1] ** 0.5
+    return torch.from_numpy(weight.astype(np.float32))
+
+
+def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
+    """The tensors as the Hub's file names them."""
+    config, rng = family.meaning, np.random.default_rng(family.seed)
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes |= {name: (config["relative_attention_num_buckets"], config["num_heads"]) for name in family.strays}
+    for copy in {ENCODER_TABLE, DECODER_TABLE} | ({HEAD} if is_tied(config) else set()):
+        shapes.pop(copy)
+    tensors = {name: draw(name, shapes[name], config, rng) for name in sorted(shapes)}
+    table = tensors.pop(SHARED)
+    return tensors | {name: table.clone() for name in family.tables}
+
+
+def load_oracle(folder: Path, family: Family) -> PreTrainedModel:
+    """The model as Hugging Face reads it from the folder, after checking that every tensor of the file is in it."""
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(
+        folder, config=AutoConfig.for_model(**family.meaning), output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values()), info
+    loaded = model.eval().state_dict()
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert name in family.strays or torch.equal(tensor, loaded[name]), name
+    return model
+
+
+def make_golden(model: PreTrainedModel, family: Family) -> dict[str, np.ndarray]:
+    config, rng = family.meaning, np.random.default_rng(family.seed)
+    pad, rows = config["pad_token_id"], len(family.lengths)
+    input_ids = np.full((rows, max(family.lengths)), pad)
+    for row, length in zip(input_ids, family.lengths, strict=True):
+        row[: length - 1] = rng.integers(FIRST_PLAIN_TOKEN, config["vocab_size"], length - 1)
+        row[length - 1] = config["eos_token_id"]
+    attention_mask = np.arange(max(family.lengths)) < np.array(family.lengths)[:, None]
+    decoder_input_ids = rng.integers(FIRST_PLAIN_TOKEN, config["vocab_size"], (rows, TARGET_LENGTH))
+    decoder_input_ids[:, 0] = config["decoder_start_token_id"]
+
+    source, mask, target = map(torch.tensor, (input_ids, attention_mask.astype(np.int64), decoder_input_ids))
+    out = model(input_ids=source, attention_mask=mask, decoder_input_ids=target)
+    outputs = [greedy(model, source[i : i + 1, :length]) for i, length in enumerate(family.lengths)]
+    greedy_ids, greedy_lengths = padded(outputs, pad)
+    batched = model.generate(source, attention_mask=mask, do_sample=False, num_beams=1, max_new_tokens=NEW_TOKENS)
+    assert np.array_equal(batched[:, 1:].numpy(), greedy_ids), "padding or batching changed the output"
+
+    ids = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "decoder_input_ids": decoder_input_ids,
+        "greedy_ids": greedy_ids,
+        "greedy_lengths": greedy_lengths,
+    }
+    return {name: array.astype(np.int32) for name, array in ids.items()} | {
+        "encoder_last_hidden_state": out.encoder_last_hidden_state.numpy(),
+        "logits": out.logits.numpy(),
+    }
+
+
+def padded(outputs: list[list[int]], pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """(B, N) tokens, padded, and how many each row has."""
+    ids = np.full((len(outputs), max(map(len, outputs))), pad)
+    for row, tokens in zip(ids, outputs, strict=True):
+        row[: len(tokens)] = tokens
+    return ids, np.array([len(tokens) for tokens in outputs])
+
+
+def greedy(model: PreTrainedModel, source: torch.Tensor) -> list[int]:
+    mask = torch.ones_like(source)
+    tokens = model.generate(source, attention_mask=mask, do_sample=False, num_beams=1, max_new_tokens=NEW_TOKENS)
+    return tokens[0, 1:].tolist()
+
+
+def top_two_gap(model: PreTrainedModel, family: Family, golden: Mapping[str, np.ndarray]) -> float:
+    """The smallest lead of any greedy token, from one pass without a cache, which must choose the same tokens."""
+    gaps = []
+    for i, (source_length, length) in enumerate(zip(family.lengths, golden["greedy_lengths"], strict=True)):
+        tokens = torch.tensor(golden["greedy_ids"][i, :length], dtype=torch.long)
+        start = torch.tensor([family.meaning["decoder_start_token_id"]])
+        source = torch.tensor(golden["input_ids"][i : i + 1, :source_length], dtype=torch.long)
+        logits = model(input_ids=source, decoder_input_ids=torch.cat([start, tokens[:-1]])[None]).logits[0]
+        assert torch.equal(logits.argmax(-1), tokens), "the cache changed the output"
+        top = logits.topk(2).values
+        gaps.append((top[:, 0] - top[:, 1]).min().item())
+    return min(gaps)
+
+
+def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
+    """Outputs that could not catch a mistake are no use: near-ties, loops, rows alike, EOS never or at once."""
+    eos, pad = family.meaning["eos_token_id"], family.meaning["pad_token_id"]
+    outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
+    assert gap > 0.02, f"top-2 gap {gap:.4f}"
+    assert 1 < golden["logits"].std() < 4, f"logits have standard deviation {golden['logits'].std():.2f}"
+    assert any(eos in row for row in outputs) and not all(eos in row for row in outputs), "EOS in no row, or in all"
+    assert all(len(row) > 3 and pad not in row for row in outputs), "a row that ends at once or holds padding"
+    assert all(len(set(row)) > len(row) // 4 for row in outputs), "a row that repeats itself"
+    assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows that start alike"
+
+
+def check_every_weight_matters(
+    model: PreTrainedModel,
+    golden: Mapping[str, np.ndarray],
+    noise: float = 0.1,
+    least: float = 0.01,
+    is_idle: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """noise: put on one tensor after the other. is_idle: of which names logits must not depend."""
+    arguments = ("input_ids", "attention_mask", "decoder_input_ids")
+    inputs = {name: torch.tensor(golden[name], dtype=torch.long) for name in arguments}
+    expected = torch.tensor(golden["logits"])
+    for name, parameter in model.named_parameters():
+        kept = parameter.clone()
+        parameter += noise * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+        change = (model(**inputs).logits - expected).abs().max().item()
+        assert change < 1e-4 if is_idle(name) else change > least, f"{name} changes the logits by {change}"
+        parameter.copy_(kept)
+
+
+def write(name: str) -> None:
+    folder, family = HERE / name, FAMILIES[name]
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(family.config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    save_file(make_checkpoint(family), folder / "model.safetensors", metadata={"format": "pt"})
+    model = load_oracle(folder, family)
+    golden = make_golden(model, family)
+    gap = top_two_gap(model, family, golden)
+    check_health(family, golden, gap)
+    check_every_weight_matters(model, golden)
+    np.savez(folder / "golden.npz", **golden)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    lengths = golden["greedy_lengths"].tolist()
+    print(f"{name:34} gap {gap:.4f}  logits' std {golden['logits'].std():.2f}  greedy {lengths}  {size / 1000:.0f} kB")
+
+
+def write_all(write: Callable[[str], None], names: Iterable[str]) -> None:
+    """Of these, those that are named as arguments, or all."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        for name in sys.argv[1:] or names:
+            write(name)
+
+
+if __name__ == "__main__":
+    write_all(write, FAMILIES)

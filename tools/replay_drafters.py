@@ -1,0 +1,242 @@
+"""Replays drafters against outputs of the target that are computed once: no model runs for a drafter that reads text.
+
+    python -m tools.replay_drafters --prompts data/grammar.txt data/translation.txt data/describe.txt
+    python -m tools.replay_drafters --tsv grammar=test.tsv --prefix "grammar: " --num-draft 3 5 8 12
+    python -m tools.replay_drafters --index-cost
+
+At temperature 0 the output is known, so a round accepts the longest prefix of its draft that agrees with it, and adds
+one token. Columns: tokens per target call; share of the drafted tokens accepted; drafted per call; tokens per unit of
+time if a pass over K + 1 positions costs 1 + `--slope` · K passes over one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import mlx.core as mx
+
+from speculative_decoding import generate, load
+from speculative_decoding.drafters import NgramDrafter, TextStore
+from speculative_decoding.drafters.suffix_index import SuffixIndex
+from speculative_decoding.models.base import EncoderDecoder
+
+START = 0  # T5's decoder start token
+Variant = Callable[[], NgramDrafter]
+
+
+@dataclass(frozen=True)
+class Request:
+    source: list[int]
+    output: list[int]
+
+
+@dataclass
+class Replay:
+    """Sums over requests."""
+
+    calls: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_call(self) -> float:
+        return self.tokens / self.calls
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def tokens_per_time(self, slope: float) -> float:
+        return self.tokens / (self.calls + slope * self.drafted)
+
+
+def replay(drafter: NgramDrafter, requests: Iterable[Request], num_draft: int, max_tokens: int = 100) -> Replay:
+    """What `speculate` would do with this drafter, at temperature 0."""
+    sums = Replay()
+    for request in requests:
+        started = time.perf_counter()
+        drafter.begin(request.source)
+        tokens, done = [START], 0
+        while done < len(request.output):
+            draft = drafter.propose(tokens, min(num_draft, max_tokens - done - 1))
+            sums.seconds += time.perf_counter() - started
+            rest = request.output[done:]
+            accepted = accepted_of(draft, rest)
+            new = rest[: accepted + 1]
+            tokens += new
+            done += len(new)
+            sums.calls += 1
+            sums.tokens += len(new)
+            sums.drafted += len(draft)
+            sums.accepted += accepted
+            started = time.perf_counter()
+        drafter.end(tokens)
+        sums.seconds += time.perf_counter() - started
+    return sums
+
+
+def accepted_of(draft: Sequence[int], rest: Sequence[int]) -> int:
+    """How many tokens of the draft agree with the rest of the output, up to the first that does not."""
+    accepted = 0
+    while accepted < min(len(draft), len(rest)) and draft[accepted] == rest[accepted]:
+        accepted += 1
+    return accepted
+
+
+def requests_of(prompts: Sequence[str], model: str, draft_model: str, cache: Path, max_tokens: int) -> list[Request]:
+    """The target's greedy outputs, from the cache where it has them. One JSON object a line."""
+    known: dict[str, Request] = {}
+    if cache.exists():
+        for line in cache.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            known[entry["prompt"]] = Request(entry["source"], entry["output"])
+    if missing := [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]:
+        target, tokenizer = load(model)
+        draft, _ = load(draft_model)
+        with cache.open("a", encoding="utf-8") as file:
+            for prompt in missing:
+                result = generate(target, tokenizer, prompt, draft_model=draft, max_tokens=max_tokens)
+                known[prompt] = Request(tokenizer.encode(prompt), result.tokens)
+                file.write(json.dumps({"prompt": prompt, "source": known[prompt].source, "output": result.tokens}))
+                file.write("\n")
+                file.flush()
+    return [known[prompt] for prompt in prompts]
+
+
+def variants(pieces: dict[int, str]) -> dict[str, Variant]:
+    return {
+        "input and output": lambda: NgramDrafter(pieces=pieces),
+        "input only": lambda: NgramDrafter(pieces=pieces, search_output=False),
+        "output only": lambda: NgramDrafter(search_input=False),
+        "output only, n <= 2, always (HF)": lambda: NgramDrafter(search_input=False, max_ngram_size=2, min_chance=0.0),
+        "input and output, always": lambda: NgramDrafter(pieces=pieces, min_chance=0.0),
+        "input and output, ids alone": lambda: NgramDrafter(),
+        "with a store of texts": lambda: NgramDrafter(pieces=pieces, store=TextStore()),
+    }
+
+
+def print_row(name: str, num_draft: int, sums: Replay, slope: float) -> None:
+    print(
+        f"{name:34} {num_draft:3} {sums.tokens_per_call:8.2f} {sums.acceptance_rate:8.1%} "
+        f"{sums.drafted / sums.calls:8.2f} {sums.tokens_per_time(slope):8.2f} {1e6 * sums.seconds / sums.tokens:8.1f}"
+    )
+
+
+def print_second_pass(requests: Sequence[Request], pieces: dict[int, str], num_draft: int, slope: float) -> None:
+    """The same requests twice, with a store that has seen the first time."""
+    for name, store in {"no store": None, "store of texts": TextStore()}.items():
+        drafter = NgramDrafter(pieces=pieces, store=store)
+        for number in ("first", "second"):
+            print_row(f"{name}, {number} pass", num_draft, replay(drafter, requests, num_draft), slope)
+
+
+def print_index_cost(ids: Sequence[int]) -> None:
+    """µs a token: to build the index of a source, and to follow an output that copies most of it."""
+    for size in (100, 1_000, 10_000):
+        source = list((ids * (size // len(ids) + 1))[:size])
+        output = [token for i, token in enumerate(source) if i % 9]
+        built = min(timed(lambda source=source: SuffixIndex(16, source)) for _ in range(5)) / size
+        begun, followed = [], []
+        for _ in range(3):
+            drafter = NgramDrafter()
+            begun.append(timed(lambda drafter=drafter, source=source: drafter.begin(source)) / size)
+            rounds = [[START, *output[:end]] for end in range(0, min(len(output), 2_000), 4)]
+            followed.append(
+                timed(lambda drafter=drafter, rounds=rounds: [drafter.propose(tokens, 8) for tokens in rounds])
+                / sum(len(after) - len(before) for before, after in pairwise(rounds))
+            )
+        print(
+            f"{size:6} tokens: index {built:.2f}, begin {min(begun):.2f} µs per source token; "
+            f"read and propose {min(followed):.1f} µs per output token, 4 tokens a round"
+        )
+
+
+def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[int, str]) -> None:
+    """The same beside the decoder's passes, which leave nothing of Python in the processor's caches: the source is
+    copied but for every ninth token, and what the encoder would say is random, for it does not matter.
+    """
+    for size in (100, 1_000, 10_000):
+        source = list((ids * (size // len(ids) + 1))[:size])
+        output = [token for i, token in enumerate(source) if i % 9][:400]
+        cache = model.make_cache(mx.random.normal((1, size, model.config.d_model)))
+        mx.eval(cache.arrays)
+        for _ in range(3):  # the last time counts, when all shapes have been compiled
+            drafter, tokens = NgramDrafter(pieces=pieces), [START]
+            looking, started = timed(lambda: drafter.begin(source)), time.perf_counter()  # noqa: B023
+            cache.trim_to(0)
+            while len(tokens) <= len(output):
+                asked = time.perf_counter()
+                draft = drafter.propose(tokens, 8)
+                looking += 1e6 * (time.perf_counter() - asked)
+                fed = [tokens[-1], *draft]
+                padding = [0] * (9 - len(fed))  # one width
+                mx.eval(mx.argmax(model.decode(mx.array([fed + padding], mx.uint32), cache), axis=-1))
+                rest = output[len(tokens) - 1 :]
+                tokens += rest[: accepted_of(draft, rest) + 1]
+                cache.trim_to(len(tokens) - 1)
+        whole = 1e6 * (time.perf_counter() - started)
+        print(
+            f"{size:6} tokens: {looking / len(output):.1f} µs of {whole / len(output):.0f} µs per output token, "
+            f"{looking / whole:.2%}, without encoding the source"
+        )
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Microseconds."""
+    started = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/t5-web-docs")
+    parser.add_argument("--draft-model", default="models/t5-web-docs-draft")
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="files with one prompt a line")
+    parser.add_argument("--tsv", type=Path, help="a table whose first column is the source")
+    parser.add_argument("--prefix", default="", help="in front of each source of --tsv")
+    parser.add_argument("--limit", type=int, help="at most so many prompts of each file")
+    parser.add_argument("--num-draft", type=int, nargs="+", default=[3, 5, 8, 12])
+    parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--slope", type=float, default=0.06)
+    parser.add_argument("--second-pass", action="store_true", help="decode each file twice, with a store")
+    parser.add_argument("--index-cost", action="store_true")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "replay-cache.jsonl", help="one per model"
+    )
+    options = parser.parse_args()
+
+    target, tokenizer = load(options.model)
+    pieces = tokenizer.vocabulary.pieces
+    files = {path.name: path.read_text(encoding="utf-8").splitlines() for path in options.prompts}
+    if options.tsv:
+        rows = options.tsv.read_text(encoding="utf-8").splitlines()
+        files[options.tsv.name] = [options.prefix + row.split("\t")[0] for row in rows]
+    for name, prompts in files.items():
+        prompts = prompts[: options.limit]
+        requests = requests_of(prompts, options.model, options.draft_model, options.cache, options.max_tokens)
+        print(f"\n{name}: {len(requests)} requests, {sum(len(request.output) for request in requests)} tokens")
+        print(f"{'':34} num tok/call accepted  drafted tok/time   µs/tok")
+        if options.second_pass:
+            print_second_pass(requests, pieces, options.num_draft[-1], options.slope)
+            continue
+        for variant, make in variants(pieces).items():
+            for num_draft in options.num_draft:
+                print_row(variant, num_draft, replay(make(), requests, num_draft, options.max_tokens), options.slope)
+    if options.index_cost:
+        ids = [token for prompts in files.values() for prompt in prompts for token in tokenizer.encode(prompt)]
+        print_index_cost(ids)
+        print_index_share(target, ids, pieces)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Does a model over several processes write what the whole one writes? `main.py` decodes a few prompts in all the ways
+below, in one process and in several; the files must be equal byte for byte, but for the scores of beams.
+
+    python -m tools.several_machines [--processes 2] [--quantize 4] [--model t5-web-docs t5 bart ...]
+
+--model: the bundled one, or goldens, which get a tokenizer of numbers, a noisy copy for a draft and a head of chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from speculative_decoding import checkpoints, load
+
+import mlx.core as mx  # isort: skip
+from speculative_decoding.loading.draft_head import write_draft_head
+from tests.support.processes import ROOT, start
+from tests.support.tiny import TOKENIZER, tiny_head
+
+BUNDLED, GOLDENS = "t5-web-docs", ROOT / "tests" / "parity" / "goldens"
+SAMPLED = ["--temperature", "0.8", "--seed", "3", "--acceptance"]
+RULES = {
+    "greedy": [],
+    "coupled": [*SAMPLED, "coupled"],
+    "rejection": [*SAMPLED, "rejection"],
+    "beams": ["--num-beams", "3"],
+}
+DRAFTERS = {"model": "model", "ngram": "ngram", "auto": "auto", "head": "model", "default": None}
+OF_A_TASK, NOISE = 2, 0.05  # prompts of a task; of a standard deviation
+IN_TURN = """
+import json, sys
+from speculative_decoding.cli.main import main
+sys.exit(next((status for way in json.load(open(sys.argv[1])) if (status := main(way))), 0))
+"""  # in one process, which is started once
+
+
+def ways(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dict[str, list[str]]:
+    """Flags by name."""
+    found = {}
+    for rule, (drafter, kind), slots in product(RULES, DRAFTERS.items(), ("1", "8")):
+        # how long a draft is by default a clock decides, and with it what rejection draws; beams have no draft
+        if {"rejection": kind is not None, "beams": kind is None}.get(rule, True):
+            own = [] if rule == "beams" else ["--draft-model", draft if drafter in ("model", "auto") else head]
+            job = ["--input", str(prompts), "-m", str(tokens), "--slots", slots]
+            chosen = [] if kind is None else ["--drafter", kind, "--num-draft", "4"]
+            found[f"{rule}-{drafter}-{slots}"] = ["--model", target, *own, *job, *RULES[rule], *chosen]
+    return found
+
+
+def bundled_ways(folder: Path, bits: int | None) -> dict[str, list[str]]:
+    texts = [path.read_text(encoding="utf-8").splitlines() for path in sorted((ROOT / "data").glob("*.txt"))]
+    prompts, target = folder / "prompts.txt", BUNDLED
+    prompts.write_text("".join(f"{line}\n" for lines in texts for line in lines[:OF_A_TASK]), encoding="utf-8")
+    if bits is not None:
+        target = str(folder / "target")
+        convert = "convert.py", "--model", f"models/{BUNDLED}", "--output", target, "--quantize", str(bits)
+        subprocess.run([sys.executable, *convert], cwd=ROOT, check=True, capture_output=True)
+    return ways(target, f"{BUNDLED}-draft", f"{BUNDLED}-head", prompts, 24)
+
+
+def golden_ways(folder: Path, golden: Path) -> dict[str, list[str]]:
+    checkpoint = checkpoints.read(golden)
+    for name in ("target", "draft"):
+        shutil.copytree(golden, folder / name)
+    noisy = {name: noisy_copy(checkpoint[name], number) for number, name in enumerate(checkpoint)}
+    mx.save_safetensors(str(folder / "draft" / "model.safetensors"), noisy)
+    vocabulary = {"<unk>": 0} | {str(i): i for i in range(1, 4096)}
+    words = TOKENIZER | {
+        "model": TOKENIZER["model"] | {"vocab": vocabulary},
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+    }
+    for name in ("target", "draft"):
+        (folder / name / "tokenizer.json").write_text(json.dumps(words))
+    target = load(folder / "target").model
+    write_draft_head(folder / "head", tiny_head(target), target, mx.float32)
+    read = np.load(golden / "golden.npz")
+    rows = [row[mask == 1] for row, mask in zip(read["input_ids"], read["attention_mask"], strict=True)]
+    prompts = folder / "prompts.txt"
+    prompts.write_text("".join(" ".join(map(str, row)) + "\n" for row in [*rows, rows[0][-4:]]))
+    return ways(*(str(folder / name) for name in ("target", "draft", "head")), prompts, 12)
+
+
+def noisy_copy(array: mx.array, seed: int) -> mx.array:
+    noise = mx.random.normal(array.shape, key=mx.random.key(seed))
+    return array + NOISE * (array.ndim > 1) * noise * mx.std(array)
+
+
+def compare(model: str, processes: int, bits: int | None) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        folder, golden = Path(name), GOLDENS / model
+        tried = golden_ways(folder, golden) if golden.is_dir() else bundled_ways(folder, bits)
+        for count in (1, processes):
+            several = ["--parallel", "tensor"] if count > 1 else []
+            jobs = [[*flags, "--output", str(folder / f"{way}-{count}"), *several] for way, flags in tried.items()]
+            (folder / "jobs.json").write_text(json.dumps(jobs))
+            command = ["-c", IN_TURN, str(folder / "jobs.json")]
+            if any(statuses := [each.wait() for each in start(count, folder, command)]):
+                last = (folder / "said-0").read_text().splitlines()[-1]
+                print(f"{model}: {count} processes ended with {statuses}: {last}", flush=True)
+                return False
+        contents = {way: [content(folder / f"{way}-{count}") for count in (1, processes)] for way in tried}
+        different = [way for way, (one, several) in contents.items() if one != several]
+        equal = f"{len(tried) - len(different)} of {len(tried)} files"
+        print(f"{model}: over {processes} processes {equal} are those of one process; others: {different}", flush=True)
+        return not different
+
+
+def content(path: Path) -> str:
+    """A score sums up log-probabilities, which several processes round otherwise."""
+    return re.sub(r'"score": [^,]*', "", path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--quantize", type=int, help="the bundled model in so many bits")
+    parser.add_argument("--model", nargs="+", default=[BUNDLED])
+    chosen = parser.parse_args()
+    results = [compare(model, chosen.processes, chosen.quantize) for model in chosen.model]
+    sys.exit(0 if all(results) else 1)
