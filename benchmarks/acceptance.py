@@ -13,7 +13,7 @@ from pathlib import Path
 
 from speculative_decoding.cli.common import read_text
 from speculative_decoding.errors import InputError, writing
-from speculative_decoding.loading.safe_folder import write_file
+from speculative_decoding.loading.atomic_io import atomic_write
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 PIECE = 16  # tokens that are replayed together
@@ -47,7 +47,7 @@ def write(path: Path, tasks: Mapping[str, Recorded], about: str) -> None:
     for task, kind, outputs in ((task, *pair) for task, kinds in tasks.items() for pair in kinds.items()):
         lines.append(" ".join([task, kind, *("".join(DIGITS[each] for each in output) for output in outputs)]))
     with writing("file", path):
-        write_file(path, "\n".join(lines) + "\n")
+        atomic_write(path, "\n".join(lines) + "\n")
 
 
 def excerpt(task: Recorded, size: int) -> dict[str, list[int]]:

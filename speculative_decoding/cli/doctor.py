@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..draft_length.calibration import VARIABLE
 from ..errors import writing
-from ..loading.safe_folder import write_file
+from ..loading.atomic_io import atomic_write
 from .common import printing, say
 from .diagnosis import diagnose
 from .drafting import Plan
@@ -42,7 +42,7 @@ def examine(plan: Plan, file: str | None) -> int:
             if path.is_symlink() or (path.exists() and not path.is_file()):  # as /dev/stdout: must stay what it is
                 path.write_text(text, encoding="utf-8")
             else:
-                write_file(path, text)
+                atomic_write(path, text)
         say(f"wrote {path}")
     return 0 if found["passed"] else 1
 

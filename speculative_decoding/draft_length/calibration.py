@@ -27,7 +27,7 @@ from mlx.utils import tree_flatten
 from ..backend import blas
 from ..cache_folder import cache_folder
 from ..errors import InputError
-from ..loading.safe_folder import write_file
+from ..loading.atomic_io import atomic_write
 from ..models.base import EncoderDecoder
 from ..version import __version__
 from .costs import RoundCosts, measured_widths
@@ -94,7 +94,7 @@ class Store:
     def save(self) -> None:
         if self.path is not None and not self.is_fixed:
             with suppress(OSError):  # as where the disk is full: measured again next time
-                write_file(self.path, self.measured.as_json(self.key))
+                atomic_write(self.path, self.measured.as_json(self.key))
 
     def forget(self) -> None:
         if not self.is_fixed:

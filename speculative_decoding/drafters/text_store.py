@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, writing
-from ..loading.safe_folder import write_file
+from ..loading.atomic_io import atomic_write
 from ..sampling.options import accepted
 from ..sampling.values import Whole
 from .suffix_index import BOUNDARY, SuffixIndex
@@ -78,7 +78,7 @@ class TextStore:
         """Write a JSON file that appears whole or not at all. Raises `InputError` if it cannot be written."""
         content = json.dumps({"kind": KIND, **asdict(self), "tokens": self._index.tokens})
         with writing("n-gram store", Path(path)):
-            write_file(Path(path), f"{json.dumps(head_of(content))}\n{content}\n")
+            atomic_write(Path(path), f"{json.dumps(head_of(content))}\n{content}\n")
 
     @classmethod
     def load(cls, path: str | Path, expected_vocabulary: str | None = None) -> TextStore:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from ..checkpoints.files import read_object
 from ..errors import InputError, writing
-from ..loading.safe_folder import write_file
+from ..loading.atomic_io import atomic_write
 from .rows import Line, read_lines
 
 VERSION = 2
@@ -143,7 +143,7 @@ class Journal:
         if (done := self.done) != self._on_disk:
             os.fsync(self._file.fileno())
             content = {"version": VERSION, **asdict(done), "settings": self.settings}
-            write_file(checkpoint_path(self.path), json.dumps(content) + "\n")
+            atomic_write(checkpoint_path(self.path), json.dumps(content) + "\n")
             self._on_disk = done
 
     def _cut(self) -> None:

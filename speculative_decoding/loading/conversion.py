@@ -20,8 +20,8 @@ from ..checkpoints.npz import write_npz
 from ..errors import InputError, writing
 from ..models.base import checked_sources
 from . import hub, manifest
+from .atomic_io import atomic_directory
 from .load import MODELS, WEIGHTS, Storage, checked_config, checked_generation_config, transformed
-from .safe_folder import whole_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 IN_BFLOAT16 = Storage("bfloat16")
@@ -66,7 +66,7 @@ def convert(
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
     check_space(output, sum(checkpoint.info(name).nbytes for name in names))
 
-    with writing("--output", output, "nothing was left there"), whole_folder(output) as partial:
+    with writing("--output", output, "nothing was left there"), atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
         (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         for file_name in ("generation_config.json", *TOKENIZER_FILES):

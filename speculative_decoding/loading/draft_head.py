@@ -21,8 +21,8 @@ from ..models.base import EncoderDecoder
 from ..models.config import ACTIVATIONS
 from ..models.draft_head import DraftHead, DraftHeadConfig
 from . import manifest
+from .atomic_io import atomic_directory
 from .load import WEIGHTS, Opened, find_folder, open_named
-from .safe_folder import whole_folder
 from .tokenizer import fingerprint
 
 KIND, VERSION = "draft_head", 2  # what a head computes with its weights; 1 had a norm in front of each part
@@ -151,7 +151,7 @@ def write_draft_head(
     folded = head.folded()
     content = {"kind": KIND, "version": VERSION, **asdict(folded.config), "target": target_facts(target)}
     del content["scales"]
-    with whole_folder(output) as partial:
+    with atomic_directory(output) as partial:
         parameters: list[tuple[str, mx.array]] = tree_flatten(folded.parameters())  # type: ignore[assignment]
         write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
         (partial / CONFIG).write_text(json.dumps(content) + "\n", encoding="utf-8")

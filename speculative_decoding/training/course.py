@@ -23,9 +23,9 @@ from ..draft_length.costs import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, writing
 from ..loading import manifest
+from ..loading.atomic_io import atomic_directory, atomic_write
 from ..loading.draft_head import OpenedHead, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, Opened
-from ..loading.safe_folder import whole_folder, write_file
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, usual_layers
@@ -95,7 +95,7 @@ class Course:
             raise InputError(f"{path}: is not here; all processes of a training need one --output on a disk they share")
         with writing("training", self.work, WAY_OUT):
             self.work.mkdir(parents=True, exist_ok=True)
-            write_file(path, wanted)
+            atomic_write(path, wanted)
 
     @cached_property
     def _split(self) -> tuple[list[str], dict[str, list[str]]]:
@@ -234,7 +234,7 @@ def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable
     for path, names in model.parameter_sources(model.config, opened.checkpoint.keys()).items():
         shares = mx.split(parameters[path], len(names))
         arrays += [(name, mx.contiguous(share).astype(dtype)) for name, share in zip(names, shares, strict=True)]
-    with whole_folder(output) as partial:
+    with atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, arrays)
         for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
             if (opened.folder / name).is_file():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..loading.safe_folder import write_file
+from ..loading.atomic_io import atomic_write
 from .outputs import Example
 from .teacher import TOGETHER, Lesson, Teacher
 
@@ -64,7 +64,7 @@ class Lessons:
                     for file in files.values():
                         file.flush()
                         os.fsync(file.fileno())  # before it is said to be there
-                    write_file(state, json.dumps(facts | {"done": done}))
+                    atomic_write(state, json.dumps(facts | {"done": done}))
                 progress(done)
         for name, (width, kind) in self.teacher.widths().items():
             if width:

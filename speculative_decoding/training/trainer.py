@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..checkpoints.npz import read_npz, write_npz
 from ..decoding.stats import GenerationStats
 from ..errors import CheckpointError, InputError, writing
-from ..loading.safe_folder import sync
+from ..loading.atomic_io import sync
 from ..session import Session
 from .batches import Sampler
 from .lessons import Lessons

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError, checkpoints
-from speculative_decoding.loading import manifest, safe_folder
+from speculative_decoding.loading import atomic_io, manifest
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
 from tests.unit.loading.test_conversion import make_source
@@ -24,7 +24,7 @@ from tools.sparse_t5_11b import make
 # of the moments that matter: a tensor written, a file synchronised, a name given. What comes back is how that ended.
 VICTIMS = """
 import os, signal, sys
-import speculative_decoding.loading.safe_folder as safe_folder
+import speculative_decoding.loading.atomic_io as atomic_io
 from pathlib import Path
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
@@ -48,10 +48,10 @@ def before_and_after(function):
 
 os.fsync = lambda _: None  # what a killed process wrote is not lost, and a disk is slow
 for name in ("sync", "replace_folder", "exchange", "clean_up"):
-    setattr(safe_folder, name, before_and_after(getattr(safe_folder, name)))
+    setattr(atomic_io, name, before_and_after(getattr(atomic_io, name)))
 Path.rename = before_and_after(Path.rename)
 if "--no-exchange" in sys.argv:
-    safe_folder.exchange = lambda *_: False
+    atomic_io.exchange = lambda *_: False
 for line in sys.stdin:
     last = int(line)
     child = os.fork()
@@ -115,7 +115,7 @@ def test_killed_at_any_moment_the_target_is_the_old_folder_or_the_new_one(
     assert len(seen) == 2  # some were killed before the exchange, some after
 
 
-def test_without_an_atomic_exchange_the_next_run_brings_a_whole_folder_back(
+def test_without_an_atomic_exchange_the_next_run_restores_the_old_folder(
     source: Path, moments: int, tmp_path: Path
 ) -> None:
     output = convert(str(source), tmp_path / "model", OLD)
@@ -125,7 +125,7 @@ def test_without_an_atomic_exchange_the_next_run_brings_a_whole_folder_back(
             if run(last) > 0:
                 continue
             was_absent |= not output.exists()
-            safe_folder.clean_up(output)
+            atomic_io.clean_up(output)
             assert is_whole(output) and os.listdir(tmp_path) == ["model"]
     assert was_absent  # the moment that the exchange does away with
 

@@ -315,7 +315,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
     path, lost = folder / "out", folder / "lost"
     lost.mkdir()
     synced = 0
-    really_sync, really_write = os.fsync, output.write_file
+    really_sync, really_write = os.fsync, output.atomic_write
     states = []
 
     def sync(descriptor: int) -> None:
@@ -324,7 +324,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             synced = path.stat().st_size
 
-    def write_file(checkpoint: Path, content: str) -> None:
+    def atomic_write(checkpoint: Path, content: str) -> None:
         if checkpoint.exists():
             states.append((checkpoint.read_bytes(), synced))
         really_write(checkpoint, content)
@@ -332,7 +332,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
-        patch.setattr(output, "write_file", write_file)
+        patch.setattr(output, "atomic_write", atomic_write)
         run_job(path, INPUT, after_row=lambda journal: journal._commit())
     whole = path.read_bytes()
     assert len(set(states)) > 40
@@ -362,7 +362,7 @@ def test_a_checkpoint_before_the_output_is_synchronised_is_noticed(
 
     def early(journal: Any) -> None:
         content = {"version": 1, **vars(journal.done), "settings": journal.settings}
-        output.write_file(output.checkpoint_path(journal.path), json.dumps(content))
+        output.atomic_write(output.checkpoint_path(journal.path), json.dumps(content))
         commit(journal)
 
     monkeypatch.setattr(output.Journal, "_commit", early)

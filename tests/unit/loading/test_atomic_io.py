@@ -1,4 +1,4 @@
-"""A folder is there whole, or as it was before."""
+"""A folder is replaced completely, or stays as it was."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from speculative_decoding.loading import safe_folder
-from speculative_decoding.loading.safe_folder import whole_folder
+from speculative_decoding.loading import atomic_io
+from speculative_decoding.loading.atomic_io import atomic_directory
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from speculative_decoding.loading.safe_folder import whole_folder
-with whole_folder(Path(sys.argv[1])) as folder:
+from speculative_decoding.loading.atomic_io import atomic_directory
+with atomic_directory(Path(sys.argv[1])) as folder:
     (folder / "a").write_text("new")
     print("written", flush=True)
     time.sleep(60)
@@ -25,7 +25,7 @@ with whole_folder(Path(sys.argv[1])) as folder:
 
 
 def write(target: Path, text: str) -> None:
-    with whole_folder(target) as folder:
+    with atomic_directory(target) as folder:
         (folder / "a").write_text(text)
 
 
@@ -40,7 +40,7 @@ def test_a_folder_appears_and_is_replaced(tmp_path: Path) -> None:
 def test_an_error_leaves_the_old_folder(tmp_path: Path) -> None:
     target = tmp_path / "model"
     write(target, "old")
-    with pytest.raises(KeyboardInterrupt), whole_folder(target) as folder:
+    with pytest.raises(KeyboardInterrupt), atomic_directory(target) as folder:
         (folder / "a").write_text("new")
         raise KeyboardInterrupt
     assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]
@@ -52,8 +52,8 @@ def test_a_killed_writer_leaves_the_old_folder_and_the_next_one_cleans_up(tmp_pa
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"written\n"
 
-    safe_folder.clean_up(target)
-    assert len(os.listdir(tmp_path)) == 2  # the writer lives, so its folder stays
+    atomic_io.clean_up(target)
+    assert len(os.listdir(tmp_path)) == 2  # the writer is still running, so its folder stays
 
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -63,18 +63,18 @@ def test_a_killed_writer_leaves_the_old_folder_and_the_next_one_cleans_up(tmp_pa
     assert (target / "a").read_text() == "new" and os.listdir(tmp_path) == ["model"]
 
 
-def test_a_folder_that_had_stepped_aside_comes_back(tmp_path: Path) -> None:
+def test_an_old_folder_is_restored_after_an_interrupted_swap(tmp_path: Path) -> None:
     target = tmp_path / "model"
     write(target, "old")
-    target.rename(safe_folder.old_name(target))  # killed between the two renames
-    safe_folder.clean_up(target)
+    target.rename(atomic_io.old_name(target))  # killed between the two renames
+    atomic_io.clean_up(target)
     assert (target / "a").read_text() == "old" and os.listdir(tmp_path) == ["model"]
 
 
 @pytest.mark.parametrize("name", ["model", "m*"])
-def test_folders_of_others_with_names_like_ours_stay(name: str, tmp_path: Path) -> None:
-    theirs = [tmp_path / hidden for hidden in (".model.old", ".model.partial-mine", ".mine.partial-abcd1234")]
-    for each in theirs:
-        write(each, "years of work")
+def test_unrelated_folders_with_similar_names_stay(name: str, tmp_path: Path) -> None:
+    unrelated = [tmp_path / hidden for hidden in (".model.old", ".model.partial-mine", ".mine.partial-abcd1234")]
+    for folder in unrelated:
+        write(folder, "years of work")
     write(tmp_path / name, "new")
-    assert sorted(os.listdir(tmp_path)) == sorted([name, *(each.name for each in theirs)])
+    assert sorted(os.listdir(tmp_path)) == sorted([name, *(folder.name for folder in unrelated)])

@@ -1,4 +1,4 @@
-"""A folder, or a file, that appears whole or not at all, whatever happens while it is being written."""
+"""Atomic writes: a folder or a file appears completely, or not at all."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-RENAME_SWAP = 2  # RENAME_SWAP of macOS and RENAME_EXCHANGE of Linux
+RENAME_SWAP = 2  # RENAME_SWAP on macOS, RENAME_EXCHANGE on Linux
 AT_FDCWD = -100
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """Write into the folder this yields; when the block ends without an error, it becomes `target`.
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `target` when the block ends without an error.
 
-    An older `target` stays until then. Everything is on disk before it takes its name. After an error, also
-    Ctrl-C, nothing is left; what a killed process left is removed by the next call.
+    An existing `target` stays until the new folder has been synced to disk. An error or Ctrl-C removes the temporary
+    folder; the next call removes the leftovers of a killed process.
     """
-    parent, name = target.parent, target.name
+    parent = target.parent
     parent.mkdir(parents=True, exist_ok=True)
     clean_up(target)
-    folder = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=parent))
+
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held as long as this process lives: the folder is no leftover
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process exits; `clean_up` skips locked folders
         yield folder
         folder.chmod(0o755)
         for path in folder.iterdir():
@@ -42,8 +43,8 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write UTF-8 text. An older file of that name stays until the new one is on disk. Raises OSError."""
+def atomic_write(path: Path, text: str) -> None:
+    """Write UTF-8 text. An existing file stays until the new one is on disk. Raises OSError."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     partial = Path(name)
     try:
@@ -59,10 +60,10 @@ def write_file(path: Path, text: str) -> None:
 
 
 def replace_folder(folder: Path, target: Path) -> None:
-    """Give `folder` the name `target`. An older folder of that name changes places with it, in one step."""
+    """Rename `folder` to `target`, swapping the two atomically if `target` exists."""
     if not target.exists():
         folder.rename(target)
-    elif not exchange(folder, target):  # a file system that cannot: there is a moment without either
+    elif not exchange(folder, target):  # no atomic swap: for a moment, `target` does not exist
         aside = old_name(target)
         target.rename(aside)
         folder.rename(target)
@@ -70,23 +71,25 @@ def replace_folder(folder: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names atomically: renamex_np on macOS, renameat2 on Linux. False where that is not supported."""
+    """Swap two names atomically: renamex_np on macOS, renameat2 on Linux. Returns False if not supported."""
     system = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
+    first, second = os.fsencode(one), os.fsencode(other)
     if sys.platform == "darwin":
-        return system.renamex_np(*names, RENAME_SWAP) == 0
-    return hasattr(system, "renameat2") and system.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_SWAP) == 0
+        return system.renamex_np(first, second, RENAME_SWAP) == 0
+    return hasattr(system, "renameat2") and system.renameat2(AT_FDCWD, first, AT_FDCWD, second, RENAME_SWAP) == 0
 
 
 def clean_up(target: Path) -> None:
-    """Finish what a killed process left: bring back an old folder that had stepped aside, remove partial ones."""
+    """Repair the leftovers of a killed process: restore an old folder, remove unlocked temporary folders."""
     aside = old_name(target)
     if aside.exists() and not target.exists():
         aside.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
-    prefix = f".{target.name}.partial-"  # behind it `mkdtemp` writes 8 characters
-    for leftover in (each for each in target.parent.iterdir() if each.name[:-8] == prefix):
-        with suppress(OSError):  # gone, or locked by the process that is still writing it
+
+    prefix = f".{target.name}.partial-"
+    leftovers = [path for path in target.parent.iterdir() if path.name[:-8] == prefix]  # mkdtemp adds 8 characters
+    for leftover in leftovers:
+        with suppress(OSError):  # already removed, or locked by a running process
             lock = os.open(leftover, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,6 +99,7 @@ def clean_up(target: Path) -> None:
 
 
 def old_name(target: Path) -> Path:
+    """The name that an existing `target` has while a new folder replaces it without an atomic swap."""
     return target.parent / f".{target.name}.partial-old"
 
 
