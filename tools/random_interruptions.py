@@ -48,7 +48,7 @@ def jobs_killed(folder: Path, kills: int) -> int:
         _, status = os.waitpid(pid, 0)
         killed += os.WIFSIGNALED(status)
         assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
-        checkpoint = output.checkpoint_path(path)
+        checkpoint = output.journal_path(path)
         if path.exists() and checkpoint.exists():
             ahead += size_of(path) > json.loads(checkpoint.read_text())["size"]
         if not os.WIFSIGNALED(status):  # finished: begin another

@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from .base import Checkpoint, Share, TensorInfo
-from .files import read_object
+from .base import Checkpoint, Shard, TensorInfo
+from .files import read_json_object
 from .gguf import gguf_config, read_gguf
 from .npz import read_npz
 from .safetensors import read_safetensors
@@ -32,11 +32,11 @@ FORCED_BOS = "force_bos_token_to_be_generated"  # in the first files of BART
 ID_FIELDS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
-class ShardedCheckpoint(Checkpoint):
+class IndexedCheckpoint(Checkpoint):
     """Several files and the index that says which tensor is in which."""
 
     def __init__(self, index: Path, read_shard: Callable[[Path], Checkpoint]) -> None:
-        weight_map = read_object(index).get("weight_map")
+        weight_map = read_json_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index}: not an index of shards, which has a 'weight_map'")
         shards: dict[str, Checkpoint] = {}
@@ -54,8 +54,8 @@ class ShardedCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> mx.array:
         return self._shard_of[name][name]
 
-    def share(self, name: str, share: Share) -> mx.array:
-        return self._shard_of[name].share(name, share)
+    def read_shard(self, name: str, shard: Shard) -> mx.array:
+        return self._shard_of[name].read_shard(name, shard)
 
 
 def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
@@ -66,7 +66,7 @@ def read(folder: Path, gguf: Path | None = None) -> Checkpoint:
         if (path := folder / file_name).is_file():
             return read_file(path)
         if (index := folder / f"{file_name}.index.json").is_file():
-            return ShardedCheckpoint(index, read_file)
+            return IndexedCheckpoint(index, read_file)
     if (only := gguf_file(folder)) is not None:
         return read_gguf(only)
     raise CheckpointError(f"{folder}: no weights found; looked for {', '.join(FORMATS)}, *.gguf")
@@ -76,7 +76,7 @@ def read_config(folder: Path, gguf: Path | None = None) -> dict[str, Any]:
     """The parsed config.json; for a GGUF file without one, the same facts from its metadata."""
     path = folder / "config.json"
     if path.exists():
-        return read_object(path)
+        return read_json_object(path)
     if (only := gguf or gguf_file(folder)) is not None:
         return gguf_config(only)
     raise CheckpointError(f"{folder}: no config.json in it; is this a model's folder?")
@@ -88,7 +88,7 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> tuple[dic
     """
     path = folder / "generation_config.json"
     if path.exists():
-        return read_object(path), path.name
+        return read_json_object(path), path.name
     forced = {"forced_bos_token_id": config.get("bos_token_id")} if config.get(FORCED_BOS) is True else {}
     return {**config, **forced}, "config.json"
 

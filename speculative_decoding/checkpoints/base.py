@@ -12,7 +12,7 @@ import mlx.core as mx
 # MLX counts a dimension in int32, and numpy has 64 at most; no model comes near either.
 MAX_DIMENSION = (1 << 31) - 1
 MAX_DIMENSIONS = 16
-PARTS = ("weight", "scales", "biases")  # of a quantised matrix
+QUANTIZED_PARTS = ("weight", "scales", "biases")  # of a quantised matrix
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class TensorInfo:
         return TensorInfo(self.shape, dtype) if mx.issubdtype(self.dtype, mx.floating) else self
 
     @property
-    def has_sound_shape(self) -> bool:
+    def has_valid_shape(self) -> bool:
         return len(self.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in self.shape)
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """Of `pieces` equal pieces along an axis, the one with this index."""
 
     axis: int
@@ -67,10 +67,10 @@ class Checkpoint(Mapping[str, mx.array]):
     @abstractmethod
     def __getitem__(self, name: str) -> mx.array: ...
 
-    def share(self, name: str, share: Share) -> mx.array:
+    def read_shard(self, name: str, shard: Shard) -> mx.array:
         """A part of a tensor; where the format allows it nothing else is read."""
-        start, count = share.of(self.info(name).shape)
-        return mx.take(self[name], mx.arange(start, start + count), axis=share.axis)  # a copy: the rest is given back
+        start, count = shard.of(self.info(name).shape)
+        return mx.take(self[name], mx.arange(start, start + count), axis=shard.axis)  # a copy: the rest is given back
 
     def info(self, name: str) -> TensorInfo:
         """Shape and stored type, without reading the data. Raises KeyError for an unknown name."""
@@ -100,11 +100,11 @@ class CastCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> mx.array:
         return self._inner[name].astype(self.info(name).dtype)
 
-    def share(self, name: str, share: Share) -> mx.array:
-        return self._inner.share(name, share).astype(self.info(name).dtype)
+    def read_shard(self, name: str, shard: Shard) -> mx.array:
+        return self._inner.read_shard(name, shard).astype(self.info(name).dtype)
 
 
-def part(name: str, kind: str) -> str:
+def part_name(name: str, kind: str) -> str:
     """`X.weight` -> `X.scales` or `X.biases`."""
     return name.removesuffix("weight") + kind
 
@@ -117,7 +117,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     def __init__(self, inner: Checkpoint, names: Set[str], bits: int, group_size: int) -> None:
         self._inner, self._bits, self._group_size = inner, bits, group_size
-        self._origin: dict[str, tuple[str, int]] = {}  # name of a part -> tensor, and which of PARTS
+        self._origin: dict[str, tuple[str, int]] = {}  # name of a part -> tensor, and which of QUANTIZED_PARTS
         self._last: tuple[str, list[mx.array]] | None = None  # the three parts are read one after another
         infos = dict[str, TensorInfo]()
         for name in inner:
@@ -128,9 +128,9 @@ class QuantizedCheckpoint(Checkpoint):
             rows, columns = info.shape
             numbers = TensorInfo((rows, columns // group_size), info.dtype)
             packed = TensorInfo((rows, columns * bits // 32), mx.uint32)
-            for index, (kind, part_info) in enumerate(zip(PARTS, (packed, numbers, numbers), strict=True)):
-                infos[part(name, kind)] = part_info
-                self._origin[part(name, kind)] = name, index
+            for index, (kind, part_info) in enumerate(zip(QUANTIZED_PARTS, (packed, numbers, numbers), strict=True)):
+                infos[part_name(name, kind)] = part_info
+                self._origin[part_name(name, kind)] = name, index
         super().__init__(inner, infos)
 
     def __getitem__(self, name: str) -> mx.array:

@@ -38,7 +38,7 @@ def open_regular(path: Path, most: int | None = None) -> BinaryIO:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """A file with one JSON object, of bounded size and depth. Raises `CheckpointError`."""
     with open_regular(path, MAX_JSON_BYTES) as file:
         text = file.read(MAX_JSON_BYTES)
@@ -61,7 +61,7 @@ def is_shallow(content: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Extent:
+class ByteRange:
     """Where some bytes lie in the file, and their CRC-32 if the file has one."""
 
     start: int
@@ -88,7 +88,7 @@ class MappedFile:
         return CheckpointError(f"{self.path}: {problem}")
 
     def array(
-        self, info: TensorInfo, extent: Extent, offset: int = 0, strides: tuple[int, ...] | None = None
+        self, info: TensorInfo, extent: ByteRange, offset: int = 0, strides: tuple[int, ...] | None = None
     ) -> mx.array:
         """A new array from the little-endian numbers in an extent, in C order unless there are strides.
 
@@ -107,7 +107,7 @@ class MappedFile:
         self.release(extent)
         return array
 
-    def release(self, extent: Extent) -> None:
+    def release(self, extent: ByteRange) -> None:
         """Free mapped pages, which would count as resident memory, up to the size of the file."""
         start = extent.start - extent.start % mmap.PAGESIZE
         if extent.nbytes:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from .base import MAX_DIMENSION, Checkpoint, TensorInfo
-from .files import Extent, MappedFile
+from .files import ByteRange, MappedFile
 
 CHUNK_ELEMENTS = 1 << 20  # dequantised at a time
 DEFAULT_ALIGNMENT = 32
@@ -66,7 +66,7 @@ def types() -> Mapping[int, GgmlType]:
 class GgufTensor:
     type: GgmlType
     info: TensorInfo  # its shape as in Hugging Face: the reverse of the file's order
-    extent: Extent
+    extent: ByteRange
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def read_header(path: Path) -> Header:
     data_start = -(-cursor.position // alignment) * alignment
     tensors, stop = {}, data_start
     for name, (kind, info, offset) in sorted(infos.items(), key=lambda item: item[1][2]):
-        extent = Extent(data_start + offset, math.prod(info.shape) // kind.block * kind.nbytes)
+        extent = ByteRange(data_start + offset, math.prod(info.shape) // kind.block * kind.nbytes)
         if offset % alignment or extent.start < stop or extent.stop > len(cursor.data):
             raise cursor.error(f"tensor {name!r} overlaps another, is not aligned, or reaches past the end")
         tensors[name], stop = GgufTensor(kind, info, extent), extent.stop

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from .base import Checkpoint, TensorInfo
-from .files import Extent, MappedFile
+from .files import ByteRange, MappedFile
 from .safetensors import MappedCheckpoint
 
 ZIP_START = b"PK\x03\x04"
@@ -40,7 +40,7 @@ class BoundedFile(FileIO):
         return super().read(bounded) or b""
 
 
-def zip_entries(file: MappedFile) -> dict[str, Extent]:
+def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
     """Each entry's name and where its data lies. Whatever `unzip` might read differently is refused."""
     try:
         with BoundedFile(file.path) as bounded, zipfile.ZipFile(bounded) as archive:
@@ -49,7 +49,7 @@ def zip_entries(file: MappedFile) -> dict[str, Extent]:
         raise file.error(f"the zip directory is damaged or cut short ({error})") from error
     if comment:
         raise file.error("a zip file with a comment")
-    extents, stop = dict[str, Extent](), 0
+    extents, stop = dict[str, ByteRange](), 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         name, start = entry.filename, entry.header_offset + ZIP_LOCAL_HEADER.size
         is_plain = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & ZIP_ENCRYPTED
@@ -63,18 +63,18 @@ def zip_entries(file: MappedFile) -> dict[str, Extent]:
         raw_name = name.encode("utf-8" if entry.flag_bits & ZIP_UTF8 else "cp437")
         if signature != ZIP_START or file.data[start : start + name_size] != raw_name:
             raise file.error(f"zip entry {name!r} does not lie where the directory says")
-        extents[name] = Extent(start + name_size + extra_size, entry.file_size, entry.CRC)
+        extents[name] = ByteRange(start + name_size + extra_size, entry.file_size, entry.CRC)
         stop = extents[name].stop
     if stop > directory_start:
         raise file.error("the last zip entry reaches into the directory")
     return extents
 
 
-def verify(file: MappedFile, name: str, extent: Extent) -> None:
+def verify(file: MappedFile, name: str, extent: ByteRange) -> None:
     """Compare the CRC-32, a chunk at a time so that memory stays bounded."""
     crc = 0
     for start in range(extent.start, extent.stop, CHUNK_BYTES):
-        chunk = Extent(start, min(CHUNK_BYTES, extent.stop - start))
+        chunk = ByteRange(start, min(CHUNK_BYTES, extent.stop - start))
         crc = zlib.crc32(memoryview(file.data)[chunk.start : chunk.stop], crc)
         file.release(chunk)
     if crc != extent.crc:
@@ -84,7 +84,7 @@ def verify(file: MappedFile, name: str, extent: Extent) -> None:
 def read_npz(path: Path) -> Checkpoint:
     """Open a `.npz`. Checksums are left to the manifest: at every start they would take longer than the loading."""
     file = MappedFile(path, ".npz")
-    arrays: dict[str, tuple[TensorInfo, Extent]] = {}
+    arrays: dict[str, tuple[TensorInfo, ByteRange]] = {}
     for entry, extent in zip_entries(file).items():
         if (name := entry.removesuffix(".npy")) in arrays:
             raise file.error(f"array {name!r} appears twice")
@@ -92,7 +92,7 @@ def read_npz(path: Path) -> Checkpoint:
     return MappedCheckpoint(file, arrays)
 
 
-def read_header(file: MappedFile, name: str, entry: Extent) -> tuple[TensorInfo, Extent]:
+def read_header(file: MappedFile, name: str, entry: ByteRange) -> tuple[TensorInfo, ByteRange]:
     """What the numbers of an `.npy` entry are, and where they lie."""
     header = BytesIO(file.data[entry.start : min(entry.stop, entry.start + MAX_HEADER_BYTES)])
     try:
@@ -103,11 +103,11 @@ def read_header(file: MappedFile, name: str, entry: Extent) -> tuple[TensorInfo,
     except (ValueError, SyntaxError, TokenError, EOFError, TypeError, MemoryError, RecursionError) as error:
         raise file.error(f"entry {name!r} is damaged ({error})") from error
     known = DTYPES.get(dtype.str)
-    if known is None or fortran_order or not (info := TensorInfo(shape, known)).has_sound_shape:
+    if known is None or fortran_order or not (info := TensorInfo(shape, known)).has_valid_shape:
         raise file.error(f"entry {name!r} holds {dtype.str!r} {shape}, which is not supported")
     if entry.nbytes != header.tell() + info.nbytes:
         raise file.error(f"entry {name!r} has {entry.nbytes} bytes, which is not its shape's size")
-    return info, Extent(entry.start + header.tell(), info.nbytes)
+    return info, ByteRange(entry.start + header.tell(), info.nbytes)
 
 
 def write_npz(path: Path, arrays: Iterable[tuple[str, mx.array]]) -> None:

@@ -49,7 +49,7 @@ class Global:
 
 
 @dataclass(frozen=True, eq=False)
-class Storage:
+class TorchStorage:
     """A run of numbers that lies elsewhere in the file, under a key."""
 
     key: str
@@ -65,14 +65,14 @@ class Storage:
 class StoredTensor:
     """A strided view of a storage. Offset and strides count elements; all are checked to stay inside."""
 
-    storage: Storage
+    storage: TorchStorage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
 @dataclass(eq=False)
-class Machine:
+class PickleInterpreter:
     """The pickle machine: a stack, a memo and where in the file the current opcode lies. When it has run, `value` is
     what was pickled, and `position` where the pickle ends.
     """
@@ -82,7 +82,7 @@ class Machine:
     stack: list[object] = field(default_factory=list)
     below_marks: list[list[object]] = field(default_factory=list)  # the stacks under each open mark
     memo: dict[int, object] = field(default_factory=dict)
-    storages: dict[str, Storage] = field(default_factory=dict)
+    storages: dict[str, TorchStorage] = field(default_factory=dict)
     value: object = None
 
     def error(self, problem: str) -> CheckpointError:
@@ -221,7 +221,7 @@ class Machine:
                 raise self.error("a persistent id that is not a whole storage")
         if not 0 <= numel < 1 << 60:
             raise self.error(f"storage {key!r} has {numel} elements")
-        known = self.storages.setdefault(key, Storage(key, STORAGE_TYPES[name], numel))
+        known = self.storages.setdefault(key, TorchStorage(key, STORAGE_TYPES[name], numel))
         if (known.dtype, known.numel) != (STORAGE_TYPES[name], numel):
             raise self.error(f"storage {key!r} has two types or sizes")
         self.stack.append(known)
@@ -229,7 +229,7 @@ class Machine:
     def tensor(
         self, storage: object, offset: object, shape: object, strides: object, _grad: object, hooks: object
     ) -> StoredTensor:
-        if not isinstance(storage, Storage) or hooks not in ({}, None):
+        if not isinstance(storage, TorchStorage) or hooks not in ({}, None):
             raise self.error("a tensor without a storage, or with hooks")
         if not isinstance(offset, int) or not (are_sizes((offset,)) and are_sizes(shape) and are_sizes(strides)):
             raise self.error("a tensor whose offset, shape or strides are no sizes")
@@ -254,8 +254,8 @@ def are_sizes(value: object) -> TypeGuard[tuple[int, ...]]:
     return all(type(item) is int and item >= 0 for item in value)
 
 
-def read_pickle(file: MappedFile, start: int, size: int = MAX_BYTES) -> Machine:
+def read_pickle(file: MappedFile, start: int, size: int = MAX_BYTES) -> PickleInterpreter:
     """Interpret the pickle that begins at `start` and takes `size` bytes at most. Raises `CheckpointError`."""
-    machine = Machine(file, start)
+    machine = PickleInterpreter(file, start)
     machine.run(size)
     return machine

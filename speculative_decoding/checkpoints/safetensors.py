@@ -14,8 +14,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .base import Checkpoint, Share, TensorInfo
-from .files import Extent, MappedFile
+from .base import Checkpoint, Shard, TensorInfo
+from .files import ByteRange, MappedFile
 
 DTYPES = {
     "F64": mx.float64, "F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "BOOL": mx.bool_,
@@ -27,7 +27,7 @@ DTYPES = {
 class MappedCheckpoint(Checkpoint):
     """Tensors whose numbers lie in one file, in C order."""
 
-    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, Extent]]) -> None:
+    def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, ByteRange]]) -> None:
         super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
         self._file = file
         self._extents = {name: extent for name, (_, extent) in tensors.items()}
@@ -35,10 +35,10 @@ class MappedCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> mx.array:
         return self._file.array(self.info(name), self._extents[name])
 
-    def share(self, name: str, share: Share) -> mx.array:
+    def read_shard(self, name: str, shard: Shard) -> mx.array:
         info = self.info(name)
         steps = [math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape))]
-        part, start = replace(info, shape=share.shape(info.shape)), share.of(info.shape)[0] * steps[share.axis]
+        part, start = replace(info, shape=shard.shape(info.shape)), shard.of(info.shape)[0] * steps[shard.axis]
         return self._file.array(part, self._extents[name], start, tuple(steps))
 
 
@@ -57,7 +57,7 @@ def read_safetensors(path: Path) -> Checkpoint:
     tensors = {}
     for name, entry in header.items():
         dtype, shape, (start, stop) = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-        if dtype is None or not (info := TensorInfo(shape, dtype)).has_sound_shape:
+        if dtype is None or not (info := TensorInfo(shape, dtype)).has_valid_shape:
             raise file.error(f"tensor {name!r} has type {entry['dtype']}, shape {shape}, which is not supported")
-        tensors[name] = info, Extent(data_start + start, stop - start)
+        tensors[name] = info, ByteRange(data_start + start, stop - start)
     return MappedCheckpoint(file, tensors)

@@ -13,9 +13,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from .base import Checkpoint, TensorInfo
-from .files import Extent, MappedFile
+from .files import ByteRange, MappedFile
 from .npz import ZIP_START, verify, zip_entries
-from .pickles import MAX_BYTES, Machine, StoredTensor, read_pickle
+from .pickles import MAX_BYTES, PickleInterpreter, StoredTensor, read_pickle
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_VERSION = 1001
@@ -26,7 +26,7 @@ NESTING_KEYS = ("state_dict", "model")  # where training scripts put the state d
 class TorchCheckpoint(Checkpoint):
     """The tensors of a state dict: views of storages, whose CRC-32, where there is one, is compared at first use."""
 
-    def __init__(self, file: MappedFile, saved: Machine, extents: Mapping[str, Extent]) -> None:
+    def __init__(self, file: MappedFile, saved: PickleInterpreter, extents: Mapping[str, ByteRange]) -> None:
         self._file, self._extents = file, extents
         self._tensors = state_dict(file, saved.value)
         self._unverified = {key for key, extent in extents.items() if extent.crc is not None}
@@ -88,13 +88,13 @@ def read_legacy(file: MappedFile) -> Checkpoint:
     keys = read_pickle(file, saved.position)
     if not isinstance(keys.value, list):
         raise file.error("no list of storages after the state dict")
-    position, extents = keys.position, dict[str, Extent]()
+    position, extents = keys.position, dict[str, ByteRange]()
     for key in keys.value:
         if not isinstance(key, str) or key not in saved.storages or key in extents:
             raise file.error("a storage is listed twice, or unknown to the state dict")
         storage = saved.storages[key]
         count = int.from_bytes(file.data[position : position + 8], "little")
-        extents[key] = Extent(position + 8, storage.nbytes)
+        extents[key] = ByteRange(position + 8, storage.nbytes)
         position = extents[key].stop
         if count != storage.numel or position > len(file.data):
             raise file.error(f"storage {key!r} is damaged or cut short")

@@ -9,8 +9,8 @@ from typing import Annotated as A
 from typing import Any
 
 from ..errors import InputError
-from ..jobs.output import checkpoint_path
-from ..jobs.rows import FORMATS
+from ..jobs.input import INPUT_FORMATS
+from ..jobs.output import journal_path
 from ..sampling import GenerationOptions
 from ..sampling.values import Number, Switch, Text, Whole
 from .models import ModelNames
@@ -70,7 +70,7 @@ class Files:
     """A file of prompts, where its records go, and how many rows are decoded together."""
 
     input: A[str, Text(may_be_empty=True), INPUT] = ""
-    input_format: A[str | None, Text(FORMATS), INPUT_FORMAT] = None
+    input_format: A[str | None, Text(INPUT_FORMATS), INPUT_FORMAT] = None
     output: A[Path | None, File(), OUTPUT] = None
     resume: A[bool, Switch(), "go on with an output where it was interrupted, or begin it"] = False
     force: A[bool, Switch(), "replace an existing output"] = False
@@ -148,7 +148,7 @@ def require_different_files(given: Mapping[str, Any]) -> None:
     """Raise `InputError` where a file that is to be written is given for something else too."""
     read, written = ([(flag(name), Path(given[name])) for name in names if name in given] for names in (READ, WRITTEN))
     if "output" in given:
-        written.append(("--output's checkpoint", checkpoint_path(given["output"])))
+        written.append(("--output's checkpoint", journal_path(given["output"])))
     for what, path in written:
         for other, its in (*read, *written):
             if what != other and path.resolve() == its.resolve():

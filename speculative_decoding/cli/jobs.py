@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..jobs import Job, Journal, Line, RowParser, Spread, Totals, choose_format, read_lines, work
-from ..jobs.job import Engine
+from ..jobs import InputLine, Job, JobTotals, LineParser, ResumableOutput, Spread, choose_format, read_lines, work
+from ..jobs.job import DecodeRows
 from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
@@ -34,7 +34,7 @@ REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend 
 
 def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Launched | None = None) -> int:
     """The exit status: 1 if some lines were errors. launched: the processes that share the lines."""
-    output, totals = files.output, Totals()
+    output, totals = files.output, JobTotals()
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
         size = os.fstat(file.fileno()).st_size or None
@@ -45,7 +45,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Lau
         running: AbstractContextManager[None] = nullcontext()
         lines, write = read_lines(file), write_to_stdout
         if output is not None:
-            opening = Journal.open(output, settings, resume=files.resume, force=files.force)
+            opening = ResumableOutput.open(output, settings, resume=files.resume, force=files.force)
             journal = stack.enter_context(opening)
             lines, write, running = journal.remaining(file, files.input), journal.write, journal.running()
             totals.lines, totals.errors = journal.done.lines, journal.errors
@@ -53,13 +53,13 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Lau
                 say(f"resuming {output} behind line {totals.lines}")
         session, slots = stack.enter_context(plan.session(pair)), files.slots
         note_exactness(session, slots)
-        engine: Engine = engine_of(session, files)
+        engine: DecodeRows = engine_of(session, files)
         if launched is not None:
             engine = Spread(engine, launched.channel, range(1, launched.size), slots)
             slots *= launched.size
         job = Job(
             lines,
-            RowParser(file_format, plan.options),
+            LineParser(file_format, plan.options),
             engine,
             write,
             slots=slots,
@@ -81,7 +81,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Lau
     return 1 if totals.errors else 0
 
 
-def engine_of(session: Session, files: Files) -> Engine:
+def engine_of(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
 
 
@@ -91,7 +91,7 @@ def decode_rows(plan: Plan, files: Files, launched: Launched) -> int:
         return work(engine_of(session, files), launched.channel)
 
 
-def write_to_stdout(record: bytes, line: Line) -> None:
+def write_to_stdout(record: bytes, line: InputLine) -> None:
     with printing():
         sys.stdout.buffer.write(record)
         sys.stdout.buffer.flush()
@@ -129,13 +129,13 @@ def fingerprint(opened: Opened | OpenedHead) -> str:
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
-def pace(totals: Totals) -> str:
+def pace(totals: JobTotals) -> str:
     accepted = f", accepted {totals.stats.acceptance_rate:.1%}" if totals.stats.drafted_tokens else ""
     errors = f", {totals.errors} errors" if totals.errors else ""
     return f"{totals.lines} lines{errors}, {totals.end_to_end_tps:.1f} tokens/s{accepted}"
 
 
-def summary(totals: Totals, options: GenerationOptions) -> str:
+def summary(totals: JobTotals, options: GenerationOptions) -> str:
     stats, errors = totals.stats, ""
     if totals.errors:
         here = f" (in this run first at line {', '.join(map(str, totals.error_lines))})" if totals.error_lines else ""

@@ -14,7 +14,7 @@ from ..decoding.divergence import first_divergence
 from ..decoding.request import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
-from ..jobs.rows import decoded, read_lines
+from ..jobs.input import decode_line, read_lines
 from ..session import Session
 from .common import say, write_stats
 from .compare import Runner, note_exactness, summary, warm_up, ways
@@ -96,7 +96,7 @@ def read_prompts(prompt: str | None) -> Iterator[str]:
     is_empty = True
     for line in read_lines(sys.stdin.buffer):
         try:
-            text = decoded(line)
+            text = decode_line(line)
         except InputError as error:
             raise InputError(f"standard input, line {line.number}: {error}") from error
         is_empty = is_empty and not text.strip()

@@ -131,18 +131,18 @@ async def listen(
     opened: socket.socket, listening: Listening, limits: Limits, plan: Plan, pair: Pair, token: str | None
 ) -> int:
     # not imported at the top: other commands work without the extra
-    from ..server.app import Settings, make_app
-    from ..server.device import Device
+    from ..server.app import ServerSettings, make_app
+    from ..server.decoding_thread import DecodingThread
     from ..server.metrics import Metrics
     from ..server.service import Service
-    from ..server.translation import Translation
+    from ..server.translation import TranslationPrompts
 
     folder = pair.opened_target.folder
-    service = Service(Device(lambda: plan.session(pair), limits), limits, Metrics())
-    translation = Translation.of(read_config(folder), list(listening.translate))
+    service = Service(DecodingThread(lambda: plan.session(pair), limits), limits, Metrics())
+    translation = TranslationPrompts.of(read_config(folder), list(listening.translate))
     hosts = {listening.host, *listening.allow_host}
     created = int(folder.stat().st_mtime)
-    settings = Settings(folder.resolve().name, translation, hosts, token, listening.log_prompts, created)
+    settings = ServerSettings(folder.resolve().name, translation, hosts, token, listening.log_prompts, created)
     server = make_server(make_app(service, settings), service)
     host, port, *_ = opened.getsockname()
     say(f"{plan.describe()}\nhttp://{f'[{host}]' if ':' in host else host}:{port}, as soon as GET /health says ok")

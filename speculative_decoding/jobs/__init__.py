@@ -4,9 +4,19 @@ The n-th line of the output belongs to the n-th line of the input. That is the w
 goes on behind the lines that are there.
 """
 
-from .job import Job, Totals
-from .output import Journal
-from .rows import Line, RowParser, choose_format, read_lines
+from .input import InputLine, LineParser, choose_format, read_lines
+from .job import Job, JobTotals
+from .output import ResumableOutput
 from .spread import Spread, work
 
-__all__ = ["Job", "Journal", "Line", "RowParser", "Spread", "Totals", "choose_format", "read_lines", "work"]
+__all__ = [
+    "InputLine",
+    "Job",
+    "JobTotals",
+    "LineParser",
+    "ResumableOutput",
+    "Spread",
+    "choose_format",
+    "read_lines",
+    "work",
+]

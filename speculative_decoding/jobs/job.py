@@ -16,18 +16,18 @@ from typing import Any
 
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
-from .rows import COUNTS, Line, Row
+from .input import DRAFT_COUNTS, InputLine, ParsedLine
 
 WINDOW_LINES_PER_SLOT = 64
 WINDOW_LINES = 256  # at least
 WINDOW_BYTES = 2**26
 SHOWN_ERRORS = 5  # of which the line numbers are kept
 
-Engine = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
+DecodeRows = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
 
 
 @dataclass
-class Totals:
+class JobTotals:
     """What a job has done. Times are wall-clock seconds; those of rows that were decoded together overlap, so
     `encode_seconds` and `decode_seconds` share out the time of the whole job as the rows' own times divide.
 
@@ -97,24 +97,24 @@ class Job:
     counts: whether records say how the row was drafted: they may where that is the same in every run.
     """
 
-    lines: Iterator[Line]
-    parse: Callable[[Line], Row]
-    engine: Engine
-    write: Callable[[bytes, Line], None]  # takes records in the order of their lines
+    lines: Iterator[InputLine]
+    parse: Callable[[InputLine], ParsedLine]
+    engine: DecodeRows
+    write: Callable[[bytes, InputLine], None]  # takes records in the order of their lines
     _: KW_ONLY
     slots: int = 8
     counts: bool = True
-    totals: Totals = field(default_factory=Totals)
+    totals: JobTotals = field(default_factory=JobTotals)
 
     def __post_init__(self) -> None:
         self._window = max(WINDOW_LINES, WINDOW_LINES_PER_SLOT * self.slots)
-        self._asked: dict[int, Row] = {}  # by the engine's index
-        self._done: dict[int, tuple[bytes, Line, bool]] = {}  # by line number: records whose turn has not come
+        self._asked: dict[int, ParsedLine] = {}  # by the engine's index
+        self._done: dict[int, tuple[bytes, InputLine, bool]] = {}  # by line number: records whose turn has not come
         self._read = self.totals.lines  # up to this line
         self._waiting_bytes = 0  # of the lines that are read, but not written
         self._at_end = False
 
-    def run(self) -> Iterator[Totals]:
+    def run(self) -> Iterator[JobTotals]:
         """Do it; yield the totals after each row, always the same object."""
         started = time.perf_counter()
         while not self._at_end:
@@ -144,7 +144,7 @@ class Job:
                 self._asked[next(index)] = row
                 yield row.request
 
-    def _finish(self, row: Row, result: GenerationResult | None, error: str | None) -> None:
+    def _finish(self, row: ParsedLine, result: GenerationResult | None, error: str | None) -> None:
         """Make the record, and write all those whose turn has come."""
         self._done[row.line.number] = record(row, result, error, self.counts), row.line, error is not None
         totals = self.totals
@@ -163,7 +163,7 @@ def output(result: GenerationResult) -> dict[str, Any]:
     return {"text": result.text, "finish_reason": result.finish_reason, **score}
 
 
-def record(row: Row, result: GenerationResult | None, error: str | None, counts: bool = True) -> bytes:
+def record(row: ParsedLine, result: GenerationResult | None, error: str | None, counts: bool = True) -> bytes:
     """A line of output. It depends on nothing but the row and its decoding: no times, nothing of the rows beside it."""
     fields: dict[str, Any] = {"line": row.line.number, **row.carried}
     if error is not None:
@@ -171,7 +171,7 @@ def record(row: Row, result: GenerationResult | None, error: str | None, counts:
     elif result is None:
         fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
     else:
-        names = "prompt_tokens", "generated_tokens", *(COUNTS if counts else ())
+        names = "prompt_tokens", "generated_tokens", *(DRAFT_COUNTS if counts else ())
         fields |= output(result)
         if result.sequences:
             fields["sequences"] = [output(each) for each in result.sequences]

@@ -20,10 +20,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
-from ..checkpoints.files import read_object
+from ..checkpoints.files import read_json_object
 from ..errors import InputError, writing
 from ..loading.atomic_io import atomic_write
-from .rows import Line, read_lines
+from .input import InputLine, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0
@@ -31,15 +31,15 @@ GOES_ON = "what was written stays, --resume goes on from it"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """lines: how many are done. size: their bytes in the output. input_sha256: the `Line.digest` of the last one."""
+class ResumePoint:
+    """Where a job resumes: finished lines, the size of their records in bytes, and the digest of the last line."""
 
     lines: int = 0
     size: int = 0
     input_sha256: str = ""
 
 
-class Journal:
+class ResumableOutput:
     """An output file with its checkpoint. Open it, take the `remaining` lines, then `running` around the writing.
 
     done: what has been written whole. errors: how many of the records of earlier runs are errors.
@@ -47,17 +47,17 @@ class Journal:
 
     def __init__(self, path: Path, file: BinaryIO, settings: Mapping[str, Any]) -> None:
         self.path, self.settings = path, settings
-        self.done = Checkpoint()
+        self.done = ResumePoint()
         self.errors = 0
         self._file = file
-        self._on_disk: Checkpoint | None = None  # None: nothing of this job yet
+        self._on_disk: ResumePoint | None = None  # None: nothing of this job yet
         self._failure: OSError | None = None
 
     @staticmethod
     @contextmanager
     def open(
         path: Path, settings: Mapping[str, Any], *, resume: bool = False, force: bool = False
-    ) -> Iterator[Journal]:
+    ) -> Iterator[ResumableOutput]:
         """Lock an output, made if it is not there, and learn what is in it; changes nothing yet. No second process gets
         it as long as this is open.
 
@@ -72,14 +72,14 @@ class Journal:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise InputError(f"--output {path}: another job is writing it; wait, or name another file") from error
-            journal = Journal(path, file, json.loads(json.dumps(settings)))
+            journal = ResumableOutput(path, file, json.loads(json.dumps(settings)))
             if path.stat().st_size and resume:
                 journal._read()
             elif path.stat().st_size and not force:
                 raise InputError(f"--output {path}: exists; go on with it with --resume, or replace it with --force")
             yield journal
 
-    def remaining(self, file: BinaryIO, name: str) -> Iterator[Line]:
+    def remaining(self, file: BinaryIO, name: str) -> Iterator[InputLine]:
         """The lines of the input that are still to do. Raises `InputError` if the others are not what they were."""
         if (known := self._on_disk) is None:
             return read_lines(file)
@@ -95,7 +95,7 @@ class Journal:
             if start is None:
                 why = f"{self.path} is shorter than it was, and {name} cannot be read twice"
                 raise cannot_resume(why, "give the input as a file")
-            self.done = Checkpoint(self.done.lines, self.done.size, digests[self.done.lines])
+            self.done = ResumePoint(self.done.lines, self.done.size, digests[self.done.lines])
             file.seek(start)
             lines = islice(read_lines(file), self.done.lines, None)
         return lines
@@ -120,7 +120,7 @@ class Journal:
                 self._cut()
                 self._commit()
 
-    def write(self, record: bytes, line: Line) -> None:
+    def write(self, record: bytes, line: InputLine) -> None:
         """Append a record, which ends with a line end, in one piece."""
         with writing("--output", self.path, GOES_ON):
             if self._failure is not None:
@@ -128,7 +128,7 @@ class Journal:
             rest = memoryview(record)
             while rest:
                 rest = rest[self._file.write(rest) :]
-        self.done = Checkpoint(line.number, self.done.size + len(record), line.digest.hex())
+        self.done = ResumePoint(line.number, self.done.size + len(record), line.digest.hex())
 
     def _keep_committing(self, stop: Event) -> None:
         """In a thread of its own: a burst of records is safe a second later, however long the next one takes."""
@@ -143,7 +143,7 @@ class Journal:
         if (done := self.done) != self._on_disk:
             os.fsync(self._file.fileno())
             content = {"version": VERSION, **asdict(done), "settings": self.settings}
-            atomic_write(checkpoint_path(self.path), json.dumps(content) + "\n")
+            atomic_write(journal_path(self.path), json.dumps(content) + "\n")
             self._on_disk = done
 
     def _cut(self) -> None:
@@ -153,7 +153,7 @@ class Journal:
 
     def _read(self) -> None:
         """What an earlier run left: its checkpoint, and as many of the records it speaks of as are there."""
-        self._on_disk = known = read_checkpoint(self.path, self.settings)
+        self._on_disk = known = read_journal(self.path, self.settings)
         lines = size = 0
         with self.path.open("rb") as records:
             for record in islice(records, known.lines):
@@ -171,23 +171,23 @@ class Journal:
         if lines == known.lines and size != known.size:
             why = f"{self.path} was changed, its first {lines} lines are not as long as they were"
             raise cannot_resume(why, "bring it back")
-        self.done = known if lines == known.lines else Checkpoint(lines, size)
+        self.done = known if lines == known.lines else ResumePoint(lines, size)
 
 
-def checkpoint_path(output: Path) -> Path:
+def journal_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.job")
 
 
-def read_checkpoint(output: Path, settings: Mapping[str, Any]) -> Checkpoint:
+def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
     """Raises `InputError` if there is none, or it is of a job with other settings."""
-    path = checkpoint_path(output)
+    path = journal_path(output)
     if not path.exists():
         why = f"{output} has no {path.name} beside it, so nobody knows what it was made from"
         raise cannot_resume(why, "name another --output")
     try:
-        content = read_object(path)
+        content = read_json_object(path)
         version, before = content.pop("version"), content.pop("settings")
-        checkpoint = Checkpoint(**content) if version == VERSION else None
+        checkpoint = ResumePoint(**content) if version == VERSION else None
         differing = sorted(name for name in before.keys() | settings.keys() if before.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:
         raise cannot_resume(f"{path} cannot be read", "bring it back") from error

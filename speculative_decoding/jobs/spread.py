@@ -13,7 +13,7 @@ from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
 from ..engine import QUEUE_PER_SLOT
 from ..machines import Channel
-from .job import Engine
+from .job import DecodeRows
 
 Rows = Iterator[Mapping[str, Any]]
 NO_MORE = "no more rows"  # until the next
@@ -22,13 +22,13 @@ AHEAD = 4  # rows that another process may finish while this one computes, besid
 
 @dataclass(frozen=True)
 class Spread:
-    """An `Engine` of several. engine: this process's own. others: by rank, whoever does `work`.
+    """`DecodeRows` over several processes. engine: this process's own. others: by rank, whoever does `work`.
 
     A row goes to whoever has the fewest, so a short job is shared too; what others have beyond that is what their
     engines take ahead, or they would wait for rows while this process computes.
     """
 
-    engine: Engine
+    engine: DecodeRows
     channel: Channel
     others: range
     slots: int
@@ -65,7 +65,7 @@ class Spread:
             yield from answers([self.channel.receive()])
 
 
-def work(engine: Engine, channel: Channel) -> int:
+def work(engine: DecodeRows, channel: Channel) -> int:
     """Decode the rows that the first process hands out, until it leaves; its exit status."""
     while True:
         _, message = channel.receive()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from ..checkpoints.files import read_object
+from ..checkpoints.files import read_json_object
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short
 
@@ -36,7 +36,7 @@ class Languages:
         if not self.ids:
             return
         path = folder / "tokenizer_config.json"
-        config = read_object(path) if path.exists() else {}
+        config = read_json_object(path) if path.exists() else {}
         self._end = [special[END]]
         is_mbart = self._default == "en_XX" and ONLY_IN_MBART50 not in self.ids
         self._is_last = is_mbart or config.get("legacy_behaviour") is True

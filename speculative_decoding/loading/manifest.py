@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.files import read_object
+from ..checkpoints.files import read_json_object
 from ..errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -38,7 +38,7 @@ def read(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = read_object(path)
+        content = read_json_object(path)
         version, files = content["format_version"], content["files"]
         if not all(isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str) for entry in files.values()):
             raise TypeError("files")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ..checkpoints.files import open_regular, read_object
+from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short
 from .languages import Languages
@@ -151,7 +151,7 @@ class TransformersTokenizer(FolderTokenizer):
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         path = folder / "tokenizer_config.json"
-        extra = read_object(path).get("extra_ids") if path.is_file() else 0
+        extra = read_json_object(path).get("extra_ids") if path.is_file() else 0
         if isinstance(extra, int) and extra > MOST_EXTRA_IDS:  # transformers makes a piece of each
             raise InputError(f"{path}: 'extra_ids' must be at most {MOST_EXTRA_IDS}, not {short(extra)}")
         given: dict[str, Any] = {"tokenizer_type": "t5"} if is_t5s(folder) else {}
@@ -177,7 +177,7 @@ def is_t5s(folder: Path) -> bool:
     if not (folder / "spiece.model").is_file():
         return False
     names = [folder / name for name in ("tokenizer_config.json", "config.json")]
-    settings, config = (read_object(path) if path.is_file() else {} for path in names)
+    settings, config = (read_json_object(path) if path.is_file() else {} for path in names)
     by_class = str(settings.get("tokenizer_class") or "T5Tokenizer").startswith("T5Tokenizer")
     return by_class and config.get("model_type") != "pegasus"
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..checkpoints.base import PARTS, Checkpoint, part
+from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
 from .attention import capped
 from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
@@ -306,13 +306,15 @@ def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoi
     shapes = dict(tree_flatten(model.parameters()))
     try:
         for path, names in sources.items():
-            if part(names[0], "scales") not in checkpoint or names[0] not in checkpoint:
+            if part_name(names[0], "scales") not in checkpoint or names[0] not in checkpoint:
                 expanded[path] = names
                 continue
             columns = shapes[path].shape[1]
-            packed, groups = (checkpoint.info(part(names[0], kind)).shape[-1] for kind in ("weight", "scales"))
+            packed, groups = (checkpoint.info(part_name(names[0], kind)).shape[-1] for kind in ("weight", "scales"))
             settings[path.removesuffix(".weight")] = {"bits": 32 * packed // columns, "group_size": columns // groups}
-            expanded |= {part(path, kind): tuple(part(name, kind) for name in names) for kind in PARTS}
+            expanded |= {
+                part_name(path, kind): tuple(part_name(name, kind) for name in names) for kind in QUANTIZED_PARTS
+            }
         nn.quantize(model, class_predicate=lambda path, module: settings.get(path, False))
     except (IndexError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{checkpoint}: quantised in a way that MLX does not know ({error})") from error

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..checkpoints.base import PARTS, Checkpoint, Share, TensorInfo, part
+from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, Shard, TensorInfo, part_name
 from ..errors import InputError
 from ..machines import Launched
 from .base import EncoderDecoder
@@ -28,7 +28,7 @@ HEAD = "head.weight"  # only the first process has logits
 class SharedCheckpoint(Checkpoint):
     """What one process reads of another checkpoint. unread: tensors that are zeros here."""
 
-    def __init__(self, inner: Checkpoint, shares: Mapping[str, Share], unread: Set[str]) -> None:
+    def __init__(self, inner: Checkpoint, shares: Mapping[str, Shard], unread: Set[str]) -> None:
         self._inner, self._shares, self._unread = inner, shares, unread
         infos = {name: inner.info(name) for name in inner}
         for name, share in shares.items():
@@ -39,7 +39,7 @@ class SharedCheckpoint(Checkpoint):
         if name in self._unread:
             info = self.info(name)
             return mx.broadcast_to(mx.zeros((), info.dtype), info.shape)  # takes no memory
-        return self._inner.share(name, self._shares[name]) if name in self._shares else self._inner[name]
+        return self._inner.read_shard(name, self._shares[name]) if name in self._shares else self._inner[name]
 
 
 class Summed(nn.Module):
@@ -75,30 +75,35 @@ def shared(
     sources = model.parameter_sources(model.config, checkpoint.keys())
     once = [HEAD, *(f"{path}.bias" for path in summed)]  # what is added once is the first process's
     unread = {name for path in once for name in sources.get(path, ()) if not launched.is_first}
-    unread |= {part(name, kind) for name in unread for kind in PARTS if part(name, kind) in checkpoint}
+    unread |= {
+        part_name(name, kind) for name in unread for kind in QUANTIZED_PARTS if part_name(name, kind) in checkpoint
+    }
     model.mirror = SharedMirror(launched, summed)
     return model, SharedCheckpoint(checkpoint, shares, unread)
 
 
 def shares_of(
     whole: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, rank: int, size: int
-) -> tuple[dict[str, Share], list[str]] | None:
+) -> tuple[dict[str, Shard], list[str]] | None:
     """By tensor, what one of `size` processes reads; and the layers whose outputs are parts of a sum. None: something
     cannot be divided so.
     """
     sources = whole.parameter_sources(whole.config, checkpoint.keys())
     parameters: Mapping[str, mx.array] = dict(tree_flatten(whole.parameters()))
     ours: Mapping[str, mx.array] = dict(tree_flatten(own.parameters()))
-    shares, summed = dict[str, Share](), []
+    shares, summed = dict[str, Shard](), []
     for path, array in parameters.items():
         axis = next((axis for axis, n in enumerate(array.shape) if n != ours[path].shape[axis]), None)
         if axis is None:
             continue
         pieces, rest = divmod(array.shape[axis], ours[path].shape[axis])
         for name in sources[path]:
-            stored = [name, *(part(name, kind) for kind in PARTS[1:] if part(name, kind) in checkpoint)]
+            stored = [
+                name,
+                *(part_name(name, kind) for kind in QUANTIZED_PARTS[1:] if part_name(name, kind) in checkpoint),
+            ]
             rest += sum(checkpoint.info(each).shape[axis] % pieces for each in stored)
-            shares |= dict.fromkeys(stored, Share(axis, pieces, rank * pieces // size))
+            shares |= dict.fromkeys(stored, Shard(axis, pieces, rank * pieces // size))
         if rest or size % pieces or (axis == 1 and size != pieces):  # of rows, several processes may have the same
             return None
         if axis == 1 and not path.endswith("position_biases.weight"):

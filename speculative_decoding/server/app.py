@@ -23,7 +23,7 @@ from .completions import completions
 from .errors import ServerError
 from .guard import Guard
 from .service import READY, Service
-from .translation import Translation, languages, translate
+from .translation import TranslationPrompts, languages, translate
 
 LOG = logging.getLogger("speculative_decoding.server")
 PAGE = {
@@ -36,18 +36,18 @@ GONE = 499  # the client left before its answer; nobody sees this status but the
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """model: the name that clients give. hosts: by which they may call the server. created: seconds, of the model."""
 
     model: str
-    translation: Translation
+    translation: TranslationPrompts
     hosts: Collection[str] = ()
     token: str | None = None
     log_prompts: bool = False
     created: int = 0
 
 
-def make_app(service: Service, settings: Settings) -> Starlette:
+def make_app(service: Service, settings: ServerSettings) -> Starlette:
     """`service` starts and stops with the application."""
 
     @asynccontextmanager
@@ -105,7 +105,7 @@ async def gone(request: Request, error: Exception) -> Response:
     return Response(status_code=GONE)
 
 
-def about_model(settings: Settings) -> dict[str, object]:
+def about_model(settings: ServerSettings) -> dict[str, object]:
     return {"id": settings.model, "object": "model", "created": settings.created, "owned_by": "speculative-decoding"}
 
 
@@ -114,7 +114,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    settings: Settings = request.app.state.settings
+    settings: ServerSettings = request.app.state.settings
     if request.path_params["name"] != settings.model:
         raise ServerError(404, f"there is no such model here, only {settings.model!r}", "model", "model_not_found")
     return JSONResponse(about_model(settings))

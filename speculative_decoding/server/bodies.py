@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..errors import InputError
-from ..jobs.rows import is_writable, parsed
+from ..jobs.input import is_json_value, parse_json_object
 from .errors import ServerError
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
@@ -43,12 +43,12 @@ async def read_object(request: Request, most: int, *, takes_form: bool = False) 
         if kind == FORM:
             fields = {name: values if len(values) > 1 else values[0] for name, values in parse_qs(text).items()}
         else:
-            fields = parsed(text) if text.strip() else {}
+            fields = parse_json_object(text) if text.strip() else {}
     except InputError as error:
         raise ServerError(400, f"the body is {error}", code="invalid_json") from None
     except ValueError as error:  # too many fields
         raise ServerError(400, f"the form cannot be read: {error}", code="invalid_form") from None
-    if not is_writable(fields):
+    if not is_json_value(fields):
         raise ServerError(
             400,
             "the body is not JSON: it has half a character (a lone surrogate), NaN or Infinity",

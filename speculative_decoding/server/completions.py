@@ -9,9 +9,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from .bodies import EventStream, read_object, unless_gone
+from .completion_format import CompletionRequest, CompletionResponse
 from .errors import ServerError
 from .service import Service
-from .shapes import Completion, Shape
 
 KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream to which nothing else is to be said
 
@@ -19,11 +19,11 @@ KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream to which nothing else 
 async def completions(request: HTTPRequest) -> Response:
     service: Service = request.app.state.service
     service.require_ready()
-    asked = Completion.of(
+    asked = CompletionRequest.of(
         await read_object(request, service.limits.max_body), service, request.app.state.settings.model
     )
     request.scope["prompts"] = [prompt for prompt, _ in asked.prompts]
-    shape = Shape(request.app.state.settings.model, asked)
+    shape = CompletionResponse(request.app.state.settings.model, asked)
     if not asked.stream:
         return JSONResponse(await unless_gone(request.receive, whole(service, asked, shape)))
     events = chunks(service, asked, shape)
@@ -31,7 +31,7 @@ async def completions(request: HTTPRequest) -> Response:
     return EventStream(events, service.limits.max_seconds)
 
 
-async def whole(service: Service, asked: Completion, shape: Shape) -> dict[str, Any]:
+async def whole(service: Service, asked: CompletionRequest, shape: CompletionResponse) -> dict[str, Any]:
     with service.request(asked.prompts) as decoding:
         await decoding.started()
         async for _ in decoding.steps():
@@ -40,7 +40,9 @@ async def whole(service: Service, asked: Completion, shape: Shape) -> dict[str, 
         return shape.answer(choices) | {"usage": shape.usage(decoding.rows)}
 
 
-async def chunks(service: Service, asked: Completion, shape: Shape) -> AsyncGenerator[dict[str, Any] | str | None]:
+async def chunks(
+    service: Service, asked: CompletionRequest, shape: CompletionResponse
+) -> AsyncGenerator[dict[str, Any] | str | None]:
     """The first is None, as soon as all prompts are known to be fit; before it `ServerError` is raised for one that is
     not, and behind it given out.
     """

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from ..sampling import GenerationOptions
 from ..session import Session
-from .device import FAILED, Device, Row, Started, Step
+from .decoding_thread import FAILED, DecodingThread, PromptUpdate, ServedPrompt, Started
 from .errors import ServerError
 from .limits import Limits
 from .metrics import Metrics
@@ -21,7 +21,7 @@ USUAL_SECONDS = 1.0  # of a prompt, before one was decoded
 MEMORY = 0.9  # of what prompts took
 
 
-class Request:
+class ClientRequest:
     """The prompts of one client's request, decoded together. An error of one ends the request, and no other."""
 
     def __init__(
@@ -32,14 +32,16 @@ class Request:
     ) -> None:
         """on_first: is called with each row's first token. unfinished: rows of which more is to come, read or not."""
         self._on_first, self.has_failed, self.unfinished = on_first, False, len(prompts)
-        self._items: asyncio.Queue[tuple[Row, Started | Step] | ServerError] = asyncio.Queue()
-        self.rows = [Row(*prompt, self._receive, index, wants_rejected) for index, prompt in enumerate(prompts)]
+        self._items: asyncio.Queue[tuple[ServedPrompt, Started | PromptUpdate] | ServerError] = asyncio.Queue()
+        self.rows = [
+            ServedPrompt(*prompt, self._receive, index, wants_rejected) for index, prompt in enumerate(prompts)
+        ]
 
-    def _receive(self, row: Row, item: Started | Step | ServerError) -> None:
+    def _receive(self, row: ServedPrompt, item: Started | PromptUpdate | ServerError) -> None:
         if isinstance(item, ServerError):
             self.fail(item)
             return
-        self.unfinished -= isinstance(item, Step) and item.round.finish_reason is not None
+        self.unfinished -= isinstance(item, PromptUpdate) and item.round.finish_reason is not None
         self._items.put_nowait((row, item))
 
     def fail(self, error: ServerError) -> None:
@@ -53,7 +55,7 @@ class Request:
             assert isinstance(item, Started)
             row.prompt_tokens = item.prompt_tokens
 
-    async def steps(self, patience: float | None = None) -> AsyncIterator[tuple[Row, Step] | None]:
+    async def steps(self, patience: float | None = None) -> AsyncIterator[tuple[ServedPrompt, PromptUpdate] | None]:
         """Each round of each row, as it comes, until all have ended; None whenever nothing came for `patience` seconds.
 
         Raises `ServerError`.
@@ -64,13 +66,13 @@ class Request:
             except TimeoutError:
                 yield None
                 continue
-            assert isinstance(item, Step)
+            assert isinstance(item, PromptUpdate)
             if not row.pieces:
                 self._on_first()
             row.add(item)
             yield row, item
 
-    async def _next(self) -> tuple[Row, Started | Step]:
+    async def _next(self) -> tuple[ServedPrompt, Started | PromptUpdate]:
         item = await self._items.get()
         if isinstance(item, ServerError):
             self.has_failed = True
@@ -85,10 +87,10 @@ class Service:
 
     options: GenerationOptions
 
-    def __init__(self, device: Device, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, device: DecodingThread, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics, self.state = limits, metrics, LOADING
         self.on_end: Callable[[Exception | None], None] = lambda problem: None
-        self._device, self._requests, self._seconds = device, set[Request](), USUAL_SECONDS
+        self._device, self._requests, self._seconds = device, set[ClientRequest](), USUAL_SECONDS
         self._empty = asyncio.Event()
         self._empty.set()
         metrics.watch(lambda: device.decoding, lambda: device.waiting, limits.slots)
@@ -117,7 +119,7 @@ class Service:
     @contextmanager
     def request(
         self, prompts: Sequence[tuple[str, GenerationOptions]], *, wants_rejected: bool = False
-    ) -> Iterator[Request]:
+    ) -> Iterator[ClientRequest]:
         """While it is entered the prompts are decoded; left early, they are cancelled. Raises `ServerError` where there
         is no room.
         """
@@ -134,7 +136,7 @@ class Service:
                 headers={"Retry-After": str(wait)},
             )
         begun = loop.time()
-        request = Request(prompts, wants_rejected, lambda: self.metrics.first_token(loop.time() - begun))
+        request = ClientRequest(prompts, wants_rejected, lambda: self.metrics.first_token(loop.time() - begun))
         late = ServerError(504, f"not finished within {limits.max_seconds:g} s", code="timeout")
         timer = loop.call_later(limits.max_seconds, self._fail, request, late)
         self._requests.add(request)
@@ -179,7 +181,7 @@ class Service:
         for request in self._requests:
             self._fail(request, error)
 
-    def _fail(self, request: Request, error: ServerError) -> None:
+    def _fail(self, request: ClientRequest, error: ServerError) -> None:
         """Its slots are free before it has read why."""
         request.fail(error)
         self._device.cancel(request.rows)

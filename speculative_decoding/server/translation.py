@@ -28,7 +28,7 @@ TASK = re.compile(r"translation_(\w+)_to_(\w+)")
 
 
 @dataclass(frozen=True)
-class Translation:
+class TranslationPrompts:
     """Between which languages a model translates. prefixes: (source, target) -> what stands in front of a text, for
     models that are told so; those with tokens for languages have these as well.
     """
@@ -36,7 +36,7 @@ class Translation:
     prefixes: Mapping[tuple[str, str], str]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], given: list[str]) -> Translation:
+    def of(cls, config: Mapping[str, Any], given: list[str]) -> TranslationPrompts:
         """config: a config.json, whose `task_specific_params` T5's have. given: "en:de=prefix". Raises `InputError`."""
         found: dict[tuple[str, str], str] = {}
         tasks = config.get("task_specific_params")
@@ -102,7 +102,7 @@ def understood(fields: Mapping[str, Any], request: Request) -> tuple[Any, list[t
             raise InputError(f"q must have 1 to {limits.max_prompts} texts, not {len(many)}")
         if source == "auto":
             raise InputError("source must be a language: none is recognised here")
-        translation: Translation = request.app.state.settings.translation
+        translation: TranslationPrompts = request.app.state.settings.translation
         base = replace(service.options, max_tokens=limits.max_output_tokens)
         prompts = [translation.prompt(session, text, source, target) for text in many]
         return texts, [(prompt, base.for_row(own)) for prompt, own in prompts]
@@ -127,5 +127,5 @@ async def translated(service: Service, prompts: list[tuple[str, GenerationOption
 
 async def languages(request: Request) -> Response:
     service: Service = request.app.state.service
-    translation: Translation = request.app.state.settings.translation
+    translation: TranslationPrompts = request.app.state.settings.translation
     return JSONResponse(translation.languages(service.session))

@@ -19,7 +19,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import InputError, checkpoints, models
-from speculative_decoding.checkpoints.base import Share
+from speculative_decoding.checkpoints.base import Shard
 from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
@@ -158,11 +158,11 @@ def test_a_share_is_the_slice(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
     checkpoint = read_npz(tmp_path / "a.npz")
     for axis, pieces in ((0, 1), (0, 3), (1, 4), (1, 2)):
-        parts = [checkpoint.share("a", Share(axis, pieces, index)) for index in range(pieces)]
+        parts = [checkpoint.read_shard("a", Shard(axis, pieces, index)) for index in range(pieces)]
         assert mx.array_equal(mx.concatenate(parts, axis=axis), table)
-        usual = [super(type(checkpoint), checkpoint).share("a", Share(axis, pieces, i)) for i in range(pieces)]  # type: ignore[misc]
+        usual = [super(type(checkpoint), checkpoint).read_shard("a", Shard(axis, pieces, i)) for i in range(pieces)]  # type: ignore[misc]
         assert all(mx.array_equal(one, other) for one, other in zip(parts, usual, strict=True))
-    assert checkpoint.share("b", Share(0, 2, 1)).tolist() == [4, 5, 6, 7]
+    assert checkpoint.read_shard("b", Shard(0, 2, 1)).tolist() == [4, 5, 6, 7]
 
 
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:

@@ -19,7 +19,7 @@ from speculative_decoding import InputError, Session
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.random import seed_of_sample
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.translation import Translation
+from speculative_decoding.server.translation import TranslationPrompts
 from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_body=20_000, max_stops=3)
@@ -302,7 +302,7 @@ def test_languages_of_models_with_tokens_for_them() -> None:
     """As NLLB's; and where pairs come from."""
     tokens = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "fra_Latn": 7})
     session: Any = SimpleNamespace(tokenizer=SimpleNamespace(languages=tokens))
-    translation = Translation({})
+    translation = TranslationPrompts({})
     assert translation.languages(session)[0] == {
         "code": "deu_Latn",
         "name": "deu_Latn",
@@ -313,11 +313,11 @@ def test_languages_of_models_with_tokens_for_them() -> None:
     with pytest.raises(InputError, match="source 'eng_latn' is none of this model's 3 languages"):
         translation.prompt(session, "a", "eng_latn", "deu_Latn")
     tasks = {"translation_en_to_fr": {"prefix": "to French: "}, "summarization": {"prefix": "s: "}, "translation_x": 3}
-    found = Translation.of({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
+    found = TranslationPrompts.of({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
     assert found.prefixes == {("en", "fr"): "to French: ", ("en", "de"): "German: ", ("de", "en"): ""}
     for wrong in ("ende=x", "en:de", "=x"):
         with pytest.raises(InputError, match="--translate"):
-            Translation.of({}, [wrong])
+            TranslationPrompts.of({}, [wrong])
     assert PAIRS.prompt(session, "a", "en", "de")[0].endswith("German: a")
 
 

@@ -30,11 +30,11 @@ from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.mirror import Mirror
-from speculative_decoding.server.device import MOST_FAILURES, Started, Step
+from speculative_decoding.server.decoding_thread import MOST_FAILURES, PromptUpdate, Started
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.service import Request
-from speculative_decoding.server.translation import Translation
+from speculative_decoding.server.service import ClientRequest
+from speculative_decoding.server.translation import TranslationPrompts
 from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
 from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
 from tests.support.together import Letters
@@ -42,7 +42,7 @@ from tests.support.together import Letters
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
 FEW = Limits(slots=2, queue=2, max_prompts=3, max_output_tokens=20)
-NO_PREFIX = Translation({("en", "de"): ""})
+NO_PREFIX = TranslationPrompts({("en", "de"): ""})
 TOKEN = "correct-horse-battery"
 
 
@@ -169,10 +169,10 @@ def test_while_there_is_nothing_to_do_nothing_is_done(gated: tuple[Serving, Gate
 
 
 def test_a_client_that_does_not_read_holds_no_place() -> None:
-    request = Request([("abc", GenerationOptions()), ("b", GenerationOptions())], wants_rejected=False)
+    request = ClientRequest([("abc", GenerationOptions()), ("b", GenerationOptions())], wants_rejected=False)
     for row, reason in zip(request.rows, ("stop", None), strict=True):
         request._receive(row, Started(3))
-        request._receive(row, Step(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
+        request._receive(row, PromptUpdate(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
     assert request.unfinished == 1
     request.fail(ServerError(504, "late"))
     assert request.unfinished == 0
@@ -296,7 +296,7 @@ class TwoLanguages(Letters):
 def test_a_model_with_languages_translates_from_one_into_another() -> None:
     options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft=3)
     beside, reasons = Session(TARGET, TwoLanguages(), DRAFT, options), set()
-    with serving(Session(TARGET, TwoLanguages(), DRAFT, options), FEW, translation=Translation({})) as server:
+    with serving(Session(TARGET, TwoLanguages(), DRAFT, options), FEW, translation=TranslationPrompts({})) as server:
         for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
             languages = {"source_language": source, "target_language": target}
             alone = beside.generate("abc", **languages)

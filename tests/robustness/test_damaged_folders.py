@@ -15,11 +15,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, Session, load
-from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_object
+from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_json_object
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli.common import say
 from speculative_decoding.errors import MOST_CHARACTERS
-from speculative_decoding.jobs.output import read_checkpoint
+from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import find_folder
 from tests.support.checkpoint_files import Entry, zip_bytes
 from tests.support.damaged_folders import FILES, SMALL, guarded
@@ -176,7 +176,7 @@ def test_json_is_read_within_bounds(tmp_path: Path) -> None:
 
     def read(text: str) -> dict[str, Any]:
         path.write_text(text)
-        return read_object(path)
+        return read_json_object(path)
 
     deepest = '{"a":' * (MAX_JSON_DEPTH - 1) + "1" + "}" * (MAX_JSON_DEPTH - 1)
     assert json.dumps(read(deepest), indent=2)
@@ -216,7 +216,7 @@ def test_what_is_said_has_no_control_characters_but_ends_of_lines(capsys: pytest
 def test_a_job_is_not_resumed_from_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out.jsonl.job")
     with pytest.raises(InputError, match=r"out\.jsonl\.job cannot be read"):
-        read_checkpoint(tmp_path / "out.jsonl", {})
+        read_journal(tmp_path / "out.jsonl", {})
 
 
 def test_a_name_that_no_file_can_have_is_no_folder() -> None:

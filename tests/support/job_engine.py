@@ -19,8 +19,8 @@ from typing import Any
 
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.jobs import Job, Journal, RowParser, Totals, output, read_lines
-from speculative_decoding.jobs.job import Engine
+from speculative_decoding.jobs import Job, JobTotals, LineParser, ResumableOutput, output, read_lines
+from speculative_decoding.jobs.job import DecodeRows
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
 Choose = Callable[[list[int]], int]  # which of the rows that are decoded is finished next
@@ -39,7 +39,7 @@ def at_random(seed: int = 0) -> Choose:
     return random.Random(seed).choice
 
 
-def engine(choose: Choose = first, slots: int = 4, seconds: float = 0.0) -> Engine:
+def engine(choose: Choose = first, slots: int = 4, seconds: float = 0.0) -> DecodeRows:
     """Answers with the prompt backwards, in the order that `choose` says; an error where the prompt says so."""
 
     def run(rows: Iterator[Mapping[str, Any]]) -> Iterator[BatchResult]:
@@ -85,19 +85,19 @@ class Pipe(io.BytesIO):
 def run_job(
     path: Path,
     content: bytes,
-    decode: Engine | None = None,
+    decode: DecodeRows | None = None,
     *,
     format: str = "text",
     settings: Mapping[str, Any] = SETTINGS,
     resume: bool = False,
     force: bool = False,
     source: type[io.BytesIO] = io.BytesIO,
-    after_row: Callable[[Journal], None] = lambda journal: None,
-) -> Totals:
-    with Journal.open(path, settings, resume=resume, force=force) as journal:
+    after_row: Callable[[ResumableOutput], None] = lambda journal: None,
+) -> JobTotals:
+    with ResumableOutput.open(path, settings, resume=resume, force=force) as journal:
         lines = journal.remaining(source(content), "input")
-        totals = Totals(lines=journal.done.lines, errors=journal.errors)
-        job = Job(lines, RowParser(format), decode or engine(), journal.write, slots=4, totals=totals)
+        totals = JobTotals(lines=journal.done.lines, errors=journal.errors)
+        job = Job(lines, LineParser(format), decode or engine(), journal.write, slots=4, totals=totals)
         with journal.running():
             for _ in job.run():
                 after_row(journal)
@@ -170,8 +170,10 @@ def killed_at_every_moment(folder: Path) -> dict[str, Any]:
 
         for place, name in ((os, "fsync"), (tempfile, "mkstemp"), (Path, "chmod"), (Path, "replace")):
             setattr(place, name, around(getattr(place, name)))
-        begin = Journal.__init__
-        Journal.__init__ = lambda self, path, file, settings: begin(self, path, HalfWrites(file, moment), settings)  # type: ignore[assignment, method-assign, arg-type, misc]
+        begin = ResumableOutput.__init__
+        ResumableOutput.__init__ = lambda self, path, file, settings: begin(
+            self, path, HalfWrites(file, moment), settings
+        )  # type: ignore[assignment, method-assign, arg-type, misc]
         run_job(path, content, resume=True, after_row=lambda journal: journal._commit())
         os._exit(7)  # there are no more moments
 
@@ -180,11 +182,11 @@ def killed_at_every_moment(folder: Path) -> dict[str, Any]:
         last = 0
         while True:
             last += 1
-            for each in (path, output.checkpoint_path(path)):
+            for each in (path, output.journal_path(path)):
                 each.unlink(missing_ok=True)
             if start is not None:
                 shutil.copy(start, path)
-                shutil.copy(output.checkpoint_path(start), output.checkpoint_path(path))
+                shutil.copy(output.journal_path(start), output.journal_path(path))
             pid = fork(lambda last=last: victim(last))  # type: ignore[misc]
             _, status = os.waitpid(pid, 0)
             if not os.WIFSIGNALED(status):
@@ -210,7 +212,7 @@ def memory(lines: int, window: int | None = None) -> dict[str, Any]:
             return b"some words and number %d\n" % self.read_lines
 
     source = Source()
-    job = Job(read_lines(source), RowParser("text"), engine(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
+    job = Job(read_lines(source), LineParser("text"), engine(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
     if window is not None:
         job._window = window
 
@@ -229,5 +231,5 @@ if __name__ == "__main__":
         print(json.dumps(memory(*map(int, arguments))))
     else:
         if "--no-cut" in arguments:  # a planted fault
-            Journal._cut = lambda self: self._file.seek(0, os.SEEK_END)  # type: ignore[assignment, method-assign, return-value]
+            ResumableOutput._cut = lambda self: self._file.seek(0, os.SEEK_END)  # type: ignore[assignment, method-assign, return-value]
         print(json.dumps(globals()[name](Path(arguments[0]))))

@@ -19,15 +19,15 @@ from speculative_decoding import Engine, Event, Session, load
 from speculative_decoding.cli.serve import make_server
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.server.app import Settings, make_app
-from speculative_decoding.server.device import Device
+from speculative_decoding.server.app import ServerSettings, make_app
+from speculative_decoding.server.decoding_thread import DecodingThread
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.service import Service
-from speculative_decoding.server.translation import Translation
+from speculative_decoding.server.translation import TranslationPrompts
 
 MODEL = "t5-web-docs"
-PAIRS = Translation({("en", "de"): "translate English to German: "})
+PAIRS = TranslationPrompts({("en", "de"): "translate English to German: "})
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a new one takes long
 GERMAN = "translate English to German: The method returns the value."
 GRAMMAR = "grammar: It were a cod business."
@@ -75,7 +75,7 @@ class Gated:
 class Serving:
     """url: where it listens. ended: what it ended with."""
 
-    def __init__(self, service: Service, device: Device, server: uvicorn.Server, port: int) -> None:
+    def __init__(self, service: Service, device: DecodingThread, server: uvicorn.Server, port: int) -> None:
         self.service, self.device, self.server, self.url = service, device, server, f"http://127.0.0.1:{port}"
         self.ended: list[Exception | None] = []
 
@@ -94,12 +94,12 @@ class Serving:
 def serving(session: Any = None, limits: Limits | None = None, **settings: Any) -> Iterator[Serving]:
     """session: by default the bundled pair's. It ends when nothing is left to be done."""
     limits, ready = limits or Limits(), threading.Event()
-    device = Device(lambda: nullcontext(bundled() if session is None else session), limits)
+    device = DecodingThread(lambda: nullcontext(bundled() if session is None else session), limits)
     made: list[Serving] = []
 
     async def run(opened: socket.socket) -> None:
         service = Service(device, limits, Metrics())
-        app = make_app(service, Settings(**{"model": MODEL, "translation": PAIRS} | settings))
+        app = make_app(service, ServerSettings(**{"model": MODEL, "translation": PAIRS} | settings))
         server = make_server(app, service)
         made.append(Serving(service, device, server, opened.getsockname()[1]))
 

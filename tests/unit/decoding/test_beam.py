@@ -16,8 +16,8 @@ from speculative_decoding import InputError, Session, load
 from speculative_decoding.cli.main import main
 from speculative_decoding.decoding.beam import BeamSearch, Continuation, best_continuations
 from speculative_decoding.decoding.memory import slot_bytes
+from speculative_decoding.jobs.input import InputLine, ParsedLine
 from speculative_decoding.jobs.job import record
-from speculative_decoding.jobs.rows import Line, Row
 from speculative_decoding.loading.load import BUNDLED, checked_generation_config
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
@@ -315,6 +315,6 @@ def test_a_record_has_all_sequences_with_their_scores() -> None:
     prompt = {"prompt": PROMPTS[0]}
     (found,) = SESSION.batch([prompt], num_beams=3, num_return_sequences=2, max_tokens=5)
     assert found.result is not None
-    line = json.loads(record(Row(Line(1, b"", b"", 0), prompt), found.result, None))
+    line = json.loads(record(ParsedLine(InputLine(1, b"", b"", 0), prompt), found.result, None))
     assert [each["score"] for each in line["sequences"]] == [each.score for each in found.result.sequences]
     assert line["text"] == line["sequences"][0]["text"] and line["score"] == line["sequences"][0]["score"]

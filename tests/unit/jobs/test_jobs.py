@@ -20,7 +20,8 @@ import pytest
 
 from speculative_decoding import InputError, generate, load
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.jobs import Job, RowParser, choose_format, output, read_lines, rows
+from speculative_decoding.jobs import Job, LineParser, choose_format, output, read_lines
+from speculative_decoding.jobs import input as job_input
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.sampling import GenerationOptions
@@ -157,35 +158,38 @@ def test_fields_of_the_user_are_carried_through(tmp_path: Path) -> None:
 def test_options_of_a_row_reach_the_engine() -> None:
     given = {"prompt": "a", "max_tokens": 3, "stop": ["x"], "seed": 5, "temperature": 1, "top_p": 0.5, "id": 0}
     (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
-    row = RowParser("jsonl")(line)
+    row = LineParser("jsonl")(line)
     assert row.request == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
-    assert {name for name, about in abouts().items() if about.per_row} - rows.OPTIONS.keys() == {"prefix", "logprobs"}
+    assert {name for name, about in abouts().items() if about.per_row} - job_input.LINE_OPTIONS.keys() == {
+        "prefix",
+        "logprobs",
+    }
 
 
 def test_seeds_depend_on_the_line_alone() -> None:
     content = b"\n".join(b'{"prompt": "a"}' for _ in range(2000))
     seeds = [
-        RowParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
+        LineParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
         for line in read_lines(io.BytesIO(content))
     ]
     others = [
-        RowParser("jsonl", GenerationOptions(seed=4, temperature=1))(line).seed
+        LineParser("jsonl", GenerationOptions(seed=4, temperature=1))(line).seed
         for line in read_lines(io.BytesIO(content))
     ]
     assert len({*seeds, *others}) == 4000 and all(seed is not None and 0 <= seed < 2**32 for seed in seeds)
     changed = [
-        RowParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
+        LineParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
         for line in read_lines(io.BytesIO(b"x\n" + content[16:]))
     ]
     assert changed[1:] == seeds[1:] and changed[0] is None
-    assert RowParser("jsonl")(next(read_lines(io.BytesIO(content)))).seed is None  # nothing is drawn at temperature 0
+    assert LineParser("jsonl")(next(read_lines(io.BytesIO(content)))).seed is None  # nothing is drawn at temperature 0
 
 
 def test_line_ends_a_byte_order_mark_and_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_job(tmp_path / "out", "\ufeffab\r\n\ufeffc".encode())
     assert [each["text"] for each in records(tmp_path / "out")] == ["ba", "c\ufeff"]
-    monkeypatch.setattr(rows, "MAX_LINE", 8)
+    monkeypatch.setattr(job_input, "MAX_LINE", 8)
     content = b"1234567\n" + b"x" * 8 + b"\n" + b"y" * 30 + b"\nend"
     run_job(tmp_path / "out", content, force=True)
     texts = [each.get("text") for each in records(tmp_path / "out")]
@@ -232,7 +236,7 @@ def test_long_lines_narrow_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
             taken = line.number
             yield line
 
-    job = Job(counted(), RowParser("text"), engine(last), lambda record, _: written.write(record))
+    job = Job(counted(), LineParser("text"), engine(last), lambda record, _: written.write(record))
     assert max(taken - totals.lines for totals in job.run()) <= 10
     assert len(written.getvalue().splitlines()) == 200
 
@@ -305,7 +309,7 @@ def test_a_last_line_torn_anywhere_is_made_whole(tmp_path: Path) -> None:
     *_, before, end = whole.splitlines(keepends=True)
     for size in range(len(whole) - len(end) - len(before), len(whole) + 1):
         (tmp_path / "out").write_bytes(whole[:size])
-        shutil.copy(output.checkpoint_path(tmp_path / "whole"), output.checkpoint_path(tmp_path / "out"))
+        shutil.copy(output.journal_path(tmp_path / "whole"), output.journal_path(tmp_path / "out"))
         totals = run_job(tmp_path / "out", INPUT, resume=True)
         assert (tmp_path / "out").read_bytes() == whole and totals.lines == 40 and totals.errors == 4
 
@@ -339,7 +343,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
     for checkpoint, size in set(states):
         for tail in (b"", bytes(100), whole[size : size + 100]):
             (lost / "out").write_bytes(whole[:size] + tail)
-            output.checkpoint_path(lost / "out").write_bytes(checkpoint)
+            output.journal_path(lost / "out").write_bytes(checkpoint)
             try:
                 run_job(lost / "out", INPUT, resume=True, source=Pipe)
             except InputError:
@@ -358,14 +362,14 @@ def test_a_checkpoint_before_the_output_is_synchronised_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault."""
-    commit = output.Journal._commit
+    commit = output.ResumableOutput._commit
 
     def early(journal: Any) -> None:
         content = {"version": 1, **vars(journal.done), "settings": journal.settings}
-        output.atomic_write(output.checkpoint_path(journal.path), json.dumps(content))
+        output.atomic_write(output.journal_path(journal.path), json.dumps(content))
         commit(journal)
 
-    monkeypatch.setattr(output.Journal, "_commit", early)
+    monkeypatch.setattr(output.ResumableOutput, "_commit", early)
     assert not survives_power_failure(tmp_path, monkeypatch)
 
 
@@ -408,7 +412,7 @@ def interrupted(path: Path, after: int = 15) -> bytes:
 def test_ctrl_c_leaves_whole_lines_and_loses_none(tmp_path: Path) -> None:
     content = interrupted(tmp_path / "out")
     assert content.endswith(b"\n") and 15 <= len(content.splitlines()) < 40
-    checkpoint = json.loads(output.checkpoint_path(tmp_path / "out").read_text())
+    checkpoint = json.loads(output.journal_path(tmp_path / "out").read_text())
     assert checkpoint["size"] == len(content) and checkpoint["lines"] == len(content.splitlines())
     totals = run_job(tmp_path / "out", INPUT, resume=True)
     run_job(tmp_path / "whole", INPUT)
@@ -442,7 +446,7 @@ def test_resuming_what_was_changed_is_refused_in_a_line_that_says_the_way_out(tm
         path.write_bytes(b"".join(changed))
         refused("was changed")
     path.write_bytes(before)
-    checkpoint = output.checkpoint_path(path)
+    checkpoint = output.journal_path(path)
     for content, match in ((b'{"version": 99, "settings": {}}', "another version"), (b"{", "cannot be read")):
         checkpoint.write_bytes(content)
         refused(match)
@@ -584,12 +588,12 @@ def victim(count: int, how: signal.Signals, *arguments: object) -> subprocess.Co
     program = (
         "import os, sys\n"
         "from speculative_decoding.cli.main import main\n"
-        "from speculative_decoding.jobs import Journal\n"
-        "write, left = Journal.write, [int(sys.argv[1])]\n"
+        "from speculative_decoding.jobs import ResumableOutput\n"
+        "write, left = ResumableOutput.write, [int(sys.argv[1])]\n"
         "def counted(*arguments):\n"
         "    write(*arguments); left[0] -= 1\n"
         "    if not left[0]: os.kill(os.getpid(), int(sys.argv[2]))\n"
-        "Journal.write = counted; sys.exit(main(sys.argv[3:]))"
+        "ResumableOutput.write = counted; sys.exit(main(sys.argv[3:]))"
     )
     command = [sys.executable, "-c", program, str(count), str(int(how)), *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)

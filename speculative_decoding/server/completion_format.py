@@ -16,7 +16,7 @@ from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED, abouts, accepted
 from ..sampling.random import seed_of_sample
 from ..sampling.values import Either, Several, Switch, Text, Whole
-from .device import Row, Step
+from .decoding_thread import PromptUpdate, ServedPrompt
 from .errors import ServerError
 from .service import Service
 
@@ -32,7 +32,7 @@ PROMPT = Either((Text(may_be_empty=True), Several(Text(may_be_empty=True))))
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletionRequest:
     """A request, understood. prompts: each with the options of one choice, in the order of the choices. rounds: our own
     field: chunks tell what was drafted.
     """
@@ -44,7 +44,7 @@ class Completion:
     n: int
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], service: Service, model: str) -> Completion:
+    def of(cls, fields: Mapping[str, Any], service: Service, model: str) -> CompletionRequest:
         """Raises `ServerError` that names the field."""
         given = dict(fields)
         if (named := given.pop("model", model)) != model:
@@ -106,10 +106,10 @@ def options_of(given: dict[str, Any], usual: GenerationOptions) -> GenerationOpt
     return usual.for_row(given)
 
 
-class Shape:
+class CompletionResponse:
     """Of one answer, whose parts have its id and time in common."""
 
-    def __init__(self, model: str, asked: Completion) -> None:
+    def __init__(self, model: str, asked: CompletionRequest) -> None:
         self._asked = asked
         self._base = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -121,12 +121,14 @@ class Shape:
     def answer(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {**self._base, "choices": choices}
 
-    def choice(self, row: Row, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def choice(
+        self, row: ServedPrompt, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
         """seed: where the text was sampled, what gives it again."""
         made = {"text": text, "index": row.index, "logprobs": logprobs, "finish_reason": finish_reason}
         return made if row.options.is_greedy or finish_reason is None else made | {"seed": row.options.seed}
 
-    def chunk(self, row: Row, step: Step) -> dict[str, Any] | None:
+    def chunk(self, row: ServedPrompt, step: PromptUpdate) -> dict[str, Any] | None:
         """Of a round; None where it has nothing to say."""
         text, round = "".join(step.texts), step.round
         if not (text or round.finish_reason or row.options.logprobs or self._asked.rounds):
@@ -136,7 +138,7 @@ class Shape:
             choice["round"] = {"texts": step.texts, "accepted": round.accepted, "rejected": step.rejected}
         return self.answer([choice]) | ({"usage": None} if self._asked.include_usage else {})
 
-    def logprobs(self, row: Row, first: int) -> dict[str, Any] | None:
+    def logprobs(self, row: ServedPrompt, first: int) -> dict[str, Any] | None:
         """Of the tokens from `first` on. A token that adds nothing to the text, as the one that ends it, has none."""
         if not row.options.logprobs:
             return None
@@ -148,7 +150,7 @@ class Shape:
             "text_offset": offsets[first:-1],
         }
 
-    def usage(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def usage(self, rows: Sequence[ServedPrompt]) -> dict[str, Any]:
         """target_calls: passes of the target's decoder, an addition of ours."""
         stats = [row.stats for row in rows if row.stats is not None]
         read = sum(row.prompt_tokens for row in rows[:: self._asked.n])

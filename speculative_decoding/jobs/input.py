@@ -18,12 +18,12 @@ from ..sampling.options import MOST_DRAFTED, OTHER_NAMES, abouts
 from ..sampling.values import Text, Value, Whole
 
 MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
-FORMATS = ("text", "jsonl")
+INPUT_FORMATS = ("text", "jsonl")
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 
 @dataclass(frozen=True)
-class Line:
+class InputLine:
     """A line as it stands in the input, without its end.
 
     content: None if it is longer than `MAX_LINE`. digest: of this line and of all before it. end: how many bytes of the
@@ -36,7 +36,7 @@ class Line:
     end: int
 
 
-def read_lines(file: BinaryIO) -> Iterator[Line]:
+def read_lines(file: BinaryIO) -> Iterator[InputLine]:
     """One line at a time; nothing is kept."""
     digest, end = b"", 0
     for number in count(1):
@@ -52,7 +52,7 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
             chain.update(part)
             end += len(part)
         digest = chain.digest()
-        yield Line(number, content if whole else None, digest, end)
+        yield InputLine(number, content if whole else None, digest, end)
 
 
 def choose_format(name: str, first_line: bytes) -> str:
@@ -64,14 +64,18 @@ def choose_format(name: str, first_line: bytes) -> str:
 
 
 # What a row may set for itself. Prompts of a file share an output's beginning, and records have no log-probabilities.
-OPTIONS: Mapping[str, Value] = {
+LINE_OPTIONS: Mapping[str, Value] = {
     name: about.value for name, about in abouts().items() if about.per_row and name not in ("prefix", "logprobs")
 } | {"num_draft": Whole(0, MOST_DRAFTED)}  # a length that adapts would make a record depend on the rows before it
-FOR_ALL_ROWS = (*(name for name in abouts() if name not in OPTIONS), "slots", "draft_model", "dtype")
-FIELDS = {"prompt": Text(may_be_empty=True), **OPTIONS}
+FOR_ALL_ROWS = (*(name for name in abouts() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
+FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
 
-COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")  # in a record, where they are the same in every run
-RECORD = {
+DRAFT_COUNTS = (
+    "target_calls",
+    "drafted_tokens",
+    "accepted_tokens",
+)  # in a record, where they are the same in every run
+RECORD_FIELDS = {
     "line",
     "text",
     "finish_reason",
@@ -81,7 +85,7 @@ RECORD = {
     "error",
     "score",
     "sequences",
-    *COUNTS,
+    *DRAFT_COUNTS,
 }
 
 
@@ -95,14 +99,14 @@ LOOKS_LIKE = {plain(name): ours for name, ours in OUR_NAMES.items()}
 
 
 @dataclass(frozen=True)
-class Row:
+class ParsedLine:
     """A line, understood. It has a request for the engine, or an error, or neither: a blank line of text.
 
     seed: where the row samples, what its random numbers derive from.
     carried: fields that are not ours, for the output.
     """
 
-    line: Line
+    line: InputLine
     request: Mapping[str, Any] | None = None
     seed: int | None = None
     carried: Mapping[str, Any] = field(default_factory=dict)
@@ -110,32 +114,32 @@ class Row:
 
 
 @dataclass(frozen=True)
-class RowParser:
-    """format: of `FORMATS`. options: of the rows, where they do not say."""
+class LineParser:
+    """format: of `INPUT_FORMATS`. options: of the rows, where they do not say."""
 
     format: str
     options: GenerationOptions = GenerationOptions()  # noqa: RUF009
 
-    def __call__(self, line: Line) -> Row:
+    def __call__(self, line: InputLine) -> ParsedLine:
         given: dict[str, Any] = {}
         try:
-            text = decoded(line)
+            text = decode_line(line)
             if self.format == "text":
                 if not text.strip():
-                    return Row(line)
+                    return ParsedLine(line)
                 given["prompt"] = text
             else:
-                given |= parsed(text)
+                given |= parse_json_object(text)
                 check_fields(given)
         except InputError as error:
-            return Row(line, carried=carried(given), error=str(error))
+            return ParsedLine(line, carried=carried(given), error=str(error))
         request = {name: value for name, value in given.items() if name in FIELDS}
         seed = request.setdefault("seed", row_seed(self.options.seed, line.number))
         samples = request.get("temperature", self.options.temperature) > 0
-        return Row(line, request, seed if samples else None, carried(given))
+        return ParsedLine(line, request, seed if samples else None, carried(given))
 
 
-def decoded(line: Line) -> str:
+def decode_line(line: InputLine) -> str:
     """Raises `InputError`, like all that reads a line."""
     if line.content is None:
         raise InputError(f"longer than {MAX_LINE} bytes; split it")
@@ -145,7 +149,7 @@ def decoded(line: Line) -> str:
         raise InputError(f"not UTF-8 ({error.reason}, byte {error.start + 1}); convert it to UTF-8") from error
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_json_object(text: str) -> dict[str, Any]:
     if not text.strip():
         raise InputError('is empty; each line must be a JSON object with a "prompt"')
     try:
@@ -168,7 +172,7 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def is_writable(value: Any) -> bool:
+def is_json_value(value: Any) -> bool:
     """As JSON; Python also reads NaN, infinity and halves of characters (lone surrogates)."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -179,22 +183,22 @@ def is_writable(value: Any) -> bool:
 
 def carried(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are not ours."""
-    ours = FIELDS.keys() | RECORD
-    return {name: value for name, value in given.items() if name not in ours and is_writable([name, value])}
+    ours = FIELDS.keys() | RECORD_FIELDS
+    return {name: value for name, value in given.items() if name not in ours and is_json_value([name, value])}
 
 
 def check_fields(given: Mapping[str, Any]) -> None:
     """Raise `InputError` for what is missing, of another type, or would be ignored."""
     for name, value in given.items():
         meant = LOOKS_LIKE.get(plain(name))
-        if not is_writable([name, value]):
+        if not is_json_value([name, value]):
             raise InputError(f"{name!a} is not JSON: half a character (a lone surrogate), or NaN or Infinity")
         if name in FIELDS:
             try:
                 FIELDS[name].accept(value)
             except (ValueError, TypeError, OverflowError):
                 raise InputError(f"{name} must be {FIELDS[name].wanted}, not {json.dumps(value)[:80]}") from None
-        elif name in RECORD:
+        elif name in RECORD_FIELDS:
             raise InputError(f"field {name!r} is one that the output has already; rename it")
         elif meant in FOR_ALL_ROWS:
             raise InputError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")

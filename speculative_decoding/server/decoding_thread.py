@@ -29,7 +29,7 @@ MOST_FAILURES = 3  # of whole rounds, without a request between them that ended 
 FAILED = "the server failed while it decoded this; its log says why"
 
 
-class Step(NamedTuple):
+class PromptUpdate(NamedTuple):
     """What a round brought a prompt. rejected: the text of the drafted tokens that were not accepted, where it is
     wanted. stats: with the last round.
     """
@@ -47,16 +47,16 @@ class Started(NamedTuple):
 
 
 @dataclass(eq=False)
-class Row:
-    """A prompt, and its text as it grows. receive: is called on the event loop with a `Started`, each `Step`, or the
-    error that ends it. index: in the client's request. pieces: the text of each token.
+class ServedPrompt:
+    """A prompt and its text so far. `receive` is called on the event loop with a `Started`, each `PromptUpdate`, or the
+    error that ends it. `index` is the position in the client's request, `pieces` the text of each token.
 
     request: belongs to the device's thread; all else to the event loop.
     """
 
     prompt: str
     options: GenerationOptions
-    receive: Callable[[Row, Started | Step | ServerError], None]
+    receive: Callable[[ServedPrompt, Started | PromptUpdate | ServerError], None]
     index: int = 0
     wants_rejected: bool = False
     request: Request | None = field(default=None, init=False)
@@ -70,16 +70,16 @@ class Row:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: PromptUpdate) -> None:
         self.pieces += step.texts
         self.logprobs += step.round.logprobs or []
         self.finish_reason, self.stats = step.round.finish_reason, step.stats
 
 
-Told = tuple[Row, Started | Step | ServerError]
+Told = tuple[ServedPrompt, Started | PromptUpdate | ServerError]
 
 
-class Device:
+class DecodingThread:
     """open_session: loads the models; entered and left in the thread.
 
     A round that fails (out of memory, a fault in this program) fails all requests that the engine has, and a new engine
@@ -89,9 +89,9 @@ class Device:
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
         self._open_session, self._limits = open_session, limits
         self._wake = threading.Condition()
-        self._inbox: list[tuple[Row, bool]] = []  # and whether it is to be submitted, or cancelled
+        self._inbox: list[tuple[ServedPrompt, bool]] = []  # and whether it is to be submitted, or cancelled
         self._ends = False
-        self._working: dict[Request, Row] = {}
+        self._working: dict[Request, ServedPrompt] = {}
         self._failures = 0
         self.decoding = self.waiting = 0  # prompts in slots, and in front of them
 
@@ -101,11 +101,11 @@ class Device:
         self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="device")
         self._thread.start()
 
-    def submit(self, rows: Sequence[Row]) -> None:
+    def submit(self, rows: Sequence[ServedPrompt]) -> None:
         """All are told that they have started, or have not, before any of them is decoded."""
         self._put(rows, True)
 
-    def cancel(self, rows: Sequence[Row]) -> None:
+    def cancel(self, rows: Sequence[ServedPrompt]) -> None:
         """Their slots are free before the next round. Nothing happens to those that have ended."""
         self._put(rows, False)
 
@@ -116,7 +116,7 @@ class Device:
             self._wake.notify()
         self._thread.join()
 
-    def _put(self, rows: Sequence[Row], is_new: bool) -> None:
+    def _put(self, rows: Sequence[ServedPrompt], is_new: bool) -> None:
         with self._wake:
             self._inbox += [(row, is_new) for row in rows]
             self._wake.notify()
@@ -172,7 +172,7 @@ class Device:
         self._tell(told)
         return not self._ends
 
-    def _submit(self, session: Session, engine: Engine, row: Row) -> Started | ServerError:
+    def _submit(self, session: Session, engine: Engine, row: ServedPrompt) -> Started | ServerError:
         length = session.length_of(row.options, self._limits.slots)
         try:
             request = engine.submit(row.prompt, row.options, length)
@@ -204,7 +204,7 @@ class Device:
         if row.wants_rejected and round.accepted < len(round.tokens):  # what stands behind an end was never judged
             before = request.tokens[: len(request.tokens) - len(round.tokens) + round.accepted]
             rejected = text_behind(session.tokenizer, before, round.rejected)
-        return row, Step(round, event.texts, rejected, request.stats if round.finish_reason else None)
+        return row, PromptUpdate(round, event.texts, rejected, request.stats if round.finish_reason else None)
 
     def _tell(self, told: Sequence[Told]) -> None:
         if told:
