@@ -71,7 +71,7 @@ def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Sess
     for asks_model in (False, True):
         store = Store({})
         store.measured, store.path, store.is_fixed = Measured(), None, False
-        session._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)
+        session.planner._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)
     return session
 
 

@@ -14,18 +14,15 @@ from .decoding.memory import slots_within
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
-from .draft_length import choose_length
 from .draft_length.base import DraftLength
-from .draft_length.calibration import Calibration, fingerprint, key_of, store_of
-from .draft_length.costs import WIDEST, RoundCosts
-from .draft_length.exactness import Price, price_of
-from .draft_length.passes import UNPADDED, PassWidths
-from .draft_length.probe import Probe
+from .draft_length.exactness import Price
+from .draft_length.planner import PassPlanner
 from .drafters import (
     BatchDrafter,
     DraftModel,
     NgramDrafter,
     choose_drafter,
+    model_drafter,
     new_ngram,
     require_same_tokens,
     usual_drafter,
@@ -87,9 +84,6 @@ class Session:
     slots: int = 8
 
     def __post_init__(self) -> None:
-        self._lengths: dict[tuple[str, int, bool, bool], DraftLength] = {}
-        self._widths: dict[tuple[Any, ...], PassWidths] = {}
-        self._calibrations: dict[bool, Calibration] = {}  # by whether a draft model or head is asked
         self._ngrams: dict[tuple[int, int], NgramDrafter] = {}  # by the sizes that they look up
         for name, (kind, wanted) in KINDS.items():
             if not isinstance(value := getattr(self, name), kind):
@@ -98,6 +92,10 @@ class Session:
             raise InputError(f"tokenizer must be a tokenizer, as load gives, not {short(self.tokenizer)}")
         if isinstance(self._draft, DraftModel):
             require_same_tokens(self.model, self._draft.model)
+        make_drafter = None
+        if self._draft is not None:
+            make_drafter = partial(model_drafter, self._draft, self.model, self._shares_encoder)
+        self.planner = PassPlanner(self.model, self._draft_network, make_drafter)
         self._drafter(self.options_with({}))  # raises where models and options do not fit
 
     def __repr__(self) -> str:
@@ -201,118 +199,24 @@ class Session:
             given = {name: value for name, value in given.items() if name != "drafter"}  # nobody chose it
         return replace(self.options, drafter=drafter).changed(given)
 
-    def length_of(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
-        """How many tokens are drafted, with `slots` rows. One that adapts is kept, and learns from all requests."""
-        name = 0 if options.drafter == "none" else options.num_draft
-        if not isinstance(name, str):
-            return choose_length(name)
-        widths = self.widths(options, slots)
-        kept = name, slots, widths.exact, self._asks_model(options)
-        if kept not in self._lengths:
-            self._lengths[kept] = choose_length(name, widths.costs, self._prior)
-        return self._lengths[kept]
-
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """One with a drafter of its own, for requests that differ from `options` as rows may."""
-        widths = self.widths(options, slots)
+        widths = self.planner.widths(options, slots)
         mx.reset_peak_memory()
         own = self.model, self.tokenizer, self._drafter(options)
         return Engine(*own, slots=slots, widths=widths, num_beams=options.num_beams)
 
-    def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
-        """Of the target's passes with these options. Measures the device when it is first asked for a pair of models,
-        and a number of rows.
-        """
-        length: Any = 0 if options.drafter == "none" else options.num_draft
-        if options.num_beams > 1 or (options.strict is False and isinstance(length, int)):
-            return UNPADDED
-        kept = self._asks_model(options), length, options.strict, slots
-        if kept not in self._widths:
-            if options.strict is None:
-                exact = self.price(options, slots).is_worth_it
-            else:
-                exact = options.strict and self.calibration(options).batches_match(slots)
-            self._widths[kept] = self._pass_widths(options, length, slots, exact=exact)
-        return self._widths[kept]
-
     def price(self, options: GenerationOptions, slots: int = 1) -> Price:
-        """What exactness costs with these options, as measured."""
-        drafted = 0 if options.drafter == "none" else options.num_draft
-        costs = self.calibration(options)
-        return price_of(costs, drafted if isinstance(drafted, int) else None, slots, self._prior)
-
-    def calibration(self, options: GenerationOptions) -> Calibration:
-        """What this device's passes cost, and a draft, where the options ask a draft model or head for one."""
-        asks_model = self._asks_model(options)
-        if asks_model not in self._calibrations:
-            draft, make_drafter = "", None
-            if asks_model:
-                alone = replace(options, drafter="model", strict=None)
-                draft, make_drafter = fingerprint(self._draft_network), lambda: self._drafter(alone)
-            store = store_of(key_of(self.model))
-            self._calibrations[asks_model] = Calibration(Probe(self.model, make_drafter), store, draft)
-        return self._calibrations[asks_model]
+        """The share of the speed that exact passes cost with these options, as measured."""
+        return self.planner.price(options, slots)
 
     def calibrate(self, slots: int = 1, *, again: bool = False) -> None:
-        """Measure this device now, for up to so many rows, rather than when a request first needs it. again: also what
-        was measured before, in this process or another.
+        """Measure the device now for up to `slots` rows, instead of during the first request.
+
+        Args:
+            again: discard earlier measurements, including those of other processes.
         """
-        options = self.options_with({})
-        calibration = self.calibration(options)
-        if again:
-            calibration.forget()
-            self._widths.clear()
-            self._lengths.clear()
-        for rows in range(1, slots + 1):
-            calibration.costs(rows)
-        self.widths(options, slots)
-
-    def exactness_note(self, options: GenerationOptions, slots: int = 1) -> str | None:
-        """Where a draft, or the rows beside a row, may change a token: one line that says so, and what to do."""
-        if options.num_beams > 1 or not options.is_comparable or options.strict is False:
-            return None
-        if self.widths(options, slots).exact:
-            return None
-        price = self.price(options, slots)
-        if not price.is_possible:
-            way_out = "decode with 1 slot" if slots > 1 else "choose a smaller num_draft"
-            return f"tokens may differ where the target's scores nearly tie: no such passes are exact here; {way_out}"
-        return (
-            "tokens may differ from those without a draft where the target's scores nearly tie; "
-            f"strict prevents that and costs {price.share:.0%} of the speed"
-        )
-
-    def _asks_model(self, options: GenerationOptions) -> bool:
-        return options.drafter in ("model", "auto") and self._draft is not None and options.num_draft != 0
-
-    @property
-    def _prior(self) -> Sequence[float]:
-        """Acceptance of the draft on held-out text, where its folder has it."""
-        return self._draft.config.acceptance if isinstance(self._draft, DraftHead) else ()
-
-    def _pass_widths(self, options: GenerationOptions, length: Any, slots: int, *, exact: bool) -> PassWidths:
-        """length: a number of drafted tokens, which nearly all passes are for, or one that changes."""
-        calibration = self.calibration(options)
-        if exact and isinstance(length, int) and not calibration.has_exact_pass(length + 1):
-            raise InputError(
-                f"num_draft {length}: on this device passes with the same bits have room for "
-                f"{max(calibration.exact_widths) - 1} drafted tokens; choose fewer, or leave strict out"
-            )
-        wide = calibration.exact_widths if exact else []  # for schedules that draft more than is measured
-        others = [length + 1] if isinstance(length, int) else [each for each in wide if each > WIDEST]
-
-        kept: dict[int, tuple[RoundCosts, RoundCosts]] = {}  # by rows: as measured, and with the widths used here
-
-        def costs(rows: int) -> RoundCosts:
-            measured = calibration.costs(rows)
-            if rows not in kept or kept[rows][0] is not measured:  # several times a round, and hardly ever another one
-                found = calibration.exact_costs(rows) if exact else measured
-                for width in others:
-                    found = found.also(width) if not exact or calibration.same_bits(rows, width) else found
-                kept[rows] = measured, found
-            return kept[rows][1]
-
-        return PassWidths(costs, exact, exact and calibration.fixed_capacity, calibration.measure_again)
+        self.planner.calibrate(self.options_with({}), slots, again=again)
 
     @cached_property
     def _draft(self) -> DraftModel | DraftHead | None:
@@ -349,7 +253,7 @@ class Session:
         options = self.options_with(own)
         slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
         engine = self.engine(options, slots)
-        requests = engine.submit_samples(prompt, options, self.length_of(options, slots))
+        requests = engine.submit_samples(prompt, options, self.planner.length(options, slots))
         return requests, rounds_of(engine, requests, on_round)
 
     def _batch(
@@ -381,7 +285,7 @@ class Session:
         own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
         text = own.pop("prompt", "")
         row = options.for_row(own)
-        return engine.submit_samples(text, row, self.length_of(row, slots))
+        return engine.submit_samples(text, row, self.planner.length(row, slots))
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:

@@ -202,7 +202,7 @@ def add_setting(option: str) -> None:
         options = state.session.options_with({})  # with the drafter that is usual where nobody chose one
         found = getattr(options, option)
         if option == "num_draft":
-            return f"{found}; {state.session.length_of(options).describe()}"
+            return f"{found}; {state.session.planner.length(options).describe()}"
         return on_off(found) if isinstance(found, bool) else repr(found) if kind == "TEXT" else str(found)
 
     @Command(usage, meaning, now)

@@ -61,7 +61,7 @@ def warm_up(session: Session, prompt: str) -> None:
 
 def note_exactness(session: Session, slots: int = 1) -> None:
     """Say where tokens may differ from those without a draft, if they may."""
-    if note := session.exactness_note(session.options_with({}), slots):
+    if note := session.planner.exactness_note(session.options_with({}), slots):
         say(f"note: {with_flags(note)}")
 
 

@@ -185,7 +185,7 @@ def tested(plan: Plan, precision: Precision, prompts: Sequence[str], *, is_tf32:
 def measured(session: Session) -> dict[str, Any]:
     """What passes and drafts of a single row cost, and what that promises."""
     options = session.options_with({})
-    calibration = session.calibration(options)
+    calibration = session.planner.calibration(options)
     fast, exact, price = calibration.costs(1), calibration.exact_costs(1), session.price(options)
     return {
         "pass_seconds": fast.baseline,
@@ -230,7 +230,7 @@ def kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]:
 def self_test(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     """Greedy decoding in exact passes, with a draft and without."""
     found: dict[str, Any] = {"prompts": len(prompts), "identical": 0, "tokens": 0, "drafted": 0, "accepted": 0}
-    widest = max(session.calibration(session.options_with({})).exact_costs(1).passes, default=1)
+    widest = max(session.planner.calibration(session.options_with({})).exact_costs(1).passes, default=1)
     length = min(MOST_DRAFTED, widest - 1)
     found |= {"draft_length": length, "differences": [], "skipped": None}
     if not length:

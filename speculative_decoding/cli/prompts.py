@@ -66,7 +66,7 @@ def decode_prompts(plan: Plan, views: Views) -> int:
         total = runner.totals.get(answer, GenerationStats())
         say(summary(total, plan.options, runner.prompts, runner.cut))
         if views.show_draft and isinstance(plan.options.num_draft, str) and not plan.is_plain:
-            say(f"--num-draft {plan.options.num_draft}: {session.length_of(session.options).describe()}")
+            say(f"--num-draft {plan.options.num_draft}: {session.planner.length(session.options).describe()}")
     if views.stats_json is not None:
         settings = asdict(plan.options) | {"drafter": plan.drafter}
         write_stats(views.stats_json, pair.folders | settings | total.as_dict())
@@ -75,7 +75,7 @@ def decode_prompts(plan: Plan, views: Views) -> int:
 
 def verify(session: Session, prompt: str, tokens: list[int]) -> bool:
     """Decode once more without a draft; say and return whether that gives the same tokens."""
-    exact = session.widths(session.options_with({})).exact
+    exact = session.planner.widths(session.options_with({})).exact
     regular = session.generate(prompt, drafter="none", strict=exact or None).tokens
     difference = first_divergence(session.model, session.tokenizer, prompt, regular, tokens, session.options)
     say("verify: " + (f"identical, {len(tokens)} tokens" if difference is None else difference.text(session.tokenizer)))

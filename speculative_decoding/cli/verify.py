@@ -86,7 +86,7 @@ def verify(chosen: argparse.Namespace) -> int:
             name = f"drafter {way.drafter}, num-draft {way.num_draft}, seed {seed}, slots {together}"
             common.say(f"{name}: {len(prompts)} prompts")
             options = session.options.changed({"seed": seed})
-            exact = session.widths(options.changed(way.keywords), together).exact
+            exact = session.planner.widths(options.changed(way.keywords), together).exact
             expected = [regular(prompt, seed=seed, strict=exact or None) for prompt in prompts]
             for each in session.batch(prompts, slots=together, seed=seed, **way.keywords):
                 if each.result is None:

@@ -126,7 +126,7 @@ class DecodingThread:
         try:
             with self._open_session() as session:
                 warm_up(session, self._limits.slots)
-                if note := session.exactness_note(session.options_with({}), self._limits.slots):
+                if note := session.planner.exactness_note(session.options_with({}), self._limits.slots):
                     LOG.warning(note)
                 self._call(on_ready, session)
                 problem = self._decode(session)
@@ -173,7 +173,7 @@ class DecodingThread:
         return not self._ends
 
     def _submit(self, session: Session, engine: Engine, row: ServedPrompt) -> Started | ServerError:
-        length = session.length_of(row.options, self._limits.slots)
+        length = session.planner.length(row.options, self._limits.slots)
         try:
             request = engine.submit(row.prompt, row.options, length)
         except InputError as error:
@@ -227,6 +227,6 @@ def warm_up(session: Session, slots: int) -> None:
     language = usual.target_language or next(iter(session.tokenizer.languages), None)
     options = replace(usual, max_tokens=2, min_tokens=0, target_language=language, prefix="")
     engine = session.engine(options, slots)
-    engine.submit("a", options, session.length_of(options, slots))
+    engine.submit("a", options, session.planner.length(options, slots))
     while not engine.is_idle:
         engine.step()

@@ -203,7 +203,7 @@ class Course:
     @cached_property
     def _costs(self) -> RoundCosts:
         drafting = Session(self.session.model, self.session.tokenizer, self.student.draft())
-        return drafting.calibration(drafting.options_with({"drafter": "model"})).costs(1)
+        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).costs(1)
 
     @property
     def memory(self) -> int:

@@ -375,17 +375,17 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
         probes.append(FakeProbe())
         return probes[-1]
 
-    monkeypatch.setattr("speculative_decoding.session.Probe", probe)
+    monkeypatch.setattr("speculative_decoding.draft_length.planner.Probe", probe)
     target = tiny_model()
     session = Session(target, Numbers(), noisy_copy(target))
     for _ in range(2):
         session.generate("5 9 3", max_tokens=4)
     assert len(probes) == 1 and probes[0].timed
-    note = session.exactness_note(session.options_with({"drafter": "none"}))
+    note = session.planner.exactness_note(session.options_with({"drafter": "none"}))
     assert note and "strict prevents that and costs" in note and "%" in note
-    assert session.exactness_note(session.options_with({"strict": True})) is None
-    assert session.exactness_note(session.options_with({"strict": False})) is None
-    assert session.exactness_note(session.options_with({"temperature": 1.0})) is None  # samples differ anyway
+    assert session.planner.exactness_note(session.options_with({"strict": True})) is None
+    assert session.planner.exactness_note(session.options_with({"strict": False})) is None
+    assert session.planner.exactness_note(session.options_with({"temperature": 1.0})) is None  # samples differ anyway
     with pytest.raises(InputError, match="num_draft 20: on this device passes with the same bits have room for 14"):
         session.generate("5 9 3", num_draft=20, strict=True)
     for schedule in ("heuristic", "auto", 14):  # drafts are cut to what exact passes have room for
@@ -393,6 +393,28 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
     timed = len(probes[0].timed)
     session.calibrate(again=True)
     assert len(probes[0].timed) > timed
+
+
+def test_calibrating_again_measures_passes_with_and_without_a_draft(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[FakeProbe] = []
+
+    def probe(model: EncoderDecoder, make: Any = None) -> FakeProbe:
+        probes.append(FakeProbe())
+        return probes[-1]
+
+    monkeypatch.setattr("speculative_decoding.draft_length.planner.Probe", probe)
+    target = tiny_model()
+    session = Session(target, Numbers(), noisy_copy(target))
+    both = [session.options_with({"drafter": drafter}) for drafter in ("auto", "ngram")]
+    before = [session.planner.calibration(options).costs(1).baseline for options in both]
+    assert len(probes) == 2
+    for each in probes:
+        each.speed = 2.0
+    session.calibrate(again=True)
+    after = [session.planner.calibration(options).costs(1).baseline for options in both]
+    assert after == pytest.approx([2 * seconds for seconds in before])
 
 
 # The guard.

@@ -1,0 +1,152 @@
+"""Plans a session's rounds: pass widths and draft lengths, from what calibration measured on this device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..drafters.base import BatchDrafter
+from ..errors import InputError
+from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead
+from ..sampling import GenerationOptions
+from . import choose_length
+from .base import DraftLength
+from .calibration import Calibration, fingerprint, key_of, store_of
+from .costs import WIDEST, RoundCosts
+from .exactness import Price, price_of
+from .passes import UNPADDED, PassWidths
+from .probe import Probe
+
+
+class PassPlanner:
+    """The pass widths and draft lengths for requests of one session, and the price of exactness.
+
+    Each answer is kept for later requests with the same options, so an adaptive length learns from all of them.
+
+    Args:
+        target: the model whose passes are planned.
+        draft: the network of the draft model or draft head, if there is one.
+        make_drafter: builds a drafter that always runs `draft`, for calibration to time; None without a draft.
+    """
+
+    def __init__(
+        self,
+        target: EncoderDecoder,
+        draft: EncoderDecoder | DraftHead | None,
+        make_drafter: Callable[[], BatchDrafter] | None = None,
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._make_drafter = make_drafter
+        self._prior: Sequence[float] = draft.config.acceptance if isinstance(draft, DraftHead) else ()
+        self._calibrations: dict[bool, Calibration] = {}  # by whether the draft runs
+        self._widths: dict[tuple[Any, ...], PassWidths] = {}
+        self._lengths: dict[tuple[str, int, bool, bool], DraftLength] = {}
+
+    def length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
+        """The policy that decides how many tokens to draft."""
+        num_draft = 0 if options.drafter == "none" else options.num_draft
+        if not isinstance(num_draft, str):
+            return choose_length(num_draft)
+        widths = self.widths(options, slots)
+        key = num_draft, slots, widths.exact, self._runs_draft(options)
+        if key not in self._lengths:
+            self._lengths[key] = choose_length(num_draft, widths.costs, self._prior)
+        return self._lengths[key]
+
+    def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
+        """The widths of the target's passes. The first call for a number of slots measures the device."""
+        num_draft: Any = 0 if options.drafter == "none" else options.num_draft
+        if options.num_beams > 1 or (options.strict is False and isinstance(num_draft, int)):
+            return UNPADDED
+        key = self._runs_draft(options), num_draft, options.strict, slots
+        if key not in self._widths:
+            if options.strict is None:
+                exact = self.price(options, slots).is_worth_it
+            else:
+                exact = options.strict and self.calibration(options).batches_match(slots)
+            self._widths[key] = self._plan_widths(options, num_draft, exact=exact)
+        return self._widths[key]
+
+    def price(self, options: GenerationOptions, slots: int = 1) -> Price:
+        """The share of the speed that exact passes cost with these options, as measured."""
+        num_draft = 0 if options.drafter == "none" else options.num_draft
+        fixed = num_draft if isinstance(num_draft, int) else None
+        return price_of(self.calibration(options), fixed, slots, self._prior)
+
+    def calibration(self, options: GenerationOptions) -> Calibration:
+        """Measured costs of the target's passes, and of the draft if these options run it."""
+        runs_draft = self._runs_draft(options)
+        if runs_draft not in self._calibrations:
+            store = store_of(key_of(self._target))
+            if runs_draft:
+                assert self._draft is not None
+                probe = Probe(self._target, self._make_drafter)
+                calibration = Calibration(probe, store, fingerprint(self._draft))
+            else:
+                calibration = Calibration(Probe(self._target), store)
+            self._calibrations[runs_draft] = calibration
+        return self._calibrations[runs_draft]
+
+    def calibrate(self, options: GenerationOptions, slots: int = 1, *, again: bool = False) -> None:
+        """Measure the device now for up to `slots` rows, instead of during the first request.
+
+        Args:
+            again: discard earlier measurements, including those of other processes.
+        """
+        calibration = self.calibration(options)
+        if again:
+            for each in self._calibrations.values():
+                each.forget()
+            self._widths.clear()
+            self._lengths.clear()
+        for rows in range(1, slots + 1):
+            calibration.costs(rows)
+        self.widths(options, slots)
+
+    def exactness_note(self, options: GenerationOptions, slots: int = 1) -> str | None:
+        """One line that says why drafts or other rows of the batch may change a token, or None if they cannot."""
+        if options.num_beams > 1 or not options.is_comparable or options.strict is False:
+            return None
+        if self.widths(options, slots).exact:
+            return None
+        price = self.price(options, slots)
+        if not price.is_possible:
+            way_out = "decode with 1 slot" if slots > 1 else "choose a smaller num_draft"
+            return f"tokens may differ where the target's scores nearly tie: no such passes are exact here; {way_out}"
+        return (
+            "tokens may differ from those without a draft where the target's scores nearly tie; "
+            f"strict prevents that and costs {price.share:.0%} of the speed"
+        )
+
+    def _runs_draft(self, options: GenerationOptions) -> bool:
+        return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft != 0
+
+    def _plan_widths(self, options: GenerationOptions, num_draft: Any, *, exact: bool) -> PassWidths:
+        """Plan for a fixed number of draft tokens, which nearly all passes then have, or for a schedule."""
+        calibration = self.calibration(options)
+        if exact and isinstance(num_draft, int) and not calibration.has_exact_pass(num_draft + 1):
+            raise InputError(
+                f"num_draft {num_draft}: on this device passes with the same bits have room for "
+                f"{max(calibration.exact_widths) - 1} drafted tokens; choose fewer, or leave strict out"
+            )
+        if isinstance(num_draft, int):
+            extra_widths = [num_draft + 1]
+        else:  # for schedules that draft more tokens than the widest measured pass holds
+            extra_widths = [width for width in calibration.exact_widths if exact and width > WIDEST]
+
+        planned: dict[int, tuple[RoundCosts, RoundCosts]] = {}  # by rows: measured costs, and those planned from them
+
+        def costs(rows: int) -> RoundCosts:
+            measured = calibration.costs(rows)
+            if rows in planned and planned[rows][0] is measured:  # nearly always; called several times a round
+                return planned[rows][1]
+            found = calibration.exact_costs(rows) if exact else measured
+            for width in extra_widths:
+                if not exact or calibration.same_bits(rows, width):
+                    found = found.also(width)
+            planned[rows] = measured, found
+            return found
+
+        return PassWidths(costs, exact, exact and calibration.fixed_capacity, calibration.measure_again)
