@@ -79,7 +79,7 @@ def train(chosen: argparse.Namespace) -> int:
     flags, files = chosen_as(TrainFlags, chosen), chosen.prompts
     assert flags.model is not None and flags.output is not None
     folder = find(flags.model, "--model")
-    conversion.require_free(flags.output, folder, flags.force)
+    conversion.require_replaceable(flags.output, folder, flags.force)
     prompts = {str(path): common.read_prompts(path, "--prompts") for path in files}
     target = open_model(folder, dtype="float32")
     draft = opened_draft(flags, target)

@@ -19,7 +19,7 @@ from ..decoding.results import GenerationResult
 from ..decoding.stats import Round
 from ..engine import Event
 from ..errors import writing
-from ..loading.tokenizer import REPLACEMENT, Tokenizer, text_behind
+from ..loading.tokenizer import REPLACEMENT, Tokenizer, continuation_text
 from .common import printing
 
 INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
@@ -123,7 +123,7 @@ class DraftView:
             round, kept, line = event.round, event.round.accepted, Text()
             self._add(line, "".join(event.texts[:kept]), ACCEPTED)
             if kept < len(event.texts):  # the first that was not drafted: in its place stood the rejected
-                rejected = text_behind(self._tokenizer, before + round.tokens[:kept], round.rejected)
+                rejected = continuation_text(self._tokenizer, before + round.tokens[:kept], round.rejected)
                 self._add(line, rejected, REJECTED)
                 self._add(line, "".join(event.texts[kept:]), OWN)
             before += round.tokens

@@ -1,7 +1,7 @@
-"""A Hugging Face checkpoint -> a folder of ours: weights.npz, config.json, the tokenizer's files, a manifest.
+"""Converts a Hugging Face checkpoint to a folder with weights.npz, config.json, the tokenizer and a manifest.
 
-One tensor at a time, so memory is about the largest tensor, and the folder appears whole or not at all.
-Tensors keep their Hugging Face names; only those that the model needs are written, each once.
+Tensors are converted one at a time, so memory use is bounded by the largest tensor. The folder appears completely or
+not at all. Tensors keep their Hugging Face names; unused and duplicate tensors are not written.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from .load import MODELS, WEIGHTS, Storage, checked_config, checked_generation_c
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 IN_BFLOAT16 = Storage("bfloat16")
-SPARE_BYTES = 1 << 26  # disk space needed beside the weights: tokenizer files, zip headers
 
-Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, bytes in all
+Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
 
 
 def convert(
@@ -39,34 +38,39 @@ def convert(
     force: bool = False,
     progress: Progress = lambda name, done, total: None,
 ) -> Path:
-    """Convert a local folder or a model on the Hub; return the folder written, by default models/<its name>.
+    """Convert a local folder or a model on the Hub, and return the folder written.
 
-    progress: called after each tensor with its name, the bytes read so far and the bytes in all.
+    Args:
+        source: a folder, which needs no network, or a name on the Hub.
+        output: the folder to write; None means models/NAME.
+        storage: data type and quantization of the weights.
+        revision: a branch, tag or commit on the Hub.
+        force: replace an existing `output`.
+        progress: called after each tensor with its name, the bytes read so far and the total bytes.
 
-    Raises `InputError` or `CheckpointError` before anything is written if an argument, a file or a tensor is wrong.
-    A local folder never touches the network.
+    Raises `InputError` or `CheckpointError` for a wrong argument, file or tensor, before anything is written.
     """
     local = Path(source)
     if os.path.isfile(source):
-        raise InputError(f"--model {source} is a file; name its folder, with the tokenizer's files beside it")
+        raise InputError(f"--model {source}: is a file; name its folder, which must contain the tokenizer too")
     if os.path.isdir(source) and revision is not None:
-        raise InputError(f"--revision {revision} belongs to a model on the Hub, but {source} is a local folder")
+        raise InputError(f"--revision {revision}: has no effect on the local folder {source}; leave it out")
     name = local.resolve().name if os.path.isdir(source) else source.rsplit("/", 1)[-1]
     output = output if output is not None else MODELS / name
-    require_free(output, local, force)
+    require_replaceable(output, local, force)
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
     original = checkpoints.read(folder)
     config = checked_config(folder)
     load_tokenizer(folder)
     raw, checkpoint = transformed(config, original, storage)
-    model = models.build(raw, checkpoint)  # lazy: no parameter is ever computed
+    model = models.build(raw, checkpoint)  # lazy: computes no parameter
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))
     check_space(output, sum(checkpoint.info(name).nbytes for name in names))
 
-    with writing("--output", output, "nothing was left there"), atomic_directory(output) as partial:
+    with writing("--output", output, "nothing was written"), atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
         (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         for file_name in ("generation_config.json", *TOKENIZER_FILES):
@@ -79,44 +83,46 @@ def convert(
     return output
 
 
-def require_free(output: Path, source: Path, force: bool) -> None:
-    """Raise `InputError` unless nothing would be lost: only an empty folder, or one that holds nothing but what its
-    manifest says we wrote, is ever replaced.
+def require_replaceable(output: Path, source: Path, force: bool) -> None:
+    """Raise `InputError` if writing `output` could destroy data.
+
+    With `force`, an empty folder and a folder with only the files of its manifest may be replaced.
     """
     way_out = "name another folder"
     if output.name in ("", ".."):
-        raise InputError(f"--output {output} does not name a folder by its own name; {way_out}")
+        raise InputError(f"--output {output}: does not end with a folder name; {way_out}")
     if output.is_symlink() or (output.exists() and not output.is_dir()):
-        raise InputError(f"--output {output} is {'a link' if output.is_symlink() else 'a file'}; {way_out}")
+        raise InputError(f"--output {output}: is {'a link' if output.is_symlink() else 'a file'}; {way_out}")
     if not output.exists():
         return
     if source.is_dir() and output.samefile(source):
-        raise InputError(f"--output {output} is the model that is to be converted; {way_out}")
+        raise InputError(f"--output {output}: is the model to convert; {way_out}")
     if not force:
-        raise InputError(f"--output {output} exists already; give --force to replace it")
-    ours = {manifest.MANIFEST, *manifest.files_of(output)}
-    if others := sorted(path.name for path in output.iterdir() if path.name not in ours or not path.is_file()):
-        raise InputError(f"--output {output} holds {others[0]!r}, which no conversion wrote; {way_out}")
+        raise InputError(f"--output {output}: already exists; name another folder, or replace it with --force")
+    written = {manifest.MANIFEST, *manifest.files_of(output)}
+    if others := sorted(path.name for path in output.iterdir() if path.name not in written or not path.is_file()):
+        raise InputError(f"--output {output}: contains {others[0]!r}, which no conversion wrote; {way_out}")
 
 
 def tensors(
     original: Checkpoint, checkpoint: Checkpoint, names: Sequence[str], progress: Progress
 ) -> Iterator[tuple[str, mx.array]]:
-    """Each tensor as it is to be stored, read only when its turn comes."""
-    read = {name: original.info(name).nbytes if name in original else 0 for name in names}
-    total, done = sum(read.values()), 0
+    """Yield each tensor as it is stored, and read it only then."""
+    sizes = {name: original.info(name).nbytes if name in original else 0 for name in names}
+    total = sum(sizes.values())
+    done = 0
     for name in names:
         yield name, checkpoint[name]
-        done += read[name]
+        done += sizes[name]
         progress(name, done, total)
 
 
 def check_space(output: Path, weight_bytes: int) -> None:
-    """Raise `InputError` if the disk that holds `output` has no room, before anything is written."""
-    needed = weight_bytes + SPARE_BYTES
+    """Raise `InputError` if the disk that holds `output` has too little free space."""
+    needed = weight_bytes + (1 << 26)  # 64 MB for tokenizer files and zip headers
     existing = next(folder for folder in output.resolve().parents if folder.exists())
     if (free := shutil.disk_usage(existing).free) < needed:
         raise InputError(
-            f"--output {output}: {needed / 1e9:.1f} GB are needed there, {free / 1e9:.1f} GB are free; "
+            f"--output {output}: not enough disk space (needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free); "
             "name a folder on a larger disk, or choose a smaller --dtype"
         )

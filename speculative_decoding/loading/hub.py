@@ -1,4 +1,4 @@
-"""From a name on the Hugging Face Hub to a local folder. The only place that may touch the network."""
+"""Downloads models from the Hugging Face Hub. The only module that uses the network."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from ..errors import InputError
 from .tokenizer import TOKENIZER_FILES
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-SECONDS = 20.0  # how long the Hub may take to answer
-# Whole, in shards, and their index; safetensors if there are any.
+# A single file, or shards and their index. The first pattern with a match wins.
 WEIGHTS = (r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?")
 
-# For each family its smallest model, as a draft for the others: what they have in common is the tokenizer. \1 is what
-# the target's name has in its first brackets.
-FAMILIES = {
+# Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
+# tokenizer. \1 is the first group of the target's pattern.
+SUGGESTED_DRAFTS = {
     "google-t5/t5-small": r"t5-(base|large|3b|11b)",
     "google/t5-v1_1-small": r"t5-v1_1-(base|large|xl|xxl)",
     "google/flan-t5-small": r"flan-t5-(base|large|xl|xxl)|flan-ul2",
@@ -38,42 +37,46 @@ FAMILIES = {
 
 
 def suggested_draft(target: str | Path) -> str | None:
-    """A draft for a well-known target, by a part of its name, or of its folder's; None for any other."""
-    parts = re.split(r"/|--", str(target).lower())  # as the Hub's cache has it: models--google--mt5-base/snapshots/...
-    matches = ((re.fullmatch(family, part), draft) for draft, family in FAMILIES.items() for part in parts)
-    return next((match.expand(draft) for match, draft in matches if match), None)
+    """Return a draft for a well-known target, found by its name or folder, or None."""
+    parts = re.split(r"/|--", str(target).lower())  # the Hub's cache has models--google--mt5-base/snapshots/...
+    for draft, pattern in SUGGESTED_DRAFTS.items():
+        for part in parts:
+            if match := re.fullmatch(pattern, part):
+                return match.expand(draft)
+    return None
 
 
 def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
-    """Download what conversion needs of a model and nothing else; what is in the Hub's cache already is used.
+    """Download the files of a model that conversion needs, or find them in the Hub's cache.
 
-    gguf_file: the one to take in the place of other weights.
-    Raises `InputError` if there is no such model, or no network and nothing in the cache.
+    gguf_file: a .gguf file to use instead of other weights.
+
+    Raises `InputError` if the model does not exist, or if it is not cached and the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
-        siblings = HfApi().model_info(name, revision=revision, timeout=SECONDS).siblings or []
-        files = needed((file.rfilename for file in siblings), gguf_file)
+        siblings = HfApi().model_info(name, revision=revision, timeout=20.0).siblings or []
+        files = needed_files((file.rfilename for file in siblings), gguf_file)
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
-        raise InputError(f"model {name!r} is neither a folder here nor a model on the Hub; check the name") from error
+        raise InputError(f"model {name!r}: neither a local folder nor a model on the Hub; check the name") from error
     except errors.RevisionNotFoundError as error:
-        raise InputError(f"revision {revision!r} of model {name!r} does not exist on the Hub") from error
-    except Exception as error:  # network errors have no common base: they are those of the client's HTTP library
+        raise InputError(f"model {name!r}: no revision {revision!r} on the Hub; check --revision") from error
+    except Exception as error:  # network errors come from the client's HTTP library and share no base class
         reason = error
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except (errors.LocalEntryNotFoundError, OSError) as error:
         raise InputError(
-            f"model {name!r} is no folder here, not in the Hub's cache, and the Hub cannot be reached "
-            f"({type(reason).__name__}); run `python convert.py --model {name}` where there is a network, and bring "
-            f"models/{name.rsplit('/', 1)[-1]} here"
+            f"model {name!r}: not a local folder, not in the Hub's cache, and the Hub cannot be reached "
+            f"({type(reason).__name__}); run `python convert.py --model {name}` on a machine with network access, and "
+            f"copy models/{name.rsplit('/', 1)[-1]} here"
         ) from error
 
 
-def needed(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
-    """Of a repository's files, those that conversion reads."""
+def needed_files(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
+    """Return the files of a repository that conversion reads."""
     files = list(files)
     patterns = WEIGHTS if gguf_file is None else (re.escape(gguf_file),)
     weights = ([file for file in files if re.fullmatch(pattern, file)] for pattern in patterns)

@@ -1,4 +1,4 @@
-"""The language tokens of NLLB-200, M2M-100 and mBART: around a source, and in front of its translation."""
+"""Language tokens of NLLB-200, M2M-100 and mBART: added to a source, and forced before its translation."""
 
 from __future__ import annotations
 
@@ -11,53 +11,63 @@ from ..checkpoints.files import read_json_object
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short
 
-# The code within a special token, and the code of English, which transformers takes where nothing says a language:
-# eng_Latn (NLLB-200), en_XX (mBART), __en__ (M2M-100).
-FORMS = ((r"([a-z]{3}_[A-Z][a-z]{3})", "eng_Latn"), (r"([a-z]{2}_[A-Z]{2})", "en_XX"), (r"__([a-z]{2,3})__", "en"))
-ONLY_IN_MBART50 = "af_ZA"
+# (pattern of a language token, code of English): NLLB-200, mBART, M2M-100. Like transformers, use English if
+# tokenizer_config.json has no src_lang.
+LANGUAGE_TOKENS = (
+    (r"([a-z]{3}_[A-Z][a-z]{3})", "eng_Latn"),
+    (r"([a-z]{2}_[A-Z]{2})", "en_XX"),
+    (r"__([a-z]{2,3})__", "en"),
+)
 END = "</s>"
 
 
 class Languages:
-    """Which tokens stand around a source in a language. Knows ids, no text.
+    """Adds language tokens to token ids; does not know the text.
 
-    NLLB-200, M2M-100 and mBART-50: the language in front, the end behind. mBART, and NLLB-200 with `legacy_behaviour`:
-    the end behind, then the language.
+    NLLB-200, M2M-100 and mBART-50 write LANGUAGE ids END. mBART, and NLLB-200 with `legacy_behaviour`, write
+    ids END LANGUAGE.
     """
 
     def __init__(self, special: Mapping[str, int], folder: Path) -> None:
-        """special: the tokenizer's special tokens. Raises `CheckpointError` for a `src_lang` that is none of them."""
+        """special: the tokenizer's special tokens. Raises `CheckpointError` for an unknown `src_lang`."""
         self.ids: Mapping[str, int] = MappingProxyType({})
         self._end = list[int]()
-        for form, english in FORMS:
-            found = {match[1]: index for piece, index in special.items() if (match := re.fullmatch(form, piece))}
+        for pattern, english in LANGUAGE_TOKENS:
+            found = {match[1]: index for piece, index in special.items() if (match := re.fullmatch(pattern, piece))}
             if END in special and len(found) > len(self.ids):
-                self.ids, self._default = MappingProxyType(found), english
+                self.ids = MappingProxyType(found)
+                self._default = english
         if not self.ids:
             return
+
         path = folder / "tokenizer_config.json"
         config = read_json_object(path) if path.exists() else {}
         self._end = [special[END]]
-        is_mbart = self._default == "en_XX" and ONLY_IN_MBART50 not in self.ids
+        is_mbart = self._default == "en_XX" and "af_ZA" not in self.ids  # mBART-50 added Afrikaans
         self._is_last = is_mbart or config.get("legacy_behaviour") is True
         self._default = config.get("src_lang") or self._default
         if not isinstance(self._default, str) or self._default not in self.ids:
-            raise CheckpointError(f"{path}: src_lang {short(self._default)} is none of this tokenizer's languages")
+            raise CheckpointError(
+                f"{path}: unknown src_lang {short(self._default)}; choose one of {', '.join(self.ids)}"
+            )
 
-    def around_source(self, ids: list[int], language: str | None) -> list[int]:
-        """The ids of a text -> of a source in this language; None: in tokenizer_config.json's `src_lang`, or English.
+    def wrap_source(self, ids: list[int], language: str | None) -> list[int]:
+        """Return the encoder's input for the ids of a text.
+
+        language: None means `src_lang` of tokenizer_config.json, or English.
 
         Raises `InputError` for a language that the model does not have.
         """
         if not self.ids and language is None:
             return ids
+        if not self.ids:
+            raise InputError(f"language {language!r}: this model has no language tokens; leave the language out")
         code = self._default if language is None else language
         if code not in self.ids:
-            known = ", ".join(self.ids) or "it has no tokens for languages"
-            raise InputError(f"language {code!r} is none of this model's: {known}")
-        first = [self.ids[code]]
-        return [*ids, *self._end, *first] if self._is_last else [*first, *ids, *self._end]
+            raise InputError(f"language {code!r}: unknown to this model; choose one of {', '.join(self.ids)}")
+        token = [self.ids[code]]
+        return [*ids, *self._end, *token] if self._is_last else [*token, *ids, *self._end]
 
-    def around_output(self, ids: list[int]) -> list[int]:
-        """The ids of a text -> of an output, without the language's token, which is forced in front of it."""
+    def wrap_output(self, ids: list[int]) -> list[int]:
+        """Return the decoder's output for the ids of a text, without the language token, which is forced separately."""
         return [*ids, *self._end]

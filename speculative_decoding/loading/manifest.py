@@ -1,4 +1,4 @@
-"""manifest.json: what a converted folder consists of, so that a damaged one is noticed. Knows nothing of models."""
+"""manifest.json lists the files of a converted folder, so that damage is detected. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAY_OUT = "copy or convert the model again"
 
 
 def write(folder: Path, **facts: Any) -> None:
-    """Record every file's size and SHA-256, and the given facts (source, dtype ...)."""
+    """Record the size and SHA-256 of every file, and other facts (source, dtype ...)."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
@@ -28,12 +28,12 @@ def write(folder: Path, **facts: Any) -> None:
 
 
 def files_of(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Name -> size and SHA-256 of each file; empty for a folder that was not converted by us."""
+    """Return the size and SHA-256 of each file by name; empty if the folder has no manifest."""
     return read(folder).get("files", {})
 
 
 def read(folder: Path) -> Mapping[str, Any]:
-    """The manifest; empty for a folder that was not converted by us. Raises `CheckpointError` if it is damaged."""
+    """Return the manifest; empty if the folder has none. Raises `CheckpointError` if it is damaged."""
     path = folder / MANIFEST
     if not path.exists():
         return {}
@@ -45,33 +45,35 @@ def read(folder: Path) -> Mapping[str, Any]:
     except (CheckpointError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a readable manifest ({error}); {WAY_OUT}") from error
     if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: format_version {version!r} is not {FORMAT_VERSION}; convert the model again")
+        raise CheckpointError(
+            f"{path}: unsupported format_version (got {version!r}, expected {FORMAT_VERSION}); convert the model again"
+        )
     return content
 
 
 def check_sizes(folder: Path) -> None:
-    """Raise `CheckpointError` if a file is missing or has another size. Reads no data; made for every start."""
+    """Raise `CheckpointError` if a file is missing or has another size. Reads no data, so every load can afford it."""
     for name, entry in files_of(folder).items():
         path = folder / Path(name).name
         if not path.is_file():
-            raise CheckpointError(f"{folder}: {name} is missing; {WAY_OUT}")
+            raise CheckpointError(f"{path}: file is missing; {WAY_OUT}")
         if (size := path.stat().st_size) != entry["bytes"]:
-            raise CheckpointError(f"{path}: {size} bytes, but the manifest says {entry['bytes']}; {WAY_OUT}")
+            raise CheckpointError(f"{path}: wrong size (got {size} bytes, expected {entry['bytes']}); {WAY_OUT}")
 
 
 def verify(folder: Path) -> int:
-    """Read every byte and compare the SHA-256 of each file. Returns how many files there are.
+    """Compare the SHA-256 of every file and return the number of files.
 
-    Raises `CheckpointError` naming the first file that is damaged.
+    Raises `CheckpointError` naming the first damaged file.
     """
     check_sizes(folder)
     files = files_of(folder)
     if not files:
-        raise CheckpointError(f"{folder}: no {MANIFEST} in it, so there is nothing to verify it against")
+        raise CheckpointError(f"{folder}: no {MANIFEST}; only folders written by convert.py can be verified")
     for name, entry in files.items():
         path = folder / Path(name).name
         if sha256(path) != entry["sha256"]:
-            raise CheckpointError(f"{path}: its SHA-256 is not the manifest's; {WAY_OUT}")
+            raise CheckpointError(f"{path}: checksum mismatch; {WAY_OUT}")
     return len(files)
 
 

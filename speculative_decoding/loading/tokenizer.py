@@ -1,4 +1,4 @@
-"""Text to ids and back, and text that streams out as ids come in. Knows nothing of models."""
+"""Text to token ids and back, and streamed text. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..errors import InputError
 from ..sampling.options import short
 from .languages import Languages
 
-SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")  # of T5 and Pegasus; of mBART, M2M-100 and NLLB-200
-# Every file a tokenizer may consist of; conversion copies those that are there.
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")  # T5 and Pegasus; mBART, M2M-100 and NLLB-200
+# Every file that a tokenizer may use. Conversion copies the existing ones.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,41 +32,40 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-MAX_BYTES = 64 << 20  # of each; Gemma's tokenizer.json takes 34 MB
-MOST_EXTRA_IDS = 1 << 16
-REPLACEMENT = "\ufffd"  # what decoding yields where a character's bytes are not all there yet
-UNKNOWN = "<unk>"
-CONTEXT = 8  # tokens: enough to know whether a piece brings a space
+MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
+MAX_EXTRA_IDS = 1 << 16
+REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
 
 
 class Tokenizer(Protocol):
-    """What the package needs of a tokenizer."""
+    """The interface that the package requires of a tokenizer."""
 
     @property
     def languages(self) -> Mapping[str, int]:
-        """Code -> token, of models that are told them by tokens: `deu_Latn`; empty for all others."""
+        """Language code -> token, such as `deu_Latn`. Empty for models without language tokens."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        """Text -> the ids that the encoder reads, with the tokens that the family puts around them: T5 the end of
-        sequence behind them. language: of the text, one of `languages`; None: the default of the tokenizer's files.
+        """Return the encoder's token ids, including the special tokens of the family (T5 appends its end token).
+
+        language: one of `languages`, or None for the default in the tokenizer's files.
         """
 
     def encode_output(self, text: str) -> list[int]:
-        """Text -> the ids that the decoder writes for it, without a language's token in front."""
+        """Return the token ids that the decoder writes for this text, without a language token."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """Return the text without special tokens."""
 
     @property
     def vocabulary(self) -> Vocabulary: ...
 
 
 class Vocabulary:
-    """Which piece each id stands for. A draft model must have the target's."""
+    """The piece for each token id. A draft model must have the target's vocabulary."""
 
     def __init__(self, pieces: Mapping[str, int]) -> None:
         by_id = {index: piece for piece, index in sorted(pieces.items(), key=lambda item: item[1])}
-        self.pieces: Mapping[int, str] = MappingProxyType(by_id)  # read-only, for models share it
+        self.pieces: Mapping[int, str] = MappingProxyType(by_id)  # read-only, because models share it
 
     @cached_property
     def fingerprint(self) -> str:
@@ -79,111 +78,121 @@ def fingerprint(pieces: Mapping[int, str]) -> str:
 
 
 @dataclass
-class FailingInOneLine:
-    """Packages of tokenizers raise whatever their parts raise, Rust's panics among it, which are no `Exception`."""
+class TokenizerErrors:
+    """A context that turns errors of a tokenizer library into one-line `InputError`s.
 
-    what: str  # no generator, which takes three times as long: each token is decoded twice
+    This includes panics of Rust code, which do not derive from `Exception`. A class, because a generator-based context
+    takes three times as long and each token is decoded twice.
+    """
+
+    problem: str
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"{self.what} ({reason})") from error
+            raise InputError(f"{self.problem} ({reason})") from error
 
 
 class FolderTokenizer(ABC):
-    """The tokenizer of a model's folder, for which one of two packages cuts the text."""
+    """The tokenizer in a model's folder. Subclasses wrap the library that loads it."""
 
     def __init__(self, folder: Path, pieces: Mapping[str, int], added: Mapping[int, Any]) -> None:
+        """added: the library's token objects for special and other added tokens, by id."""
         self.vocabulary = Vocabulary(pieces)
         special = {str(token): index for index, token in added.items() if token.special}
         self._languages = Languages(special, folder)
         self.languages = self._languages.ids
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        with FailingInOneLine("the tokenizer cannot cut this text"):
-            ids = self._cut(text, framed=not self.languages)
-        return self._languages.around_source(ids, language)
+        with TokenizerErrors("tokenizer: cannot encode this text"):
+            ids = self._encode(text, add_special_tokens=not self.languages)
+        return self._languages.wrap_source(ids, language)
 
     def encode_output(self, text: str) -> list[int]:
-        with FailingInOneLine("the tokenizer cannot cut this text"):
-            ids = self._cut(text, framed=not self.languages, is_output=not self.languages)
-        return self._languages.around_output(ids)
+        with TokenizerErrors("tokenizer: cannot encode this text"):
+            ids = self._encode(text, add_special_tokens=not self.languages, as_output=not self.languages)
+        return self._languages.wrap_output(ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        with FailingInOneLine("the tokenizer has no text for these tokens"):
-            return self._text(list(tokens))
+        with TokenizerErrors("tokenizer: cannot decode these tokens"):
+            return self._decode(list(tokens))
 
     @abstractmethod
-    def _cut(self, text: str, *, framed: bool, is_output: bool = False) -> list[int]:
-        """framed: with the special tokens that the package puts around it."""
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]: ...
 
     @abstractmethod
-    def _text(self, tokens: list[int]) -> str: ...
+    def _decode(self, tokens: list[int]) -> str: ...
 
 
 class FastTokenizer(FolderTokenizer):
-    """A `tokenizer.json`, read by the `tokenizers` package: the same ids as transformers, without importing it."""
+    """Loads tokenizer.json with the `tokenizers` package: the same ids as transformers, without importing it."""
 
     def __init__(self, folder: Path) -> None:
         import tokenizers
 
         path = folder / "tokenizer.json"
-        with FailingInOneLine(f"{path}: not a readable tokenizer"):
+        with TokenizerErrors(f"{path}: not a readable tokenizer"):
             self._backend = tokenizers.Tokenizer.from_file(str(path))
             self._backend.no_truncation()
             self._backend.no_padding()
-            known = self._backend.get_vocab(with_added_tokens=True), self._backend.get_added_tokens_decoder()
-        super().__init__(folder, *known)
+            pieces = self._backend.get_vocab(with_added_tokens=True)
+            added = self._backend.get_added_tokens_decoder()
+        super().__init__(folder, pieces, added)
 
-    def _cut(self, text: str, *, framed: bool, is_output: bool = False) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=framed).ids)
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def _text(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return str(self._backend.decode(tokens, skip_special_tokens=True))
 
 
 class TransformersTokenizer(FolderTokenizer):
-    """Whatever transformers can load from the folder: a bare spiece.model, ByT5's bytes, CodeT5's BPE, Marian's two."""
+    """Loads any other tokenizer with transformers: a bare spiece.model, ByT5, CodeT5's BPE, Marian's pair of models."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         path = folder / "tokenizer_config.json"
         extra = read_json_object(path).get("extra_ids") if path.is_file() else 0
-        if isinstance(extra, int) and extra > MOST_EXTRA_IDS:  # transformers makes a piece of each
-            raise InputError(f"{path}: 'extra_ids' must be at most {MOST_EXTRA_IDS}, not {short(extra)}")
-        given: dict[str, Any] = {"tokenizer_type": "t5"} if is_t5s(folder) else {}
-        given |= {"local_files_only": True, "trust_remote_code": False}
-        with FailingInOneLine(f"{folder}: no tokenizer could be loaded from it"), warnings.catch_warnings():
+        if isinstance(extra, int) and extra > MAX_EXTRA_IDS:  # transformers would create a piece for each
+            raise InputError(f"{path}: 'extra_ids' must be at most {MAX_EXTRA_IDS}, not {short(extra)}")
+
+        settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        if has_t5_sentencepiece(folder):
+            settings["tokenizer_type"] = "t5"
+        with TokenizerErrors(f"{folder}: its tokenizer cannot be loaded"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")  # Marian's class never uses it
-            self._backend = AutoTokenizer.from_pretrained(folder, **given)
+            self._backend = AutoTokenizer.from_pretrained(folder, **settings)
             if isinstance(self._backend, PreTrainedTokenizerFast):
                 restore_normalizer(self._backend.backend_tokenizer, folder)
-            known = self._backend.get_vocab(), self._backend.added_tokens_decoder
-        super().__init__(folder, *known)
+            pieces = self._backend.get_vocab()
+            added = self._backend.added_tokens_decoder
+        super().__init__(folder, pieces, added)
 
-    def _cut(self, text: str, *, framed: bool, is_output: bool = False) -> list[int]:
-        given = {"text_target" if is_output else "text": text}
-        return list(self._backend(**given, add_special_tokens=framed).input_ids)
+    def _encode(self, text: str, *, add_special_tokens: bool, as_output: bool = False) -> list[int]:
+        texts = {"text_target" if as_output else "text": text}
+        return list(self._backend(**texts, add_special_tokens=add_special_tokens).input_ids)
 
-    def _text(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return str(self._backend.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def is_t5s(folder: Path) -> bool:
-    """Whether its spiece.model is T5's. transformers goes by `model_type`, and knows no tokenizer of umT5's."""
+def has_t5_sentencepiece(folder: Path) -> bool:
+    """Return whether spiece.model is T5's. transformers decides by `model_type` and does not know umT5's."""
     if not (folder / "spiece.model").is_file():
         return False
-    names = [folder / name for name in ("tokenizer_config.json", "config.json")]
-    settings, config = (read_json_object(path) if path.is_file() else {} for path in names)
-    by_class = str(settings.get("tokenizer_class") or "T5Tokenizer").startswith("T5Tokenizer")
-    return by_class and config.get("model_type") != "pegasus"
+    settings, config = (
+        read_json_object(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "config.json")
+    )
+    is_t5_class = str(settings.get("tokenizer_class") or "T5Tokenizer").startswith("T5Tokenizer")
+    return is_t5_class and config.get("model_type") != "pegasus"
 
 
 def restore_normalizer(backend: Any, folder: Path) -> None:
-    """As the SentencePiece model has it. transformers 5 keeps spaces at the end, and leaves mBART's text as it is."""
+    """Normalize as the SentencePiece model does. transformers 5 keeps trailing spaces and skips mBART's rules."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import Regex, normalizers
 
@@ -196,28 +205,30 @@ def restore_normalizer(backend: Any, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer."""
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
-            open_regular(folder / name, MAX_BYTES).close()
+            open_regular(folder / name, MAX_FILE_BYTES).close()
     if (folder / "tokenizer.json").is_file():
         return FastTokenizer(folder)
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return TransformersTokenizer(folder)
-    raise InputError(f"{folder}: no tokenizer found; it needs a tokenizer.json or the files that made it")
+    raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Those that the vocabulary does not have: what it reads in their place is `UNKNOWN`."""
+    """Return the characters that the tokenizer encodes as `<unk>`, each once."""
 
     def is_unknown(part: str) -> bool:
-        return any(tokenizer.vocabulary.pieces.get(token) == UNKNOWN for token in tokenizer.encode(part))
+        return any(tokenizer.vocabulary.pieces.get(token) == "<unk>" for token in tokenizer.encode(part))
 
-    return [each for each in dict.fromkeys(text) if is_unknown(each)] if is_unknown(text) else []
+    return [character for character in dict.fromkeys(text) if is_unknown(character)] if is_unknown(text) else []
 
 
-def text_behind(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequence[int]) -> str:
-    """What `more` would read behind `tokens`, as pieces where it has no text of its own."""
-    context, text = list(tokens[-CONTEXT:]), ""
+def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequence[int]) -> str:
+    """Return the text that `more` adds after `tokens`. Tokens without text are shown as their pieces."""
+    context = list(tokens[-8:])  # enough to decide whether the next piece adds a space
+    text = ""
     for token in more:
         before = tokenizer.decode(context).rstrip(REPLACEMENT)
         context.append(token)
@@ -227,30 +238,30 @@ def text_behind(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequence[int]
 
 
 class StreamingDetokenizer:
-    """Ids in, text out, piece by piece: never half a character, and nothing already given is taken back.
+    """Decodes ids to text incrementally. Never returns an incomplete character and never changes returned text.
 
-    Decodes only the last few ids each time: the text of `ids[anchor:]` minus the text of `ids[anchor:done]`.
+    Each call decodes only the last few ids: the text of `ids[anchor:]` minus the text of `ids[anchor:done]`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        self._anchor = 0  # decoding starts here: far enough back for spaces to come out right
-        self._done = 0  # ids before this one have been given out as text
+        self._anchor = 0  # start of the decoded window: early enough to get spaces right
+        self._done = 0  # the text of the ids before this one has been returned
 
     def add(self, token: int) -> str:
-        """The text that this id completes; empty while a character is incomplete."""
+        """Return the text that this id completes; empty while a character is incomplete."""
         self._tokens.append(token)
         text = self._pending()
         if text.endswith(REPLACEMENT):
             return ""
-        if text:  # a special token has none, and would not keep the space in front of what follows it
+        if text:  # a special token has no text, so starting the window at it would lose the next token's space
             self._anchor = self._done
         self._done = len(self._tokens)
         return text
 
     def finish(self) -> str:
-        """What is left, even if it ends in a broken character."""
+        """Return the remaining text, even if it ends with an incomplete character."""
         return self._pending()
 
     def _pending(self) -> str:

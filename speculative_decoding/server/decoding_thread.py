@@ -17,7 +17,7 @@ import mlx.core as mx
 from ..decoding.stats import GenerationStats, Round
 from ..engine import Engine, Event, Request
 from ..errors import InputError
-from ..loading.tokenizer import text_behind
+from ..loading.tokenizer import continuation_text
 from ..models.mirror import ALONE
 from ..sampling import GenerationOptions
 from ..session import Session
@@ -203,7 +203,7 @@ class DecodingThread:
         rejected = ""
         if row.wants_rejected and round.accepted < len(round.tokens):  # what stands behind an end was never judged
             before = request.tokens[: len(request.tokens) - len(round.tokens) + round.accepted]
-            rejected = text_behind(session.tokenizer, before, round.rejected)
+            rejected = continuation_text(session.tokenizer, before, round.rejected)
         return row, PromptUpdate(round, event.texts, rejected, request.stats if round.finish_reason else None)
 
     def _tell(self, told: Sequence[Told]) -> None:

@@ -483,7 +483,7 @@ def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[in
     assert (tmp_path / "head" / "curves.png").stat().st_size > 1000
     assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
     status, err = command()
-    assert status == 2 and "exists already; give --force" in err
+    assert status == 2 and "already exists; name another folder, or replace it with --force" in err
     status, err = command("--force")
     assert status == 2 and "holds an unfinished training; go on with --resume" in err
     status, err = command("--force", "--resume", seed="3")

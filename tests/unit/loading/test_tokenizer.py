@@ -135,15 +135,15 @@ def test_the_default_language_and_its_place_are_those_of_the_settings(tmp_path: 
     assert nllb_with(tmp_path, src_lang="deu_Latn").encode("a word")[0] == german
     assert nllb_with(tmp_path, src_lang="deu_Latn", legacy_behaviour=True).encode("a word")[-1] == german
     for src_lang in ("German", ["deu_Latn"]):
-        with pytest.raises(CheckpointError, match="src_lang .* is none of this tokenizer's languages"):
+        with pytest.raises(CheckpointError, match="unknown src_lang"):
             nllb_with(tmp_path, src_lang=src_lang)
 
 
 def test_an_unknown_language_is_named(bundled: Path) -> None:
     nllb = load_tokenizer(next(each for each in GOLDENS if each.name == "nllb"))
-    with pytest.raises(InputError, match="language 'de' is none of this model's: ace_Arab, "):
+    with pytest.raises(InputError, match="language 'de': unknown to this model; choose one of ace_Arab, "):
         nllb.encode("a word", "de")
-    with pytest.raises(InputError, match="language 'de' is none of this model's: it has no tokens for languages"):
+    with pytest.raises(InputError, match="language 'de': this model has no language tokens"):
         load_tokenizer(bundled).encode("a word", "de")
 
 
