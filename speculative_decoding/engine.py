@@ -158,7 +158,7 @@ class Engine:
         self._slots, self._widths, self._num_beams = slots, widths, num_beams
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # the part of the queue whose turn is next, the shortest first
-        self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the memory (1, S, d_model)
+        self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the encoder output (1, S, d_model)
         self._requests: list[Request | None] = []  # by slot
         self._batch: Batch | None = None
 
@@ -273,8 +273,11 @@ class Engine:
         for request in islice(self._sorted, len(self._requests)):
             group.setdefault(id(request.row.source), request)
         started = time.perf_counter()
-        memories = self._encoded_rows([*group.values()])
-        seconds, of_source = (time.perf_counter() - started) / len(group), dict(zip(group, memories, strict=True))
+        encoder_outputs = self._encoded_rows([*group.values()])
+        seconds, of_source = (
+            (time.perf_counter() - started) / len(group),
+            dict(zip(group, encoder_outputs, strict=True)),
+        )
         for queue in (self._sorted, self._queue):
             found = [request for request in queue if id(request.row.source) in group]
             for request in found:
@@ -285,21 +288,21 @@ class Engine:
                 self._encoded.append((request, of_source[source]))
 
     def _encoded_rows(self, group: Sequence[Request]) -> list[mx.array]:
-        memories = self._model.encode_rows([request.row.source for request in group])
+        encoder_outputs = self._model.encode_rows([request.row.source for request in group])
         if len(group) > 1:  # padded: padding need not be finite, and a mask hides only what is
-            finite = mx.stack([mx.isfinite(memory).all() for memory in memories]).all()
-            mx.eval(memories, finite)
+            finite = mx.stack([mx.isfinite(encoder_output).all() for encoder_output in encoder_outputs]).all()
+            mx.eval(encoder_outputs, finite)
             if not finite.item():
-                memories = [self._model.encode_rows([request.row.source])[0] for request in group]
-        mx.eval(memories)
-        return memories
+                encoder_outputs = [self._model.encode_rows([request.row.source])[0] for request in group]
+        mx.eval(encoder_outputs)
+        return encoder_outputs
 
-    def _assign(self, slot: int, request: Request, memory: mx.array) -> None:
+    def _assign(self, slot: int, request: Request, encoder_output: mx.array) -> None:
         row, batch = request.row, self._batch
         row.slot = slot
         self._requests[slot] = request
         cache, slots = None if batch is None else batch.cache, len(self._requests)
-        cache = self._model.assign_slot(cache, slot, slots, memory, self._num_beams)
+        cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams)
         if batch is None:
             self._batch = batch = Batch(self._model, self._drafter, cache, [None] * slots, self._widths)
         batch.rows[slot] = row
@@ -307,9 +310,9 @@ class Engine:
             cache.reserve(row.given + row.options.max_tokens + self._widths.widest(slots))
         read_prefix(batch, row)
         row.length.begin()
-        row.memory = memory
+        row.encoder_output = encoder_output
         self._drafter.begin(row)
-        row.memory = None  # whoever needs it has taken it
+        row.encoder_output = None  # whoever needs it has taken it
 
     def _resize(self, wanted: int) -> None:
         """As many rows as are needed, give or take a factor of two: a pass computes all of them."""

@@ -83,7 +83,7 @@ class State:
 
     def exchange(self, model: str, draft_model: str | None) -> None:
         """Open other models, with the options as they are. If that fails the old ones come back."""
-        if self.plan.folders.launched is not None:
+        if self.plan.folders.processes is not None:
             raise InputError("several processes share the model; start again with the other one")
         folders = ModelNames(model, draft_model, self.plan.folders.dtype).find()
         given = {name: value for name in abouts() if (value := getattr(self.options, name)) != default(name)}

@@ -13,6 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from ..distributed import ProcessGroup
 from ..errors import InputError
 from ..jobs import InputLine, Job, JobTotals, LineParser, ResumableOutput, Spread, choose_format, read_lines, work
 from ..jobs.job import DecodeRows
@@ -20,7 +21,6 @@ from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
 from ..loading.pair import Pair
-from ..machines import Launched
 from ..sampling import GenerationOptions
 from ..session import Session
 from .common import printing, say, write_stats
@@ -32,8 +32,8 @@ from .progress import progress
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
 
 
-def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Launched | None = None) -> int:
-    """The exit status: 1 if some lines were errors. launched: the processes that share the lines."""
+def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
+    """The exit status: 1 if some lines were errors. processes: the processes that share the lines."""
     output, totals = files.output, JobTotals()
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
@@ -54,9 +54,9 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, launched: Lau
         session, slots = stack.enter_context(plan.session(pair)), files.slots
         note_exactness(session, slots)
         engine: DecodeRows = engine_of(session, files)
-        if launched is not None:
-            engine = Spread(engine, launched.channel, range(1, launched.size), slots)
-            slots *= launched.size
+        if processes is not None:
+            engine = Spread(engine, processes.channel, range(1, processes.size), slots)
+            slots *= processes.size
         job = Job(
             lines,
             LineParser(file_format, plan.options),
@@ -85,10 +85,10 @@ def engine_of(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
 
 
-def decode_rows(plan: Plan, files: Files, launched: Launched) -> int:
+def decode_rows(plan: Plan, files: Files, processes: ProcessGroup) -> int:
     """Those that the first process hands out."""
     with plan.session(plan.open()) as session:
-        return work(engine_of(session, files), launched.channel)
+        return work(engine_of(session, files), processes.channel)
 
 
 def write_to_stdout(record: bytes, line: InputLine) -> None:

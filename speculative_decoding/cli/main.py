@@ -6,34 +6,34 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..distributed import ProcessGroup
 from ..errors import InputError
-from ..machines import Launched
-from . import together
+from . import launcher
 from .drafting import plan_of
 from .flags import Doctor, Files, Together, Views, main_parser, require_consistent
 from .parser import chosen_as, require_writable
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
-    return together.run(main_parser(program), argv, decode)
+    return launcher.run(main_parser(program), argv, decode)
 
 
-def decode(chosen: argparse.Namespace, launched: Launched | None = None) -> int:
-    """The exit status. launched: the processes that this one is the first of."""
+def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
+    """The exit status. processes: the processes that this one is the first of."""
     require_consistent(vars(chosen))
     share = chosen_as(Together, chosen).parallel
-    if launched is None and share is not None:
+    if processes is None and share is not None:
         raise InputError(
             f"--parallel {share} has no effect on one process; start several with mlx.launch, or leave it out"
         )
-    if launched is not None and "doctor" in chosen:
+    if processes is not None and "doctor" in chosen:
         raise InputError("--doctor is for one process; run it without mlx.launch")
     views = chosen_as(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
     plan = plan_of(chosen)
     if share == "tensor":
-        plan = replace(plan, folders=replace(plan.folders, launched=launched))
+        plan = replace(plan, folders=replace(plan.folders, processes=processes))
     # not imported at the top: --help and errors need not wait for what draws texts
     if "doctor" in chosen:
         from .doctor import examine
@@ -46,7 +46,7 @@ def decode(chosen: argparse.Namespace, launched: Launched | None = None) -> int:
     if "input" in chosen:
         from .jobs import decode_file
 
-        return decode_file(plan, chosen_as(Files, chosen), views.stats_json, launched if share == "data" else None)
+        return decode_file(plan, chosen_as(Files, chosen), views.stats_json, processes if share == "data" else None)
     from .prompts import decode_prompts
 
     return decode_prompts(plan, views)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated as A
 
+from ..distributed import ProcessGroup
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import DTYPES, SELF_DRAFT, SELF_DRAFT_BITS, Opened, find_folder, locate, open_model
 from ..loading.pair import Pair
-from ..machines import Launched
 from ..sampling.values import Text
 
 PREFERRED = ("t5-11b", "t5-small")
@@ -46,7 +46,7 @@ class ModelNames:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the models are. bits: the draft is the target itself, with its matrices in that many bits. launched: the
+    """Where the models are. bits: the draft is the target itself, with its matrices in that many bits. processes: the
     processes that share the target; the draft is the first one's.
     """
 
@@ -54,11 +54,11 @@ class Folders:
     draft: Path | None
     bits: int | None = None
     dtype: str | None = None
-    launched: Launched | None = None
+    processes: ProcessGroup | None = None
 
     def open(self, *, use_draft: bool = True, quantize: int | None = None) -> Pair:
         """The models, checked as far as that goes without their weights. quantize: bits for the target's matrices."""
-        target = open_model(self.target, dtype=self.dtype, quantize=quantize, launched=self.launched)
+        target = open_model(self.target, dtype=self.dtype, quantize=quantize, processes=self.processes)
         draft: Opened | OpenedHead | None = None
         if use_draft and self.draft is not None:
             if self.bits is not None:

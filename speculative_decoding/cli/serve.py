@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
 
 from ..checkpoints import read_config
+from ..distributed import ProcessGroup
 from ..errors import InputError
 from ..loading.pair import Pair
-from ..machines import Launched
 from ..sampling.values import Several, Switch, Text, Whole
 from ..server.limits import Limits
-from . import together
+from . import launcher
 from .common import read_text, say
 from .drafting import Plan, plan_of
 from .flags import add_decoding_flags
@@ -106,17 +106,17 @@ def serve_parser(program: str) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    return together.run(serve_parser(program), argv, serve)
+    return launcher.run(serve_parser(program), argv, serve)
 
 
-def serve(chosen: argparse.Namespace, launched: Launched | None = None) -> int:
-    """The exit status: 1 if the device failed and another process is needed. launched: the processes that share the
+def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
+    """The exit status: 1 if the device failed and another process is needed. processes: the processes that share the
     target, of which this one is the first.
     """
     if missing := [name for name in EXTRA if util.find_spec(name) is None]:
         raise InputError(f"the server needs {' and '.join(missing)}: pip install {' '.join(EXTRA)}")
     listening, limits, plan = chosen_as(Listening, chosen), chosen_as(Limits, chosen), plan_of(chosen)
-    plan = replace(plan, folders=replace(plan.folders, launched=launched))
+    plan = replace(plan, folders=replace(plan.folders, processes=processes))
     if plan.options.max_tokens > limits.max_output_tokens:
         raise InputError(f"--max-tokens {plan.options.max_tokens}: is above --max-output-tokens; change one of them")
     token = listening.token()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
+from ..distributed.training_group import TrainingGroup
 from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading import conversion
@@ -17,7 +18,6 @@ from ..loading.load import Opened, open_model
 from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
 from ..training.course import Course, CourseOptions
-from ..training.processes import Processes
 from ..training.trainer import HISTORY, Report, Schedule
 from . import common
 from .common import say
@@ -84,7 +84,7 @@ def train(chosen: argparse.Namespace) -> int:
     target = open_model(folder, dtype="float32")
     draft = opened_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")
-    session, processes = Session(target.model, target.tokenizer), Processes.launched()
+    session, processes = Session(target.model, target.tokenizer), TrainingGroup.join()
     course = Course(session, prompts, work, flags.schedule, flags, draft, processes)
     course.begin(flags.settings(files), resume=flags.resume)
     for each in (target, draft):

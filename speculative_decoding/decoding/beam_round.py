@@ -29,7 +29,7 @@ def follow_beams(batch: Batch) -> dict[int, Round]:
         else:
             row.finish_reason = "error"
             for i in own:
-                batch.cache.clear_behind(i, 0)
+                batch.cache.zero_after(i, 0)
         tokens = row.commit(search.best(1)[0].tokens) if search.is_over else []
         rounds[row.slot] = round_of(row, [], Outcome(tokens, 0, 0.0, None), "")
     batch.cache.reorder(moved)

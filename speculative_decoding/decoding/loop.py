@@ -63,7 +63,7 @@ def judged_again(batch: Batch, rows: Sequence[DecodedRow]) -> dict[int, Outcome]
     if not rows:
         return {}
     for row in rows:
-        batch.cache.clear_behind(row.slot)
+        batch.cache.zero_after(row.slot)
     _, judged = verify(batch, rows, Draft.empty(len(batch.rows)))
     outcomes = commit(judged, [()] * len(batch.rows))
     batch.rewind()

@@ -107,15 +107,15 @@ class Probe:
     def batch_bits(self, rows: int, width: int) -> list[Bits]:
         """Of the first two rows of a batch with sources of several lengths, encoded together."""
         batch: DecoderCache | None = None
-        for slot, memory in enumerate(self._model.encode_rows([self._source(slot) for slot in range(rows)])):
-            batch = self._model.assign_slot(batch, slot, rows, memory)
+        for slot, encoder_output in enumerate(self._model.encode_rows([self._source(slot) for slot in range(rows)])):
+            batch = self._model.assign_slot(batch, slot, rows, encoder_output)
         assert batch is not None
         return self._passes(batch, width, POSITIONS_FURTHER, range(min(2, rows)))
 
     def single_bits(self, row: int, width: int) -> Bits:
         """Of the same tokens as a row of `batch_bits`, alone."""
-        memory = self._model.encode_rows([self._source(row)])[0]
-        return self._passes(self._model.make_cache(memory), width, POSITIONS_FURTHER, [0])[0]
+        encoder_output = self._model.encode_rows([self._source(row)])[0]
+        return self._passes(self._model.make_cache(encoder_output), width, POSITIONS_FURTHER, [0])[0]
 
     def _passes(self, cache: DecoderCache, width: int, count: int, rows: Sequence[int]) -> list[Bits]:
         """Decode at least `count` tokens in passes of this width; the bits of the first `count` positions."""
@@ -129,7 +129,7 @@ class Probe:
 
     def _filled(self, capacity: int, offset: int) -> DecoderCache:
         """A cache that holds `offset` tokens: random keys and values, the same each time and in each layer."""
-        cache = self._model.make_cache(self._memory)
+        cache = self._model.make_cache(self._encoder_output)
         cache.reserve(capacity)
         for layer in cache.layers if offset else ():
             layer.keys = layer.values = self._noise(layer.keys.shape, layer.keys.dtype)
@@ -141,7 +141,7 @@ class Probe:
         return mx.random.normal(shape, dtype, key=mx.random.key(0))
 
     @property
-    def _memory(self) -> mx.array:
+    def _encoder_output(self) -> mx.array:
         return self._model.encode_rows([self._source(0)])[0]
 
     def _source(self, row: int) -> list[int]:
@@ -150,7 +150,7 @@ class Probe:
 
     @cache  # noqa: B019  # as long as the probe lives, which is as long as its session
     def _cache(self, rows: int) -> DecoderCache:
-        found = self._model.make_cache(mx.repeat(self._memory, rows, axis=0))
+        found = self._model.make_cache(mx.repeat(self._encoder_output, rows, axis=0))
         if self._make_drafter is not None:
             self._make_drafter().share(found)  # which may ask for the states of some layers, another graph
         return found

@@ -24,7 +24,7 @@ class Row:
     slot: its place in the batch, as long as it lasts; a single request has slot 0.
     source: the ids that the encoder reads. tokens: the committed decoder ids, start token first.
     constraints: which tokens may come; drafts keep to them too.
-    memory: what the target's encoder made of the source, (1, S, d_model), when a drafter begins the row.
+    encoder_output: the target's, (1, S, d_model), set while a drafter begins the row.
     """
 
     options: GenerationOptions
@@ -32,7 +32,7 @@ class Row:
     tokens: list[int]
     slot: int = 0
     constraints: Constraints = field(default_factory=Constraints)
-    memory: mx.array | None = None
+    encoder_output: mx.array | None = None
 
 
 def history_of(rows: Sequence[Row], drafted: mx.array | None = None) -> History:

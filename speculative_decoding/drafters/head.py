@@ -1,4 +1,4 @@
-"""Drafts from a draft head, which reads the target's own states and memory, for all rows in one pass."""
+"""Drafts from a draft head, which reads the target's own states and cross-attention cache, for all rows in one pass."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class BatchHeadDrafter(BatchDrafter):
         chain = Chain(wanted, slots, self._output_head)
         last = {each.row.slot: each.row.tokens[-1] for each in wanted}
         new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])
-        state, memory = self._features(slots), cache.last_memory
+        state, cross = self._features(slots), cache.last_cross_attention
         while True:
-            step = target.embed(new), state, memory.cross_keys, memory.cross_values, cache.memory_mask
+            step = target.embed(new), state, cross.cross_keys, cross.cross_values, cache.source_mask
             state, outputs = self._head.step_and_outputs(*step)
             new = chain.choose(outputs)
             if chain.is_done:

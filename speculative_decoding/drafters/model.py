@@ -28,7 +28,7 @@ class BatchModelDrafter(BatchDrafter):
         self._cache: DecoderCache | None = None
         self._sources: dict[int, list[int]] = {}  # by slot
         self._shares_encoder = shares_encoder
-        self._memories: dict[int, mx.array] = {}  # by slot: the target's, until they are needed
+        self._encoder_outputs: dict[int, mx.array] = {}  # by slot: the target's, until they are needed
         self._held: dict[int, list[int]] = {}  # by slot: the ids that the cache holds, once the source was encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # of the last draft: its slots, (B, K) ids
         self._head: OutputHead | None = None
@@ -36,9 +36,9 @@ class BatchModelDrafter(BatchDrafter):
     def begin(self, row: Row) -> None:
         self._read_drafted()
         self._sources[row.slot] = row.source
-        self._memories.pop(row.slot, None)
-        if self._shares_encoder and row.memory is not None:
-            self._memories[row.slot] = row.memory
+        self._encoder_outputs.pop(row.slot, None)
+        if self._shares_encoder and row.encoder_output is not None:
+            self._encoder_outputs[row.slot] = row.encoder_output
         self._held.pop(row.slot, None)
         self._head = None
 
@@ -48,7 +48,9 @@ class BatchModelDrafter(BatchDrafter):
     def select(self, slots: Sequence[int]) -> None:
         self._read_drafted()
         self._sources = {i: self._sources[slot] for i, slot in enumerate(slots) if slot in self._sources}
-        self._memories = {i: self._memories[slot] for i, slot in enumerate(slots) if slot in self._memories}
+        self._encoder_outputs = {
+            i: self._encoder_outputs[slot] for i, slot in enumerate(slots) if slot in self._encoder_outputs
+        }
         self._held = {i: self._held[slot] for i, slot in enumerate(slots) if slot in self._held}
         self._head = None
         if self._cache is not None:
@@ -90,12 +92,12 @@ class BatchModelDrafter(BatchDrafter):
     def _read_sources(self, wanted: Sequence[int], slots: int) -> None:
         """Encode, together, those of the rows that have not been: a row that never has a draft costs no encoder."""
         new = [slot for slot in wanted if slot not in self._held]
-        unread = [slot for slot in new if slot not in self._memories]
-        memories = self._model.encode_rows([self._sources[slot] for slot in unread]) if unread else []
-        self._memories |= dict(zip(unread, memories, strict=True))
+        unread = [slot for slot in new if slot not in self._encoder_outputs]
+        encoder_outputs = self._model.encode_rows([self._sources[slot] for slot in unread]) if unread else []
+        self._encoder_outputs |= dict(zip(unread, encoder_outputs, strict=True))
         for slot in new:
-            memory = self._memories.pop(slot)
-            self._cache = self._model.assign_slot(self._cache, slot, slots, memory)
+            encoder_output = self._encoder_outputs.pop(slot)
+            self._cache = self._model.assign_slot(self._cache, slot, slots, encoder_output)
             self._held[slot] = []
 
     def _catch_up(self, cache: DecoderCache, rows: dict[int, Row]) -> mx.array:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
+from ..distributed import Channel
 from ..engine import QUEUE_PER_SLOT
-from ..machines import Channel
 from .job import DecodeRows
 
 Rows = Iterator[Mapping[str, Any]]

@@ -112,7 +112,7 @@ def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Seque
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
     """What a head's target must have in common with the one it was trained for."""
-    cross, _ = target.cross_projections(mx.zeros((1, 1, target.memory_width)))[-1]
+    cross, _ = target.cross_projections(mx.zeros((1, 1, target.encoder_width)))[-1]
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
         "vocab_size": target.config.vocab_size,

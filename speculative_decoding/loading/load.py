@@ -16,8 +16,8 @@ from .. import checkpoints, models
 from ..backend import kernels
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
+from ..distributed import ProcessGroup
 from ..errors import InputError
-from ..machines import Launched
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.generation_config import GenerationConfig
 from ..models.mirror import SharedMirror
@@ -81,9 +81,9 @@ def open_model(
     quantize: int | None = None,
     group_size: int = 64,
     gguf: Path | None = None,
-    launched: Launched | None = None,
+    processes: ProcessGroup | None = None,
 ) -> Opened:
-    """`open_named`, but for finding the folder and its files. launched: the processes that share the model."""
+    """`open_named`, but for finding the folder and its files. processes: the processes that share the model."""
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"
     storage = Storage(dtype, quantize, group_size)
@@ -92,10 +92,10 @@ def open_model(
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         storage = replace(storage, dtype=None)  # conversion stored that type already
     raw, checkpoint = transformed(raw, checkpoint, storage)
-    if launched is None:
+    if processes is None:
         model = models.build(raw, checkpoint)
     else:
-        model, checkpoint = shared(partial(models.build, raw, checkpoint), checkpoint, launched)
+        model, checkpoint = shared(partial(models.build, raw, checkpoint), checkpoint, processes)
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)

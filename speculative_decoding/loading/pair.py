@@ -51,4 +51,4 @@ class Pair:
         if isinstance(draft, Opened):
             share_encoder(target.model, draft.model)
         elif draft is not None:
-            target.model.share_memory()
+            target.model.keep_full_cross_attention()

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal
 from .bart_config import LEARNED_OFFSET, LOGITS_BIAS, BartConfig, prefix_of
 from .base import EncoderDecoder
-from .cache import LayerMemory, additive
+from .cache import CrossAttentionCache, additive
 from .last_layer import LastLayer
 from .layers import Layer, last_layer
 from .linear import Linear
@@ -73,7 +73,9 @@ class BART(EncoderDecoder):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         encoder, decoder = (stack.share(processes) for stack in (config.encoder, config.decoder))
         self.encoder = Stack(config, [Layer(encoder, norm) for _ in range(config.encoder_layers)])
-        self.decoder = Stack(config, [Layer(decoder, norm, reads_memory=True) for _ in range(config.decoder_layers)])
+        self.decoder = Stack(
+            config, [Layer(decoder, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
+        )
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
         if config.has_logits_bias:
@@ -92,15 +94,15 @@ class BART(EncoderDecoder):
         return self.encoder.leave(x).reshape(batch, length, -1)
 
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
+        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
     ) -> list[mx.array]:
         batch, length = tokens.shape
         capacity, places = layers[0].reach(length), offsets[:, None] + mx.arange(length)
         x = self.decoder.enter(self.embed(tokens), places, capacity)
         mask = causal(places, capacity, x.dtype)
         hidden = []
-        for layer, memory in zip(self.decoder.layers, layers, strict=True):
-            x = layer(x, batch, mask, memory_mask, memory)
+        for layer, cache in zip(self.decoder.layers, layers, strict=True):
+            x = layer(x, batch, mask, source_mask, cache)
             hidden.append(x)
         return [x.reshape(*tokens.shape, -1) for x in hidden]
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
 from .attention import capped
-from .cache import SOURCE_STEP, DecoderCache, LayerCache, LayerMemory, additive
+from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, additive
 from .compiled import WIDEST_COMPILED, Compiled, Prepared
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
@@ -41,7 +41,7 @@ class EncoderDecoder(nn.Module):
     pieces: Mapping[int, str] | None = None
     generation_config: GenerationConfig = GenerationConfig()
     mirror: Mirror = ALONE
-    shares_memory: bool = False  # whether caches keep what `DecoderCache.whole` is
+    keeps_full_cross_attention: bool = False  # whether caches keep what `DecoderCache.full_cross_attention` is
     _compiled: Compiled | None = None
     _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
@@ -61,7 +61,7 @@ class EncoderDecoder(nn.Module):
         return "logits_bias" in self
 
     @property
-    def memory_width(self) -> int:
+    def encoder_width(self) -> int:
         """M: of the encoder's states; as wide as the decoder's, where an architecture does not say otherwise."""
         return self.config.d_model
 
@@ -71,7 +71,7 @@ class EncoderDecoder(nn.Module):
         return None
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> memory (B, S, M)."""
+        """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> encoder output (B, S, M)."""
         tokens, mask = self.mirror.call("encode", tokens, mask)
         return self.mirror.submitted(self.encoder_states(tokens, mask))
 
@@ -79,13 +79,13 @@ class EncoderDecoder(nn.Module):
     def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         """`encode`, by this process."""
 
-    def cross_projections(self, memory: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
+    def cross_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
         """Memory (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
-        return [layer.cross_attention.project(memory) for layer in self.decoder.layers]
+        return [layer.cross_attention.project(encoder_output) for layer in self.decoder.layers]
 
     @abstractmethod
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
+        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
     ) -> list[mx.array]:
         """The decoder without what stands behind its layers: (B, L) token ids -> the states behind each layer, all
         (B, L, d_model).
@@ -93,7 +93,7 @@ class EncoderDecoder(nn.Module):
         offsets: (B,), or (1,) for all rows: token i of a row stands at position offset + i, key j at j <
             `layers[0].reach(L)`. What positions mean, which keys each token sees, how scores are scaled: all of that is
             decided here.
-        memory_mask: additive, (P, 1, 1, S); there may be fewer prompts than rows, see `LayerMemory.prompts`.
+        source_mask: additive, (P, 1, 1, S); there may be fewer prompts than rows, see `CrossAttentionCache.prompts`.
         layers: append the keys and values of the pass, and have all there are.
 
         A function of arrays alone, for it is compiled: what is no array in it must follow from the configuration and
@@ -112,25 +112,25 @@ class EncoderDecoder(nn.Module):
     def last_layer(self) -> LastLayer:
         """What a draft head begins with."""
 
-    def make_cache(self, memory: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
-        """A cache with `beams` rows for each row of the memory (P, S, M); projects its cross keys and values, once."""
-        memory, mask, _ = self.mirror.call("make_cache", memory, mask, beams)
-        mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
-        room = -memory.shape[1] % SOURCE_STEP
-        memory, mask = mx.pad(memory, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
-        projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(memory)]
-        layers, whole = [LayerCache.of(*each, beams) for each in projected], list[LayerMemory]()
-        if self.shares_memory:
+    def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
+        """A cache with `beams` rows for each row of the encoder output (P, S, M)."""
+        encoder_output, mask, _ = self.mirror.call("make_cache", encoder_output, mask, beams)
+        mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
+        room = -encoder_output.shape[1] % SOURCE_STEP
+        encoder_output, mask = mx.pad(encoder_output, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
+        projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(encoder_output)]
+        layers, full = [LayerCache.of(*each, beams) for each in projected], list[CrossAttentionCache]()
+        if self.keeps_full_cross_attention:
             heads = self.config.decoder.num_kv_heads
-            whole = [LayerMemory(*(self.mirror.gathered(each, heads) for each in projected[-1]))]
-        cache = DecoderCache(layers, additive(mask, memory.dtype), whole, self.mirror, beams=beams)
+            full = [CrossAttentionCache(*(self.mirror.gathered(each, heads) for each in projected[-1]))]
+        cache = DecoderCache(layers, additive(mask, encoder_output.dtype), full, self.mirror, beams=beams)
         self.mirror.submitted(cache.arrays)
         return cache
 
-    def share_memory(self) -> None:
-        """Before any cache is made: the last layer's memory will be read by a draft."""
-        self.mirror.call("share_memory")
-        self.shares_memory = self.mirror is not ALONE
+    def keep_full_cross_attention(self) -> None:
+        """Before any cache is made: the draft reads the cross-attention cache of the last layer."""
+        self.mirror.call("keep_full_cross_attention")
+        self.keeps_full_cross_attention = self.mirror is not ALONE
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
@@ -149,7 +149,7 @@ class EncoderDecoder(nn.Module):
             mx.eval([layer.prepare(cache.capacity) for layer in self._prepared_layers()])
             self._capacities |= {cache.capacity}
         arrays = [layer.arrays for layer in cache.layers]
-        arguments = tokens, mx.array(cache.offsets), cache.places(length), cache.memory_mask, arrays
+        arguments = tokens, mx.array(cache.offsets), cache.places(length), cache.source_mask, arrays
         kept = cache.kept_layers
         if length > WIDEST_COMPILED:
             states, cache.hidden, own = self._pass(*arguments, kept)
@@ -167,30 +167,34 @@ class EncoderDecoder(nn.Module):
         tokens: mx.array,
         offsets: mx.array,
         places: mx.array,
-        memory_mask: mx.array,
+        source_mask: mx.array,
         arrays: list[list[mx.array]],
         kept: tuple[int, ...],
     ) -> tuple[mx.array, list[mx.array], list[tuple[mx.array, mx.array]]]:
         """Changes nothing: the states, those behind the layers in `kept`, and the keys and values of each layer."""
         layers = [LayerCache(k_cross, v_cross, keys, values, places) for k_cross, v_cross, keys, values in arrays]
-        hidden = self.decoder_hidden(tokens, offsets, memory_mask, layers)
+        hidden = self.decoder_hidden(tokens, offsets, source_mask, layers)
         own = [(layer.keys, layer.values) for layer in layers]
         return self.final_states(hidden[-1]), [hidden[layer] for layer in kept], own
 
-    def teacher_forced(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> mx.array:
+    def teacher_forced(self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None) -> mx.array:
         """Whole outputs at once, for training and scoring: (B, L) token ids -> states (B, L, d_model), those of
-        `states` without its cache. memory, mask: `encode`'s.
+        `states` without its cache. encoder_output, mask: `encode`'s.
 
-        A plain function of weights and memory, which can be differentiated; nothing is compiled and nothing is kept.
+        A pure function of the weights and the encoder output: differentiable, never compiled.
         """
-        return self.final_states(self.teacher_forced_hidden(tokens, memory, mask)[-1])
+        return self.final_states(self.teacher_forced_hidden(tokens, encoder_output, mask)[-1])
 
-    def teacher_forced_hidden(self, tokens: mx.array, memory: mx.array, mask: mx.array | None = None) -> list[mx.array]:
+    def teacher_forced_hidden(
+        self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None
+    ) -> list[mx.array]:
         """`teacher_forced`, but the states behind each layer."""
-        tokens, memory, mask = self.mirror.call("teacher_forced_hidden", tokens, memory, mask)
-        mask = mx.ones(memory.shape[:2], mx.bool_) if mask is None else mask
-        layers = [LayerMemory(keys, values) for keys, values in self.cross_projections(memory)]
-        return self.mirror.submitted(self.decoder_hidden(tokens, mx.array([0]), additive(mask, memory.dtype), layers))
+        tokens, encoder_output, mask = self.mirror.call("teacher_forced_hidden", tokens, encoder_output, mask)
+        mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
+        layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
+        return self.mirror.submitted(
+            self.decoder_hidden(tokens, mx.array([0]), additive(mask, encoder_output.dtype), layers)
+        )
 
     def _forget(self) -> None:
         """Give back what belongs to the weights of this moment, and would keep them in memory too."""
@@ -228,25 +232,27 @@ class EncoderDecoder(nn.Module):
         return self.logits(self.states(tokens, cache))
 
     def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-        """Encode sources together, padded; a memory (1, S, M) of its own length for each."""
+        """Encode sources together, padded; an encoder output (1, S, M) of its own length for each."""
         lengths = [len(source) for source in sources]
         longest, padding, known = max(lengths), self.config.pad_token_id, self.config.vocab_size - 1
         if longest > LONGEST_TOGETHER and len(sources) > 1:
-            return [memory for source in sources for memory in self.encode_rows([source])]
+            return [encoder_output for source in sources for encoder_output in self.encode_rows([source])]
         padded = ([*source, *[padding] * (longest - len(source))] for source in sources)
         tokens = mx.array([[min(token, known) for token in row] for row in padded])  # a draft may know fewer
         is_ragged = min(lengths) < longest
-        memory = self.encode(tokens, mx.arange(longest) < mx.array(lengths)[:, None] if is_ragged else None)
-        return [memory[i : i + 1, :length] for i, length in enumerate(lengths)]
+        encoder_output = self.encode(tokens, mx.arange(longest) < mx.array(lengths)[:, None] if is_ragged else None)
+        return [encoder_output[i : i + 1, :length] for i, length in enumerate(lengths)]
 
     def assign_slot(
-        self, cache: DecoderCache | None, slot: int, slots: int, memory: mx.array, beams: int = 1
+        self, cache: DecoderCache | None, slot: int, slots: int, encoder_output: mx.array, beams: int = 1
     ) -> DecoderCache:
-        """The cache, or a new one for `slots` requests, with a new one in `slot`; its memory is (1, S, M)."""
-        fresh = self.make_cache(memory, beams=beams)
+        """The cache, or a new one for `slots` requests, with a new one in `slot`; its encoder output is (1, S, M)."""
+        fresh = self.make_cache(encoder_output, beams=beams)
         if cache is None and slots == 1:
             return fresh
-        cache = cache or self.make_cache(mx.zeros((slots, *memory.shape[1:]), memory.dtype), beams=beams)
+        cache = cache or self.make_cache(
+            mx.zeros((slots, *encoder_output.shape[1:]), encoder_output.dtype), beams=beams
+        )
         cache.assign([slot], fresh)
         return cache
 

@@ -24,7 +24,7 @@ LEAST_CAPACITY = 32  # tokens of the output; doubled when they are full
 
 
 @dataclass
-class LayerMemory:
+class CrossAttentionCache:
     """What one decoder layer attends over in a pass over whole sequences: the cross keys and values, projected once,
     and those of the pass itself.
     """
@@ -55,7 +55,7 @@ class LayerMemory:
 
 
 @dataclass
-class LayerCache(LayerMemory):
+class LayerCache(CrossAttentionCache):
     """One decoder layer with buffers that its own keys and values are written to."""
 
     keys: mx.array  # (B, H, T, D)
@@ -112,17 +112,18 @@ def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 class DecoderCache(Mirrored):
     """All layers of one request, or of a batch of them.
 
-    memory_mask: additive, (P, 1, 1, S); -inf behind each source.
+    source_mask: additive, (P, 1, 1, S); -inf behind each source.
     beams: how many rows each request has; B = P * beams.
     offsets: how many tokens each row holds.
     kept_layers: of which layers the states of the last pass are kept, (B, L, d_model) each, in `hidden`; for a draft
         that reads them. They cost nothing.
-    whole: the last layer's memory with all heads, for a draft that reads it, where the layers hold some of the heads.
+    full_cross_attention: the last layer's cross keys and values with all heads, kept for a draft where the layers hold
+        only this rank's heads.
     """
 
     layers: Sequence[LayerCache]
-    memory_mask: mx.array
-    whole: Sequence[LayerMemory] = ()
+    source_mask: mx.array
+    full_cross_attention: Sequence[CrossAttentionCache] = ()
     mirror: Mirror = ALONE
     kept_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
@@ -130,7 +131,7 @@ class DecoderCache(Mirrored):
     offsets: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.offsets = [0] * (self.memory_mask.shape[0] * self.beams)
+        self.offsets = [0] * (self.source_mask.shape[0] * self.beams)
         self.mirror.register(self)
 
     @property
@@ -145,7 +146,7 @@ class DecoderCache(Mirrored):
     @property
     def source_capacity(self) -> int:
         """S: the longest source that fits without growing."""
-        return self.memory_mask.shape[3]
+        return self.source_mask.shape[3]
 
     @property
     def capacity(self) -> int:
@@ -154,16 +155,16 @@ class DecoderCache(Mirrored):
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self._memories for array in layer.arrays]
+        return [array for layer in self._cross_attention for array in layer.arrays]
 
     @property
-    def last_memory(self) -> LayerMemory:
+    def last_cross_attention(self) -> CrossAttentionCache:
         """What a draft reads: of the last layer, with all heads."""
-        return self._memories[-1]
+        return self._cross_attention[-1]
 
     @property
-    def _memories(self) -> Sequence[LayerMemory]:
-        return [*self.layers, *self.whole]
+    def _cross_attention(self) -> Sequence[CrossAttentionCache]:
+        return [*self.layers, *self.full_cross_attention]
 
     def reserve(self, size: int) -> None:
         """Room for `size` tokens. Passes that are to have one shape get it all beforehand."""
@@ -195,9 +196,9 @@ class DecoderCache(Mirrored):
             raise ValueError(f"offset must be >= 0, not {min(wanted)}")
         self.offsets = [min(pair) for pair in zip(self.offsets, wanted, strict=True)]
 
-    def clear_behind(self, row: int, offset: int | None = None) -> None:
+    def zero_after(self, row: int, offset: int | None = None) -> None:
         """Zeros in place of what that row forgot, or is to: it need not be finite, and a mask hides only what is."""
-        self.mirror.call("clear_behind", self, row, offset)
+        self.mirror.call("zero_after", self, row, offset)
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 buffer[row, :, self.offsets[row] if offset is None else offset :] = 0
@@ -206,8 +207,8 @@ class DecoderCache(Mirrored):
         """Keep these requests, in this order; the others' memory is given back."""
         self.mirror.call("select", self, list(requests))
         index = mx.array(list(requests))
-        self.whole = [layer.select(index) for layer in self.whole]
-        self.memory_mask = mx.take(self.memory_mask, index, axis=0)
+        self.full_cross_attention = [layer.select(index) for layer in self.full_cross_attention]
+        self.source_mask = mx.take(self.source_mask, index, axis=0)
         for layer in self.layers:
             layer.cross_keys, layer.cross_values = (mx.take(each, index, axis=0) for each in layer.arrays[:2])
         self._move([row for request in requests for row in self.rows_of(request)])
@@ -241,14 +242,14 @@ class DecoderCache(Mirrored):
         self.mirror.call("assign", self, list(rows), fresh)
         length = fresh.source_capacity
         if (room := length - self.source_capacity) > 0:
-            self.memory_mask = mx.pad(self.memory_mask, [*[(0, 0)] * 3, (0, room)], constant_values=-mx.inf)
-            for layer in self._memories:
+            self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, room)], constant_values=-mx.inf)
+            for layer in self._cross_attention:
                 layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)
         for i, row in enumerate(rows):
-            for layer, new in zip(self._memories, fresh._memories, strict=True):
+            for layer, new in zip(self._cross_attention, fresh._cross_attention, strict=True):
                 layer.cross_keys[row, :, :length], layer.cross_keys[row, :, length:] = new.cross_keys[i], 0
                 layer.cross_values[row, :, :length], layer.cross_values[row, :, length:] = new.cross_values[i], 0
-            self.memory_mask[row, :, :, length:] = -mx.inf
-            self.memory_mask[row, :, :, :length] = fresh.memory_mask[i]
+            self.source_mask[row, :, :, length:] = -mx.inf
+            self.source_mask[row, :, :, :length] = fresh.source_mask[i]
             for each in self.rows_of(row):
                 self.offsets[each] = 0

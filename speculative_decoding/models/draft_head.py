@@ -84,7 +84,7 @@ class DraftHead(nn.Module):
         size of its states.
         """
         last, width = target.last_layer(), target.config.d_model
-        cross, _ = target.cross_projections(mx.zeros((1, 1, target.memory_width)))[-1]
+        cross, _ = target.cross_projections(mx.zeros((1, 1, target.encoder_width)))[-1]
         units = min(2 * width, last.wo.shape[1])
         embedded = target.embed(mx.arange(min(SOME_IDS, target.config.vocab_size))[None]).astype(mx.float32)
         token: Any = mx.sqrt(mx.square(embedded).mean()).item()
@@ -111,18 +111,18 @@ class DraftHead(nn.Module):
         return normed(self.combine(each.reshape(hidden.shape)))
 
     def step(
-        self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, memory_mask: mx.array
+        self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, source_mask: mx.array
     ) -> mx.array:
         """The target's embedding of a token and the features or state before it, (B, L, d) or (B, d) -> the next state.
 
-        keys, values, memory_mask: of the target's last layer, (B, H or fewer, S, D) and (B, 1, 1, S).
+        keys, values, source_mask: of the target's last layer, (B, H or fewer, S, D) and (B, 1, 1, S).
         """
         shape, scales = state.shape, self.config.scales
         rows = state.size // shape[-1], shape[-1]  # as matrix products want them
         embedded, state = embedded.reshape(rows), state.reshape(rows)
         x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed, alpha=1 / scales.token)
         (queries,) = split_heads(self.q(x), len(keys), 1, self.config.heads)
-        x = mx.addmm(x, attend(queries, keys, values, memory_mask), self.o.transposed, alpha=1 / scales.state)
+        x = mx.addmm(x, attend(queries, keys, values, source_mask), self.o.transposed, alpha=1 / scales.state)
         inside = self.wi(x)
         gate, *others = mx.split(inside, 2, axis=-1) if self.config.is_gated else [inside]
         inside = self._activation(gate) * others[0] if others else self._activation(gate)

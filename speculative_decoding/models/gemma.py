@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from .attention import attend, split_heads
 from .base import EncoderDecoder
-from .cache import LayerMemory
+from .cache import CrossAttentionCache
 from .compiled import Prepared
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .layers import FeedForward
@@ -72,12 +72,12 @@ class SelfAttention(nn.Module):
         return (self.k_norm(keys) if self.norm_heads else keys), values
 
     def __call__(
-        self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, memory: LayerMemory | None = None
+        self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, cache: CrossAttentionCache | None = None
     ) -> mx.array:
         queries, (keys, values) = self.queries(x, batch, offsets), self.keys_and_values(x, batch)
         keys = self.kind.rope(keys, offsets)
-        if memory is not None:
-            keys, values = memory.append(keys, values)
+        if cache is not None:
+            keys, values = cache.append(keys, values)
         mask, config = masks[self.kind.window], self.config
         return self.o(attend(queries, keys, values, mask, scale=config.scale, soft_cap=config.attention_cap))
 
@@ -118,7 +118,7 @@ class Gemma(EncoderDecoder):
             self.head = Linear(config.d_model, config.vocab_size)
 
     @property
-    def memory_width(self) -> int:
+    def encoder_width(self) -> int:
         return self.config.encoder.d_model
 
     @property
@@ -126,7 +126,7 @@ class Gemma(EncoderDecoder):
         return self.config.decoder.logit_cap
 
     def encoded(self, x: mx.array, mask: mx.array | None) -> mx.array:
-        """Embedded tokens -> memory, both (B, S, d)."""
+        """Embedded tokens -> encoder output, both (B, S, d)."""
         batch, length, _ = x.shape
         start, masks = mx.array([0]), encoder_masks(self.config.encoder, length, mask, x.dtype)
         x = x.flatten(0, 1)
@@ -135,14 +135,14 @@ class Gemma(EncoderDecoder):
         return self.encoder.norm(x).reshape(batch, length, -1)
 
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
+        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.embed(tokens.flatten())
         masks = decoder_masks(self.config.decoder, offsets, length, layers[0].reach(length), x.dtype)
         hidden = []
-        for layer, memory in zip(self.decoder.layers, layers, strict=True):
-            x = layer(x, batch, offsets, masks, memory_mask, memory)
+        for layer, cache in zip(self.decoder.layers, layers, strict=True):
+            x = layer(x, batch, offsets, masks, source_mask, cache)
             hidden.append(x)
         return [x.reshape(batch, length, -1) for x in hidden]
 

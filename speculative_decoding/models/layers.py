@@ -1,6 +1,6 @@
-"""Layers of a Transformer (Vaswani et al. 2017, arXiv 1706.03762) as T5 and BART have them: attention over the tokens
-before a token and over the memory, a feed-forward, and a norm in front of each block or behind it. What positions mean
-is in the masks that they are given. Gemma's layers share the parts.
+"""Transformer layers (Vaswani et al. 2017, arXiv 1706.03762) for T5 and BART. Gemma's layers share some parts.
+
+Positions enter through the masks and the embeddings, which the caller computes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .attention import attend, split_heads
-from .cache import LayerMemory
+from .cache import CrossAttentionCache
 from .config import ACTIVATIONS, LayerConfig
 from .last_layer import LastLayer
 from .linear import Linear, matrix
@@ -26,30 +26,32 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(config.d_model, 3 * inner, config.has_bias)
         self.o = Linear(inner, config.d_model, config.has_bias)
 
-    def __call__(self, x: mx.array, batch: int, mask: mx.array, memory: LayerMemory | None = None) -> mx.array:
+    def __call__(self, x: mx.array, batch: int, mask: mx.array, cache: CrossAttentionCache | None = None) -> mx.array:
         queries, keys, values = split_heads(self.qkv(x), batch, 3, self.config.num_heads)
-        if memory is not None:
-            keys, values = memory.append(keys, values)
+        if cache is not None:
+            keys, values = cache.append(keys, values)
         return self.o(attend(queries, keys, values, mask, scale=self.config.scale))
 
 
 class CrossAttention(nn.Module):
-    def __init__(self, config: LayerConfig, memory_width: int) -> None:
+    def __init__(self, config: LayerConfig, encoder_width: int) -> None:
         super().__init__()
         self.config = config
         inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q = Linear(config.d_model, inner, config.has_bias)
-        self.kv = Linear(memory_width, 2 * shared, config.has_bias)
+        self.kv = Linear(encoder_width, 2 * shared, config.has_bias)
         self.o = Linear(inner, config.d_model, config.has_bias)
 
-    def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.config.num_kv_heads)
+    def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = split_heads(
+            self.kv(encoder_output.flatten(0, 1)), encoder_output.shape[0], 2, self.config.num_kv_heads
+        )
         return keys, values
 
-    def __call__(self, x: mx.array, mask: mx.array, memory: LayerMemory) -> mx.array:
-        (queries,) = split_heads(self.q(x), memory.prompts, 1, self.config.num_heads)
+    def __call__(self, x: mx.array, mask: mx.array, cache: CrossAttentionCache) -> mx.array:
+        (queries,) = split_heads(self.q(x), cache.prompts, 1, self.config.num_heads)
         scale, soft_cap = self.config.scale, self.config.attention_cap
-        return self.o(attend(queries, memory.cross_keys, memory.cross_values, mask, scale=scale, soft_cap=soft_cap))
+        return self.o(attend(queries, cache.cross_keys, cache.cross_values, mask, scale=scale, soft_cap=soft_cap))
 
 
 class FeedForward(nn.Module):
@@ -68,13 +70,15 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Of an encoder, or of a decoder, which also reads a memory."""
+    """Of an encoder, or of a decoder, which also attends over the encoder output."""
 
-    def __init__(self, config: LayerConfig, norm: Callable[[], nn.Module], *, reads_memory: bool = False) -> None:
+    def __init__(
+        self, config: LayerConfig, norm: Callable[[], nn.Module], *, has_cross_attention: bool = False
+    ) -> None:
         super().__init__()
         self.norm_first = config.norm_first
         self.self_norm, self.self_attention = norm(), SelfAttention(config)
-        if reads_memory:
+        if has_cross_attention:
             self.cross_norm, self.cross_attention = norm(), CrossAttention(config, config.d_model)
         self.ff_norm, self.ff = norm(), FeedForward(config)
 
@@ -83,12 +87,12 @@ class Layer(nn.Module):
         x: mx.array,
         batch: int,
         mask: mx.array,
-        memory_mask: mx.array | None = None,
-        memory: LayerMemory | None = None,
+        source_mask: mx.array | None = None,
+        cache: CrossAttentionCache | None = None,
     ) -> mx.array:
-        x = self.add(x, self.self_norm, self.self_attention, batch, mask, memory)
-        if memory is not None:
-            x = self.add(x, self.cross_norm, self.cross_attention, memory_mask, memory)
+        x = self.add(x, self.self_norm, self.self_attention, batch, mask, cache)
+        if cache is not None:
+            x = self.add(x, self.cross_norm, self.cross_attention, source_mask, cache)
         return self.add(x, self.ff_norm, self.ff)
 
     def add(self, x: mx.array, norm: nn.Module, block: nn.Module, *rest: object) -> mx.array:

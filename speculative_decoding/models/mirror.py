@@ -16,9 +16,9 @@ from weakref import finalize
 
 import mlx.core as mx
 
-from ..machines import Launched
+from ..distributed import ProcessGroup
 
-CALLS_OF_CACHES = ("assign", "clear_behind", "reorder", "select")
+CALLS_OF_CACHES = ("assign", "zero_after", "reorder", "select")
 
 
 class Mirrored(ABC):
@@ -66,7 +66,7 @@ ALONE = Mirror()
 class SharedMirror(Mirror):
     """summed: paths of the layers that compute parts of a sum."""
 
-    launched: Launched
+    processes: ProcessGroup
     summed: Sequence[str] = ()
     made: int = 0
     kept: dict[int, Mirrored] = field(default_factory=dict)  # where calls are followed
@@ -74,12 +74,12 @@ class SharedMirror(Mirror):
 
     @property
     def ranks(self) -> int:
-        return self.launched.size
+        return self.processes.size
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        if self.launched.is_first:
+        if self.processes.is_first:
             forgotten = [self.forgotten.pop() for _ in range(len(self.forgotten))]
-            self.launched.channel.send([name, forgotten, *map(described, arguments)])
+            self.processes.channel.send([name, forgotten, *map(described, arguments)])
         return tuple(self._shared(each) if isinstance(each, mx.array) else each for each in arguments)
 
     def submitted(self, *computed: Any) -> Any:
@@ -89,24 +89,24 @@ class SharedMirror(Mirror):
     def register(self, made: Mirrored) -> None:
         made.number = self.made
         self.made += 1
-        if self.launched.is_first:
+        if self.processes.is_first:
             finalize(made, self.forgotten.append, made.number)
         else:
             self.kept[made.number] = made
 
     def gathered(self, heads: mx.array, number: int) -> mx.array:
-        every = mx.distributed.all_gather(heads.swapaxes(0, 1), group=self.launched.group)
+        every = mx.distributed.all_gather(heads.swapaxes(0, 1), group=self.processes.group)
         every = self.submitted(every).swapaxes(0, 1)
         return every[:, :: every.shape[1] // number]  # where there are fewer heads than processes, several have one
 
     def _shared(self, array: mx.array) -> mx.array:
         numbers = array.astype(mx.uint8) if array.dtype == mx.bool_ else array
-        return self.submitted(mx.distributed.all_sum(numbers, group=self.launched.group).astype(array.dtype))
+        return self.submitted(mx.distributed.all_sum(numbers, group=self.processes.group).astype(array.dtype))
 
     def follow(self, model: Any) -> int:
         """Do what the first process does, until it leaves; its exit status."""
         while True:
-            _, message = self.launched.channel.receive()
+            _, message = self.processes.channel.receive()
             if isinstance(message, dict):
                 return int(message["leaves"])
             name, forgotten, *arguments = message

@@ -16,8 +16,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, Shard, TensorInfo, part_name
+from ..distributed import ProcessGroup
 from ..errors import InputError
-from ..machines import Launched
 from .base import EncoderDecoder
 from .mirror import SharedMirror
 
@@ -54,14 +54,14 @@ class Summed(nn.Module):
 
 
 def shared(
-    build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, launched: Launched
+    build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, processes: ProcessGroup
 ) -> tuple[EncoderDecoder, Checkpoint]:
     """This process's part of a model, and what it reads of its checkpoint. build: a model for one of so many processes.
 
     Raises `InputError` where there is no such part.
     """
-    whole, model, size = build(1), build(launched.size), launched.size
-    found = shares_of(whole, model, checkpoint, launched.rank, size)
+    whole, model, size = build(1), build(processes.size), processes.size
+    found = shares_of(whole, model, checkpoint, processes.rank, size)
     if found is None:
         sizes = ", ".join(f"{name} {count}" for name, count in model.config.divided.items())
         if any(name.endswith(".scales") for name in checkpoint):
@@ -74,11 +74,11 @@ def shared(
     shares, summed = found
     sources = model.parameter_sources(model.config, checkpoint.keys())
     once = [HEAD, *(f"{path}.bias" for path in summed)]  # what is added once is the first process's
-    unread = {name for path in once for name in sources.get(path, ()) if not launched.is_first}
+    unread = {name for path in once for name in sources.get(path, ()) if not processes.is_first}
     unread |= {
         part_name(name, kind) for name in unread for kind in QUANTIZED_PARTS if part_name(name, kind) in checkpoint
     }
-    model.mirror = SharedMirror(launched, summed)
+    model.mirror = SharedMirror(processes, summed)
     return model, SharedCheckpoint(checkpoint, shares, unread)
 
 
@@ -114,5 +114,5 @@ def shares_of(
 def add_up(model: EncoderDecoder) -> None:
     """Once its weights are there: what its processes compute parts of, they add up."""
     if isinstance(model.mirror, SharedMirror):
-        layers, group = dict(model.named_modules()), model.mirror.launched.group
+        layers, group = dict(model.named_modules()), model.mirror.processes.group
         model.update_modules(tree_unflatten([(path, Summed(layers[path], group)) for path in model.mirror.summed]))

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .base import EncoderDecoder
-from .cache import LayerMemory, additive
+from .cache import CrossAttentionCache, additive
 from .last_layer import LastLayer
 from .layers import Layer, last_layer
 from .linear import Linear
@@ -53,7 +53,7 @@ class T5(EncoderDecoder):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
         encoder = [Layer(own, norm) for _ in range(config.num_layers)]
-        decoder = [Layer(own, norm, reads_memory=True) for _ in range(config.decoder_layers)]
+        decoder = [Layer(own, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
         self.encoder, self.decoder = Stack(config, encoder, causal=False), Stack(config, decoder, causal=True)
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
@@ -68,14 +68,14 @@ class T5(EncoderDecoder):
         return self.encoder.norm(x).reshape(batch, length, -1)
 
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, memory_mask: mx.array, layers: Sequence[LayerMemory]
+        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
         biases = self.decoder.biases(offsets, length, layers[0].reach(length))
         hidden = []
-        for layer, bias, memory in zip(self.decoder.layers, biases, layers, strict=True):
-            x = layer(x, batch, bias, memory_mask, memory)
+        for layer, bias, cache in zip(self.decoder.layers, biases, layers, strict=True):
+            x = layer(x, batch, bias, source_mask, cache)
             hidden.append(x)
         return [x.reshape(*tokens.shape, -1) for x in hidden]
 

@@ -10,7 +10,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .cache import LayerMemory
+from .cache import CrossAttentionCache
 from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .last_layer import LastLayer
@@ -20,19 +20,25 @@ from .tensors import Sources
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: StackConfig, kind: LayerKind, memory_width: int) -> None:
+    def __init__(self, config: StackConfig, kind: LayerKind, encoder_width: int) -> None:
         super().__init__()
         norm = partial(Norm, config.d_model, config.norm_eps)
         self.self_attention = SelfAttention(config, kind, norm_heads=False)
-        self.cross_attention = CrossAttention(config, memory_width)
+        self.cross_attention = CrossAttention(config, encoder_width)
         self.self_norm, self.self_post_norm, self.cross_norm, self.cross_post_norm = (norm() for _ in range(4))
         self.ff_norm, self.ff, self.ff_post_norm = norm(), FeedForward(config), norm()
 
     def __call__(
-        self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, memory_mask: mx.array, memory: LayerMemory
+        self,
+        x: mx.array,
+        batch: int,
+        offsets: mx.array,
+        masks: Masks,
+        source_mask: mx.array,
+        cache: CrossAttentionCache,
     ) -> mx.array:
-        x = x + self.self_post_norm(self.self_attention(self.self_norm(x), batch, offsets, masks, memory))
-        x = x + self.cross_post_norm(self.cross_attention(self.cross_norm(x), memory_mask, memory))
+        x = x + self.self_post_norm(self.self_attention(self.self_norm(x), batch, offsets, masks, cache))
+        x = x + self.cross_post_norm(self.cross_attention(self.cross_norm(x), source_mask, cache))
         return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
 
 
@@ -44,7 +50,7 @@ class T5Gemma(Gemma):
         self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, width) for kind in decoder.layers])
 
     def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        return self.encoded(self.source_table(tokens) * self.memory_width**0.5, mask)
+        return self.encoded(self.source_table(tokens) * self.encoder_width**0.5, mask)
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.embedding(tokens) * self.config.d_model**0.5

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .attention import Keys, attend_together
-from .cache import LayerMemory
+from .cache import CrossAttentionCache
 from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .last_layer import LastLayer
@@ -26,15 +26,21 @@ TABLES = ("model.encoder.embed_tokens", f"{TEXT}.embed_tokens", "model.decoder.e
 class MergedAttention(SelfAttention):
     """One softmax over the tokens before a token, which have positions, and the memory, whose keys have none."""
 
-    def project(self, memory: mx.array) -> tuple[mx.array, mx.array]:
-        return self.keys_and_values(memory.flatten(0, 1), memory.shape[0])
+    def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
+        return self.keys_and_values(encoder_output.flatten(0, 1), encoder_output.shape[0])
 
     def merged(
-        self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, memory_mask: mx.array, memory: LayerMemory
+        self,
+        x: mx.array,
+        batch: int,
+        offsets: mx.array,
+        masks: Masks,
+        source_mask: mx.array,
+        cache: CrossAttentionCache,
     ) -> mx.array:
         queries, (keys, values) = self.queries(x, batch, offsets), self.keys_and_values(x, batch)
-        own = memory.append(self.kind.rope(keys, offsets), values)
-        parts = [Keys(*own, masks[self.kind.window]), Keys(memory.cross_keys, memory.cross_values, memory_mask)]
+        own = cache.append(self.kind.rope(keys, offsets), values)
+        parts = [Keys(*own, masks[self.kind.window]), Keys(cache.cross_keys, cache.cross_values, source_mask)]
         return self.o(attend_together(queries, parts, scale=self.config.scale))
 
 
@@ -47,9 +53,15 @@ class DecoderLayer(nn.Module):
         self.ff_norm, self.ff, self.ff_post_norm = norm(), FeedForward(config), norm()
 
     def __call__(
-        self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, memory_mask: mx.array, memory: LayerMemory
+        self,
+        x: mx.array,
+        batch: int,
+        offsets: mx.array,
+        masks: Masks,
+        source_mask: mx.array,
+        cache: CrossAttentionCache,
     ) -> mx.array:
-        read = self.self_attention.merged(self.self_norm(x), batch, offsets, masks, memory_mask, memory)
+        read = self.self_attention.merged(self.self_norm(x), batch, offsets, masks, source_mask, cache)
         x = x + self.self_post_norm(read)
         return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
 
@@ -75,8 +87,8 @@ class T5Gemma2(Gemma):
             return x
         return mx.where((tokens == self.config.eoi_token_index)[..., None], self.end_of_image.astype(x.dtype), x)
 
-    def cross_projections(self, memory: mx.array) -> list[tuple[mx.array, mx.array]]:
-        return [layer.self_attention.project(memory) for layer in self.decoder.layers]
+    def cross_projections(self, encoder_output: mx.array) -> list[tuple[mx.array, mx.array]]:
+        return [layer.self_attention.project(encoder_output) for layer in self.decoder.layers]
 
     def last_layer(self) -> LastLayer:
         """A head norms no queries, has no norms behind blocks, and reads the memory alone."""

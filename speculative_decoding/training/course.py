@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.npz import write_npz
 from ..decoding.stats import GenerationStats
+from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..draft_length.costs import RoundCosts
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, writing
@@ -34,7 +35,6 @@ from ..session import Session
 from .batches import CHAIN, EXAMPLES, FREQUENT, LIKELY_OTHERS, RANDOM_OTHERS, Sampler
 from .lessons import Lessons
 from .outputs import Example, Wanted, write_outputs
-from .processes import ALONE, Processes
 from .students import HeadStudent, ModelStudent, Student
 from .teacher import Teacher
 from .trainer import NUM_DRAFT, Report, Schedule, Trainer, held_out_stats
@@ -74,7 +74,7 @@ class Course:
     schedule: Schedule
     options: CourseOptions = field(default_factory=CourseOptions)
     draft: Opened | OpenedHead | None = None
-    processes: Processes = ALONE
+    processes: TrainingGroup = SINGLE_PROCESS
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Make the work folder, or go on in it if its settings are these."""
@@ -151,7 +151,7 @@ class Course:
         """Whether they are computed once: they fit into half of what the disk has free, or were begun before."""
         begun = (self.work / FEATURES).exists()
         fits = begun or self.lessons.nbytes <= shutil.disk_usage(self.work).free / 2
-        return bool(self.processes.of_first(fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9))
+        return bool(self.processes.from_first(fits and self.lessons.nbytes <= self.options.max_disk_gb * 1e9))
 
     def keep_features(self, progress: Progress) -> None:
         with writing("training", self.work, WAY_OUT), self.processes.first_before_others():
@@ -165,7 +165,7 @@ class Course:
         frequent = np.array(DraftVocabulary.most_frequent(FREQUENT, (out for _, out in pairs), eos).ids, np.int32)
         if isinstance(self.draft, Opened):
             return ModelStudent(target, self.draft.model, frequent)
-        scale = self.processes.of_first(self.lessons.teacher.scale(self.examples))
+        scale = self.processes.from_first(self.lessons.teacher.scale(self.examples))
         head = DraftHead.of(target, self.layers, scale, self.options.seed)
         if self.draft is not None:
             head = self.draft.model.scaled(head.config.scales)

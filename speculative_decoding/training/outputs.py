@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..decoding.request import encode_prompt
+from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..errors import InputError
 from ..sampling.options import MAX_SEED
 from ..session import Session
-from .processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def write_outputs(
     folder: Path,
     wanted: Wanted,
     *,
-    processes: Processes = ALONE,
+    processes: TrainingGroup = SINGLE_PROCESS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[int, Example]:
     """The target's output for each prompt, by the prompt's index; those that the folder has are not decoded again.
@@ -64,7 +64,7 @@ def write_outputs(
     size = session.model.config.vocab_size
     with processes.first_before_others():  # it mends files that a killed run left
         known = read_all(folder, size)
-    processes.wait()  # nobody writes while another reads
+    processes.barrier()  # nobody writes while another reads
     missing = processes.share([index for index in range(len(prompts)) if index not in known])
     requests = [wanted.request(index, prompts[index]) for index in missing]
     path = folder / ("outputs.jsonl" if processes.is_first else f"outputs-{processes.rank}.jsonl")
@@ -79,7 +79,7 @@ def write_outputs(
             file.write(json.dumps(record) + "\n")
             file.flush()
             progress(len(prompts) - (len(missing) - done) * processes.size)
-    processes.wait()
+    processes.barrier()
     known = read_all(folder, size)
     return {index: known[index] for index in sorted(known) if known[index] is not None}  # type: ignore[misc]
 

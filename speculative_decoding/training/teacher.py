@@ -42,7 +42,7 @@ class Teacher:
 
     def widths(self) -> dict[str, tuple[int, str]]:
         """Numbers a row of each part of a lesson has, and their type."""
-        d, m = self.target.config.d_model, self.target.memory_width
+        d, m = self.target.config.d_model, self.target.encoder_width
         k = self._likeliest
         return {"hidden": (len(self.layers) * d, "<f2"), "ids": (k, "<i4"), "probs": (k, "<f2"), "memory": (m, "<f2")}
 

@@ -18,13 +18,13 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints.npz import read_npz, write_npz
 from ..decoding.stats import GenerationStats
+from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..errors import CheckpointError, InputError, writing
 from ..loading.atomic_io import sync
 from ..session import Session
 from .batches import Sampler
 from .lessons import Lessons
 from .loss import loss_of
-from .processes import ALONE, Processes
 from .students import Student
 from .teacher import number
 
@@ -82,7 +82,7 @@ class Trainer:
     session: Session
     held_out: Sequence[str]
     checkpoint: Path
-    processes: Processes = ALONE
+    processes: TrainingGroup = SINGLE_PROCESS
     step: int = 0
     seconds: float = 0.0
     positions: int = 0
@@ -99,7 +99,7 @@ class Trainer:
         while self._progress < 1.0:
             started = time.monotonic()
             loss, batch = self._one_step()
-            self.seconds += self.processes.of_first(time.monotonic() - started)
+            self.seconds += self.processes.from_first(time.monotonic() - started)
             is_end = self._progress >= 1.0
             if self.step % REPORT_STEPS and not is_end:
                 continue

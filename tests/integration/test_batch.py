@@ -137,7 +137,7 @@ def rewind_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecoderCache, "trim_to", lambda self, offsets: trim(self, [min(offsets)] * len(offsets)))
 
 
-def keep_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_the_old_encoder_output(monkeypatch: pytest.MonkeyPatch) -> None:
     assign = DecoderCache.assign
 
     def offsets_only(self: DecoderCache, rows: Any, fresh: DecoderCache) -> None:
@@ -149,7 +149,7 @@ def keep_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecoderCache, "assign", offsets_only)
 
 
-@pytest.mark.parametrize("plant", [rewind_together, every_row_at_the_furthest_offset, keep_the_old_memory])
+@pytest.mark.parametrize("plant", [rewind_together, every_row_at_the_furthest_offset, keep_the_old_encoder_output])
 def test_a_planted_fault_breaks_identity(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = alone(max_tokens=20)
     plant(monkeypatch)

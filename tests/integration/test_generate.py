@@ -167,9 +167,9 @@ PENALTY = 1.5
 def without_cache(source: tuple[int, ...], penalty: float, max_tokens: int) -> list[int]:
     """Greedy decoding as transformers has it, written down again: no cache, no draft, numpy."""
     tokens = [0]
-    memory = TARGET.encode(mx.array([source]))
+    encoder_output = TARGET.encode(mx.array([source]))
     while len(tokens) <= max_tokens and EOS not in tokens:
-        logits = np.array(TARGET.decode(mx.array([tokens]), TARGET.make_cache(memory)))[0, -1]
+        logits = np.array(TARGET.decode(mx.array([tokens]), TARGET.make_cache(encoder_output)))[0, -1]
         for token in set(tokens):
             logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
         tokens.append(int(logits.argmax()))
@@ -384,8 +384,8 @@ def test_a_lossy_run_reports_its_price(temperature: float) -> None:
 def test_at_temperature_0_the_price_counts_tokens_that_are_not_the_arg_max() -> None:
     lenient = generate(TARGET, Letters(), "abc", delta=0.95, **MODEL_OF_5)
     prefix = mx.array([[0, *lenient.tokens]])
-    memory = TARGET.encode(mx.array([Letters().encode("abc")]))
-    best = mx.argmax(TARGET.decode(prefix, TARGET.make_cache(memory))[0], axis=-1).tolist()
+    encoder_output = TARGET.encode(mx.array([Letters().encode("abc")]))
+    best = mx.argmax(TARGET.decode(prefix, TARGET.make_cache(encoder_output))[0], axis=-1).tolist()
     others = sum(token != right for token, right in zip(lenient.tokens, best, strict=False))  # type: ignore[arg-type]
     assert lenient.stats.delta_total_variation == others / len(lenient.tokens) > 0
 

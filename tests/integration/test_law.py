@@ -44,17 +44,17 @@ VOCAB, LENGTH = 8, 3
 SOURCE = [4, 3, 2, 1]
 
 
-def with_memory(model: EncoderDecoder) -> EncoderDecoder:
+def with_encoder_output(model: EncoderDecoder) -> EncoderDecoder:
     """Encodes once: there is but one source, and hundreds of runs."""
-    memory = model.encode(mx.array([SOURCE]))
-    mx.eval(memory)
-    object.__setattr__(model, "encode", lambda tokens, mask=None: mx.repeat(memory, tokens.shape[0], axis=0))
+    encoder_output = model.encode(mx.array([SOURCE]))
+    mx.eval(encoder_output)
+    object.__setattr__(model, "encode", lambda tokens, mask=None: mx.repeat(encoder_output, tokens.shape[0], axis=0))
     return model
 
 
 TARGET = tiny_model(seed=8, scale=0.8, vocab_size=VOCAB, num_layers=1)
-DRAFT = DraftModel(with_memory(noisy_copy(TARGET, noise=0.3, seed=10)))
-with_memory(TARGET)
+DRAFT = DraftModel(with_encoder_output(noisy_copy(TARGET, noise=0.3, seed=10)))
+with_encoder_output(TARGET)
 
 Law = dict[tuple[int, ...], float]
 
@@ -97,8 +97,8 @@ def transformed(logits: NDArray[np.float64], history: Sequence[int], options: di
 
 def exact_law(options: dict[str, Any]) -> Law:
     prefixes = list(product(range(VOCAB), repeat=LENGTH - 1))
-    memory = mx.repeat(TARGET.encode(mx.array([SOURCE])), len(prefixes), axis=0)
-    logits = np.array(TARGET.decode(mx.array([[0, *row] for row in prefixes]), TARGET.make_cache(memory)))
+    encoder_output = mx.repeat(TARGET.encode(mx.array([SOURCE])), len(prefixes), axis=0)
+    logits = np.array(TARGET.decode(mx.array([[0, *row] for row in prefixes]), TARGET.make_cache(encoder_output)))
     raw = {row[:i]: logits[n, i].astype(np.float64) for n, row in enumerate(prefixes) for i in range(LENGTH)}
     law: Law = {}
 
@@ -290,8 +290,11 @@ MARIAN |= {f"{stack}_{of}": 2 for stack in ("encoder", "decoder") for of in ("la
 
 def test_samples_of_another_family_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_model(seed=8, scale=0.25, **MARIAN)
-    monkeypatch.setattr(sys.modules[__name__], "TARGET", with_memory(target))
-    options, draft = OPTIONS[0] | {"acceptance": "block"}, DraftModel(with_memory(noisy_copy(target, noise=0.3)))
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", with_encoder_output(target))
+    options, draft = (
+        OPTIONS[0] | {"acceptance": "block"},
+        DraftModel(with_encoder_output(noisy_copy(target, noise=0.3))),
+    )
     check_law(options, draft=draft, rows=450)
     neighbours_logits(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):

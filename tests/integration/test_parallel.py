@@ -24,9 +24,9 @@ from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.distributed import Channel
 from speculative_decoding.jobs.spread import Spread, answer_of
 from speculative_decoding.loading.load import Storage, transformed
-from speculative_decoding.machines import Channel
 from speculative_decoding.models import sharding
 from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
@@ -239,7 +239,7 @@ def test_a_peer_that_closes_or_leaves_is_noticed(last_words: bytes) -> None:
 
 
 def test_a_peer_that_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_decoding.machines.channel.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("speculative_decoding.distributed.channel.BEAT_SECONDS", 0.01)
     (ours, theirs), heard = socket.socketpair(), Queue[Any]()
     channel = Channel({1: ours}, lambda *what: heard.put(what))
     assert heard.get(timeout=LIMIT) == (1, None, "") and theirs.recv(5) == b"null\n"

@@ -54,7 +54,7 @@ class Writer(EncoderDecoder):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return mx.zeros((1, 1, 1))
 
-    def make_cache(self, memory: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
+    def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, *, beams: int = 1) -> DecoderCache:
         return DecoderCache([], mx.zeros((1, 1, 1, 1)))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
@@ -233,7 +233,7 @@ def test_log_probabilities_cost_no_wait(monkeypatch: pytest.MonkeyPatch) -> None
     stream = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), **options)
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(len(arrays)), evaluate(*arrays))[1])
     list(stream)
-    assert len(waits) == 2 + len(rounds)  # the encoder's and its memory's, and one per round
+    assert len(waits) == 2 + len(rounds)  # the encoder's and its projections', and one per round
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -54,8 +54,8 @@ CONFIG: dict[str, Any] = {
 
 def error_of(model: BART, golden: dict[str, Any]) -> float:
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
-    memory = model.encode(mx.array(golden["input_ids"]), mask)
-    logits = model.logits(model.teacher_forced(mx.array(golden["decoder_input_ids"]), memory, mask))
+    encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
+    logits = model.logits(model.teacher_forced(mx.array(golden["decoder_input_ids"]), encoder_output, mask))
     return float(np.abs(np.array(logits) - golden["logits"]).max())
 
 
@@ -207,10 +207,10 @@ def test_mbart_must_say_with_what_an_output_begins() -> None:
 def test_passes_reach_beyond_a_learned_table_and_nothing_is_read_there() -> None:
     """A draft goes over the end of 70 positions, in a buffer of 128: what is within is as without it."""
     model = random_model()
-    memory = model.encode(mx.array([SOURCES[0]]))
+    encoder_output = model.encode(mx.array([SOURCES[0]]))
     tokens = mx.random.randint(3, 64, (1, 76), key=mx.random.key(0))
-    within = np.array(model.decode(tokens[:, :70], model.make_cache(memory)))
-    cache = model.make_cache(memory)
+    within = np.array(model.decode(tokens[:, :70], model.make_cache(encoder_output)))
+    cache = model.make_cache(encoder_output)
     model.states(tokens[:, :66], cache)
     over = np.array(model.decode(tokens[:, 66:], cache))
     assert np.abs(over[:, :4] - within[:, 66:]).max() < 1e-4 and np.isfinite(over).all()

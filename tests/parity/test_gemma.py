@@ -82,8 +82,10 @@ def folder_of(name: str, tmp_path: Path) -> Path:
 
 
 def logits_of(model: EncoderDecoder) -> mx.array:
-    memory = model.encode(mx.array([SOURCE]))
-    return model.decode(mx.array([[2, 4, 8, 50, 17, 70, 33, 6, 21]]), model.make_cache(memory)).astype(mx.float32)
+    encoder_output = model.encode(mx.array([SOURCE]))
+    return model.decode(mx.array([[2, 4, 8, 50, 17, 70, 33, 6, 21]]), model.make_cache(encoder_output)).astype(
+        mx.float32
+    )
 
 
 @pytest.mark.parametrize(
@@ -343,8 +345,10 @@ def exact_gelu(patch: pytest.MonkeyPatch) -> None:
 
 
 def cross_keys_not_normed(patch: pytest.MonkeyPatch) -> None:
-    def project(self: Any, memory: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = gemma.split_heads(self.kv(memory.flatten(0, 1)), memory.shape[0], 2, self.config.num_kv_heads)
+    def project(self: Any, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = gemma.split_heads(
+            self.kv(encoder_output.flatten(0, 1)), encoder_output.shape[0], 2, self.config.num_kv_heads
+        )
         return keys, values
 
     patch.setattr(t5gemma2.MergedAttention, "project", project)
@@ -353,8 +357,8 @@ def cross_keys_not_normed(patch: pytest.MonkeyPatch) -> None:
 def cross_keys_with_positions(patch: pytest.MonkeyPatch) -> None:
     project = t5gemma2.MergedAttention.project
 
-    def rotated(self: Any, memory: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = project(self, memory)
+    def rotated(self: Any, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = project(self, encoder_output)
         return self.kind.rope(keys, mx.array([0])), values
 
     patch.setattr(t5gemma2.MergedAttention, "project", rotated)

@@ -40,10 +40,10 @@ def gradients(model: EncoderDecoder, loss: Callable[[EncoderDecoder], mx.array])
 def test_teacher_forced_logits_are_those_of_cached_passes_and_of_hugging_face(folder: Path) -> None:
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
-    memory, tokens = model.encode(mx.array(golden["input_ids"]), mask), mx.array(golden["decoder_input_ids"])
-    whole = np.array(model.logits(model.teacher_forced(tokens, memory, mask)))
+    encoder_output, tokens = model.encode(mx.array(golden["input_ids"]), mask), mx.array(golden["decoder_input_ids"])
+    whole = np.array(model.logits(model.teacher_forced(tokens, encoder_output, mask)))
     assert np.abs(whole - golden["logits"]).max() < NOISE
-    cache = model.make_cache(memory, mask)
+    cache = model.make_cache(encoder_output, mask)
     for start in range(0, tokens.shape[1], 5):
         piece = np.array(model.decode(tokens[:, start : start + 5], cache))
         assert np.abs(piece - whole[:, start : start + 5]).max() < 1e-4

@@ -52,10 +52,10 @@ def test_scores_are_those_of_one_token_after_the_other() -> None:
     model = tiny_model()
     for source in SOURCES:
         tokens = tokens_of(run(model, source, max_tokens=12))
-        memory = model.encode(mx.array([source]))
+        encoder_output = model.encode(mx.array([source]))
         expected = []
         for i, token in enumerate(tokens):
-            logits = np.array(model.decode(mx.array([[0, *tokens[:i]]]), model.make_cache(memory)))[0, -1]
+            logits = np.array(model.decode(mx.array([[0, *tokens[:i]]]), model.make_cache(encoder_output)))[0, -1]
             expected.append(logits[token] - np.log(np.exp(logits.astype(np.float64)).sum()))
         found = score(model, Numbers(), text_of(source), tokens)
         assert np.abs(np.array(found.logprobs) - expected).max() < 1e-4

@@ -35,16 +35,16 @@ def test_every_family_has_a_golden() -> None:
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_logits_and_memory_are_those_of_hugging_face(folder: Path) -> None:
+def test_logits_and_encoder_output_are_those_of_hugging_face(folder: Path) -> None:
     """The largest differences are float32's own noise. With AVX-512 our logits of t5gemma2 are 7.7e-5 away from our
     model in float64, Hugging Face's float32 6.7e-5, to opposite sides; with AVX2 ours are 3.9e-5 away.
     """
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
-    memory = model.encode(mx.array(golden["input_ids"]), mask)
+    encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
     there = golden["attention_mask"].astype(bool)
-    assert np.abs(np.array(memory) - golden["encoder_last_hidden_state"])[there].max() < 1e-4
-    logits = model.decode(mx.array(golden["decoder_input_ids"]), model.make_cache(memory, mask))
+    assert np.abs(np.array(encoder_output) - golden["encoder_last_hidden_state"])[there].max() < 1e-4
+    logits = model.decode(mx.array(golden["decoder_input_ids"]), model.make_cache(encoder_output, mask))
     assert np.abs(np.array(logits) - golden["logits"]).max() < NOISE
 
 
@@ -62,10 +62,10 @@ def test_greedy_ids_are_those_of_hugging_face(folder: Path) -> None:
 def test_decoding_in_pieces_with_rewinds_equals_decoding_at_once(folder: Path) -> None:
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
-    memory = model.encode(mx.array(golden["input_ids"]), mask)
+    encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
     tokens = mx.array(golden["decoder_input_ids"])
-    whole = np.array(model.decode(tokens, model.make_cache(memory, mask)))
-    cache = model.make_cache(memory, mask)
+    whole = np.array(model.decode(tokens, model.make_cache(encoder_output, mask)))
+    cache = model.make_cache(encoder_output, mask)
     generator = np.random.default_rng(0)
     for _ in range(20):
         start = cache.offset
@@ -89,10 +89,10 @@ def test_padding_changes_nothing() -> None:
 def test_long_caches_grow_past_every_step() -> None:
     """Positions beyond the first window of buckets (64) and beyond several cache steps."""
     model = tiny_model()
-    memory = model.encode(mx.array([[5, 9, 1]]))
+    encoder_output = model.encode(mx.array([[5, 9, 1]]))
     tokens = mx.random.randint(2, 24, (1, 200), key=mx.random.key(0))
-    whole = model.decode(tokens, model.make_cache(memory))
-    cache = model.make_cache(memory)
+    whole = model.decode(tokens, model.make_cache(encoder_output))
+    cache = model.make_cache(encoder_output)
     pieces = [model.decode(tokens[:, i : i + 7], cache) for i in range(0, 200, 7)]
     assert mx.abs(mx.concatenate(pieces, axis=1) - whole).max().item() < 1e-4
 

@@ -29,9 +29,9 @@ from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.base import QuantizedCheckpoint
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.cli.serve import main as serve_command
+from speculative_decoding.distributed import ProcessGroup, join_process_group
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.jobs import spread
-from speculative_decoding.machines import Launched, launched
 from speculative_decoding.models import sharding
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.mirror import SharedMirror
@@ -76,7 +76,7 @@ def read(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
 
 
 @contextmanager
-def shared(folder: Path, processes: Launched) -> Iterator[EncoderDecoder | None]:
+def shared(folder: Path, processes: ProcessGroup) -> Iterator[EncoderDecoder | None]:
     """The model in the first process; the others follow it meanwhile, and have none."""
     raw, checkpoint = read(folder)
     model, checkpoint = sharding.shared(partial(models.build, raw, checkpoint), checkpoint, processes)
@@ -106,10 +106,10 @@ def error_of(model: EncoderDecoder, name: str) -> float:
     golden = np.load(GOLDENS / name / "golden.npz")
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     tokens = mx.array(golden["decoder_input_ids"])
-    memory = model.encode(mx.array(golden["input_ids"]), mask)
-    cache = model.make_cache(memory, mask)
+    encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
+    cache = model.make_cache(encoder_output, mask)
     pieces = mx.concatenate([model.decode(tokens[:, :3], cache), model.decode(tokens[:, 3:], cache)], axis=1)
-    at_once = model.logits(model.teacher_forced(tokens, memory, mask))
+    at_once = model.logits(model.teacher_forced(tokens, encoder_output, mask))
     return max(float(np.abs(np.array(each) - golden["logits"]).max()) for each in (pieces, at_once))
 
 
@@ -134,7 +134,7 @@ def sums_of_a_pass(model: EncoderDecoder) -> int:
 def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecoder) -> list[Any]:
     """Which of `WAYS` give other tokens than one process."""
     head, found = tiny_head(alone), []
-    model.share_memory()
+    model.keep_full_cross_attention()
 
     def outputs(target: EncoderDecoder, name: str, given: Mapping[str, Any], slots: int) -> list[list[int]]:
         drafter = BatchHeadDrafter(head, target) if name == "head" else drafter_of_rows(name, target, draft, ids)
@@ -162,7 +162,7 @@ def deaf(self: Any, x: mx.array) -> mx.array:
 
 def main(folder: Path, *names: str) -> None:
     meet(folder, len(json.loads((folder / "hosts.json").read_text())))
-    processes = launched(lambda *_: os._exit(9))
+    processes = join_process_group(lambda *_: os._exit(9))
     found: dict[str, Any] = {"errors": {}, "sums": {}, "bytes": {}}
     for name in names:
         with shared(GOLDENS / name, processes) as model:

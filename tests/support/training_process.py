@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from speculative_decoding.cli import train as train_command
+from speculative_decoding.distributed.training_group import TrainingGroup
 from speculative_decoding.training import batches
 from speculative_decoding.training import trainer as trainer_module
-from speculative_decoding.training.processes import Processes
 
 
 def few_candidates() -> None:
@@ -41,15 +41,15 @@ def main(folder: Path) -> None:
     train_command.draw = lambda *_: None
     statuses = [train_command.main(arguments(folder, "two"))]
 
-    averaged = Processes.mean
+    averaged = TrainingGroup.mean
 
-    def not_averaged(processes: Processes, tree: Any) -> Any:
+    def not_averaged(processes: TrainingGroup, tree: Any) -> Any:
         found = averaged(processes, tree)
         return tree if isinstance(tree, tuple) else found  # loss and gradients are one
 
-    Processes.mean = not_averaged  # type: ignore[method-assign]
+    TrainingGroup.mean = not_averaged  # type: ignore[method-assign]
     statuses.append(train_command.main(arguments(folder, "deaf")))
-    Processes.mean = averaged  # type: ignore[method-assign]
+    TrainingGroup.mean = averaged  # type: ignore[method-assign]
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "speculative_decoding"
 # From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
 FLOORS: list[tuple[str, ...]] = [
     ("errors", "version", "cache_folder"),
-    ("backend", "machines", "sampling"),
+    ("backend", "distributed", "sampling"),
     ("checkpoints",),
     ("models",),
     ("loading",),

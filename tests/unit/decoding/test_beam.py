@@ -1,5 +1,5 @@
 """Beam search: the best of all outputs where nothing is left out, Hugging Face's where something is, each prompt as if
-it were alone, and one memory for all beams of a prompt. Several samples of a prompt.
+it were alone, and one encoder output for all beams of a prompt. Several samples of a prompt.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FAMILIES = ("t5", "t5-v1_1", "bart", "m2m_100", "t5gemma", "t5gemma2")
 
 def every_output(model: EncoderDecoder, source: Sequence[int], most: int) -> list[tuple[float, list[int]]]:
     """Each with its log-probability: those that end, and those that are cut off at `most` tokens."""
-    memory = model.encode(mx.array([list(source)]))
+    encoder_output = model.encode(mx.array([list(source)]))
     found, open_ones = [], [(0.0, list[int]())]
     for _ in range(most):
         read = mx.array([[model.config.decoder_start_token_id, *tokens] for _, tokens in open_ones])
-        states = model.teacher_forced(read, mx.repeat(memory, len(open_ones), axis=0))
+        states = model.teacher_forced(read, mx.repeat(encoder_output, len(open_ones), axis=0))
         logits = np.array(model.logits(states)[:, -1]).astype(np.float64)
         logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         grown = [
@@ -140,13 +140,13 @@ def test_a_batch_with_beams_equals_each_prompt_alone(slots: int) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_beams_read_one_memory_and_compute_what_rows_of_their_own_do(name: str) -> None:
+def test_beams_share_one_encoder_output_and_compute_what_rows_of_their_own_do(name: str) -> None:
     """Two prompts of different lengths, three beams each, which move."""
     model, _ = load_golden(GOLDENS / name)
-    memory = model.encode(mx.array([[5, 9, 13, 7, 3], [21, 3, 8, 8, 6]]))
+    encoder_output = model.encode(mx.array([[5, 9, 13, 7, 3], [21, 3, 8, 8, 6]]))
     mask = mx.array([[True] * 5, [True] * 2 + [False] * 3])
-    shared = model.make_cache(memory, mask, beams=3)
-    repeated = model.make_cache(mx.repeat(memory, 3, axis=0), mx.repeat(mask, 3, axis=0))
+    shared = model.make_cache(encoder_output, mask, beams=3)
+    repeated = model.make_cache(mx.repeat(encoder_output, 3, axis=0), mx.repeat(mask, 3, axis=0))
     assert [len(shared.layers[0].cross_keys), shared.rows, repeated.rows] == [2, 6, 6]
     moved = [2, 0, 0, 3, 5, 4]
     for step in range(3):

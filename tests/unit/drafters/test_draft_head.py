@@ -55,10 +55,10 @@ def plain_draft(
 
     first: how many of the tokens were given; before a round the target has verified none.
     """
-    memory = target.encode(mx.array([list(source)]))
-    keys, values = target.cross_projections(memory)[-1]
+    encoder_output = target.encode(mx.array([list(source)]))
+    keys, values = target.cross_projections(encoder_output)[-1]
     mask = additive(mx.ones((1, len(source)), mx.bool_), mx.float32)
-    hidden = target.teacher_forced_hidden(mx.array([list(tokens)]), memory)
+    hidden = target.teacher_forced_hidden(mx.array([list(tokens)]), encoder_output)
     state = head.beginning[None, None]
     if len(tokens) > first:
         state = head.features(mx.concatenate([hidden[layer][:, -2:-1] for layer in head.config.layers], axis=-1))
@@ -213,8 +213,8 @@ def test_every_family_has_a_head(folder: Path) -> None:
 def test_folding_and_training_sizes_are_one_function() -> None:
     unfolded = DraftHead.of(TARGET, usual_layers(3), 8.0)
     hidden = [mx.random.normal((2, 5, 16), key=mx.random.key(i)) for i in range(len(usual_layers(3)))]
-    memory = TARGET.encode(mx.array(SOURCES[0] * 2).reshape(2, -1))
-    keys, values = TARGET.cross_projections(memory)[-1]
+    encoder_output = TARGET.encode(mx.array(SOURCES[0] * 2).reshape(2, -1))
+    keys, values = TARGET.cross_projections(encoder_output)[-1]
     outputs = []
     for each in (unfolded, unfolded.folded()):
         state = each.features(mx.concatenate(hidden, axis=-1))

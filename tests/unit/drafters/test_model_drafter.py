@@ -58,10 +58,10 @@ HEADS = {
 @pytest.mark.parametrize("model", HEADS.values(), ids=HEADS)
 def test_logits_of_a_partial_head_are_the_whole_heads_at_its_ids(model: EncoderDecoder) -> None:
     ids = [EOS, 9, 2, 23, 14]
-    memory = model.encode(mx.array([SOURCES[0]]))
+    encoder_output = model.encode(mx.array([SOURCES[0]]))
     tokens = mx.array([[0, 5, 7, 3]])
-    whole = np.array(model.decode(tokens, model.make_cache(memory)))
-    some = np.array(model.head_of(mx.array(ids))(model.states(tokens, model.make_cache(memory))))
+    whole = np.array(model.decode(tokens, model.make_cache(encoder_output)))
+    some = np.array(model.head_of(mx.array(ids))(model.states(tokens, model.make_cache(encoder_output))))
     assert some.shape == (1, 4, len(ids))
     np.testing.assert_allclose(some, whole[..., ids], rtol=1e-5, atol=1e-5)
     assert np.ptp(whole) > 1
@@ -73,9 +73,9 @@ def test_a_partial_head_of_real_weights_in_every_type() -> None:
         source = tokenizer.encode("grammar: It were a cod business.")
         head = DraftModel(model, DraftVocabulary((1, 5, 100, 31))).head([source], model.config.vocab_size)
         assert set(head.ids.tolist()) == {1, 5, 100, 31, *source}  # type: ignore[arg-type]
-        memory = model.encode(mx.array([source]))
-        whole = model.decode(mx.array([[0, 5]]), model.make_cache(memory))[0].astype(mx.float32)
-        some = head(model.states(mx.array([[0, 5]]), model.make_cache(memory))[0]).astype(mx.float32)
+        encoder_output = model.encode(mx.array([source]))
+        whole = model.decode(mx.array([[0, 5]]), model.make_cache(encoder_output))[0].astype(mx.float32)
+        some = head(model.states(mx.array([[0, 5]]), model.make_cache(encoder_output))[0]).astype(mx.float32)
         tolerance = 0.1 if options.get("dtype") else 1e-3
         np.testing.assert_allclose(np.array(some), np.array(whole[..., head.ids]), atol=tolerance)
 
@@ -118,9 +118,9 @@ def test_the_best_token_within_the_vocabulary_is_drafted() -> None:
     """Brute force: the whole head's arg-max over the allowed ids, without a cache."""
     for source in SOURCES:
         allowed = sorted({*FREQUENT, *source})
-        tokens, memory = [0], DRAFT.encode(mx.array([source]))
+        tokens, encoder_output = [0], DRAFT.encode(mx.array([source]))
         for token in proposed(TRIMMED, source, 6)[0]:
-            logits = np.array(DRAFT.decode(mx.array([tokens]), DRAFT.make_cache(memory)))[0, -1]
+            logits = np.array(DRAFT.decode(mx.array([tokens]), DRAFT.make_cache(encoder_output)))[0, -1]
             assert token == max(allowed, key=lambda each: logits[each])
             tokens.append(token)
 
@@ -205,8 +205,8 @@ def test_a_planted_fault_between_rows_shows(monkeypatch: pytest.MonkeyPatch) -> 
 
 def confidences(source: Sequence[int], draft: Sequence[int]) -> list[float]:
     """What the draft model gave each token, computed at once over the whole draft."""
-    memory = DRAFT.encode(mx.array([list(source)]))
-    logits = np.array(DRAFT.decode(mx.array([[0, *draft]]), DRAFT.make_cache(memory)))[0].astype(np.float64)
+    encoder_output = DRAFT.encode(mx.array([list(source)]))
+    logits = np.array(DRAFT.decode(mx.array([[0, *draft]]), DRAFT.make_cache(encoder_output)))[0].astype(np.float64)
     probs = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     return [float(probs[i, token]) for i, token in enumerate(draft)]
 

@@ -52,9 +52,9 @@ def greedy(source: Sequence[int], asked: Mapping[str, Any], length: int = LENGTH
     config = GenerationConfig.from_dict(asked, VOCAB, [EOS])
     options = config.settled(GenerationOptions(max_tokens=length), 1)
     own = config.constraints(options, [EOS], 1, config.forced_bos_token_id)
-    memory, tokens = BARE.encode(mx.array([list(source)])), [0]
+    encoder_output, tokens = BARE.encode(mx.array([list(source)])), [0]
     while len(tokens) <= length and tokens[-1] != EOS:
-        logits: list[float] = BARE.logits(BARE.teacher_forced(mx.array([tokens]), memory))[0, -1].tolist()  # type: ignore[assignment]
+        logits: list[float] = BARE.logits(BARE.teacher_forced(mx.array([tokens]), encoder_output))[0, -1].tolist()  # type: ignore[assignment]
         penalty = options.repetition_penalty or 1.0
         for token in set(tokens):
             logits[token] *= penalty if logits[token] < 0 else 1 / penalty

@@ -141,7 +141,7 @@ def test_a_batch_keeps_its_type(dtype: mx.Dtype) -> None:
     logits = model.decode(mx.array([r.tokens[:2] for r in requests]), cache)
     cache.assign([0], padded_cache(model, [make_request(model, np.random.default_rng(9), 40)]))
     layer = cache.layers[0]
-    held = (logits, *layer.arrays, cache.memory_mask)
+    held = (logits, *layer.arrays, cache.source_mask)
     assert {array.dtype for array in held} == {dtype}
 
 
@@ -268,14 +268,14 @@ def bias_of_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def stale_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def stale_cross_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot begins anew, but still reads the source of the request before."""
 
-    def keep_memory(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
+    def keep_cross_attention(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
         for row in rows:
             self.offsets[row] = 0
 
-    monkeypatch.setattr(DecoderCache, "assign", keep_memory)
+    monkeypatch.setattr(DecoderCache, "assign", keep_cross_attention)
 
 
 def stale_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,10 +283,10 @@ def stale_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     assign = DecoderCache.assign
 
     def keep_mask(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
-        before = mx.array(self.memory_mask)
+        before = mx.array(self.source_mask)
         assign(self, rows, fresh)
-        if before.shape == self.memory_mask.shape:
-            self.memory_mask = before
+        if before.shape == self.source_mask.shape:
+            self.source_mask = before
 
     monkeypatch.setattr(DecoderCache, "assign", keep_mask)
 
@@ -298,7 +298,7 @@ FAULTS = [
     mask_off_by_one,
     bias_of_the_next_position,
     bias_of_the_first_row,
-    stale_memory,
+    stale_cross_attention,
     stale_mask,
 ]
 

@@ -1,5 +1,5 @@
-"""One training by several processes, each with a device of its own, as `mlx.launch` starts them: all take the same
-steps on parts of the same examples, with averaged gradients. One process alone sends nothing.
+"""Data-parallel training over the processes that `mlx.launch` started: every rank takes the same steps on its part of
+the same examples, with averaged gradients. A single process communicates nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Processes:
-    """This process among those of its training. All of them have to call what communicates, in the same order; where
-    one has ended the others' calls raise `InputError`.
+class TrainingGroup:
+    """The ranks of one training run; without a `group`, this process only.
+
+    All ranks must call the methods that communicate (`mean`, `from_first`, `barrier`) in the same order. These raise
+    `InputError` if another rank has ended.
     """
 
     group: mx.distributed.Group | None = None
 
     @classmethod
-    def launched(cls) -> Processes:
-        """As this process was started. Raises `InputError` where the others cannot be reached."""
+    def join(cls) -> TrainingGroup:
+        """Join the other ranks, if `mlx.launch` started any. Raises `InputError` if they cannot be reached."""
         try:
             return cls(mx.distributed.init())
         except (RuntimeError, ValueError) as error:
@@ -46,39 +48,39 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Those that are this process's."""
+        """Every size-th item, starting at this rank."""
         return items[self.rank :: self.size]
 
     def mean(self, tree: Any) -> Any:
-        """Of arrays of one type, over the processes; the same in all of them."""
+        """Average a tree of arrays, all of one dtype, over the ranks."""
         if self.size == 1:
             return tree
-        mx.eval(tree)  # an error in it is not the others'
+        mx.eval(tree)  # errors in the computation itself are raised here, not reported as a lost rank
         try:
-            found = nn.average_gradients(tree, self.group)
-            mx.eval(found)
+            averaged = nn.average_gradients(tree, self.group)
+            mx.eval(averaged)
         except RuntimeError as error:
             raise InputError("another process of this training has ended; see what it said, and --resume") from error
-        return found
+        return averaged
 
-    def of_first(self, number: float) -> float:
-        """What the first process has here."""
+    def from_first(self, number: float) -> float:
+        """Return the first rank's number on every rank."""
         if self.size == 1:
             return number
         return self.mean([mx.array(number * self.size if self.is_first else 0.0)])[0].item()
 
-    def wait(self) -> None:
-        """For all others to come here."""
-        self.of_first(0.0)
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+        self.from_first(0.0)
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """The first process does it alone; then the others, who find on the disk what it has done."""
+        """Run the block on the first rank before the other ranks run it, so that they find its files."""
         if not self.is_first:
-            self.wait()
+            self.barrier()
         yield
         if self.is_first:
-            self.wait()
+            self.barrier()
 
 
-ALONE = Processes()
+SINGLE_PROCESS = TrainingGroup()

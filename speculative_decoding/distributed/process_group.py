@@ -20,7 +20,7 @@ JOIN_SECONDS = 90
 
 
 @dataclass(frozen=True)
-class Launched:
+class ProcessGroup:
     """This process among those that were started with it. channel: between the first and each of the others."""
 
     group: mx.distributed.Group
@@ -33,13 +33,13 @@ class Launched:
         return self.rank == FIRST
 
 
-def started_as() -> int | None:
+def launched_rank() -> int | None:
     """This process's rank, as the environment has it; None for one that was started alone."""
     found = [os.environ[name] for name in STARTED_TOGETHER if name in os.environ]
     return int(found[0]) if found and found[0].isdecimal() else None
 
 
-def launched(lost: Lost) -> Launched:
+def join_process_group(lost: Lost) -> ProcessGroup:
     """lost: see `Channel`. Raises `InputError` where the others cannot be reached; where they do not come within
     `JOIN_SECONDS` the process ends, with status 1.
     """
@@ -50,7 +50,7 @@ def launched(lost: Lost) -> Launched:
             group = mx.distributed.init(strict=True)
             if group.size() == 1:
                 raise RuntimeError("there is only this one")
-            return Launched(group, group.rank(), group.size(), open_channel(group, lost))
+            return ProcessGroup(group, group.rank(), group.size(), open_channel(group, lost))
         except (RuntimeError, ValueError, OSError) as error:
             raise InputError(
                 "the environment is that of mlx.launch, but the other processes cannot be reached "

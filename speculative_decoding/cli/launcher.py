@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
+from ..distributed import JOIN_SECONDS, ProcessGroup, join_process_group, launched_rank
 from ..errors import InputError
-from ..machines import JOIN_SECONDS, Launched, launched, started_as
 from . import common
 from .drafting import plan_of
 from .flags import Files, Together
 from .parser import Parser, chosen_as
 
-Decode = Callable[[argparse.Namespace, Launched | None], int]
+Decode = Callable[[argparse.Namespace, ProcessGroup | None], int]
 GRACE_SECONDS = 5.0
 SAYS = 1  # of the others, who says that the first is gone
 LOST = "has ended, or is out of reach for 20 seconds; what was written stays, and a job goes on with --resume"
@@ -29,7 +29,7 @@ LOST = "has ended, or is out of reach for 20 seconds; what was written stays, an
 
 def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
     """The exit status of a command, alone or together. decode: what it does, or the first of several processes."""
-    rank = started_as()
+    rank = launched_rank()
     if rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it too, and ends in order
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -53,7 +53,7 @@ def run_as(rank: int, parser: Parser, chosen: argparse.Namespace, decode: Decode
 
     if not rank:
         common.say(f"{parser.prog}: waits for the other processes, {JOIN_SECONDS} seconds at most")
-    processes = launched(lost)
+    processes = join_process_group(lost)
     if rank:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends all of them may mean a server that ends in order
     status, why = 1, "failed; see what it said"
@@ -85,7 +85,7 @@ def with_parallel(chosen: argparse.Namespace) -> None:
             raise InputError("--ngram-store does not go with --parallel data, where each process has its own lines")
 
 
-def follow(chosen: argparse.Namespace, processes: Launched) -> int:
+def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     """What all but the first do; its exit status."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
     plan = plan_of(chosen)
@@ -93,6 +93,6 @@ def follow(chosen: argparse.Namespace, processes: Launched) -> int:
         from .jobs import decode_rows
 
         return decode_rows(plan, chosen_as(Files, chosen), processes)
-    target = replace(plan.folders, launched=processes).open(use_draft=False).opened_target
+    target = replace(plan.folders, processes=processes).open(use_draft=False).opened_target
     target.load_weights()
     return target.follow()
