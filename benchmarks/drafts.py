@@ -36,14 +36,20 @@ def tokens_per_call(models: Models, task: Task) -> float:
     """Over all outputs of the task, with drafts of the longest length."""
     session = Session(models.target, Ids(task.sources), models.draft, slots=SLOTS)
     numbers = [str(number) for number in range(len(task.sources))]
-    found = session.batch(numbers, drafter="model", num_draft=LENGTHS[-1], max_tokens=MOST, allow_long_prompt=True)
+    found = session.batch(
+        numbers, drafter="model", num_draft_tokens=LENGTHS[-1], max_tokens=MOST, allow_long_prompt=True
+    )
     stats = [each.result.stats for each in found if each.result]
     return sum(each.generated_tokens for each in stats) / sum(each.target_calls for each in stats)
 
 
-def timed(session: Session, number: int, num_draft: int) -> tuple[float, float, int, int]:
+def timed(session: Session, number: int, num_draft_tokens: int) -> tuple[float, float, int, int]:
     """Of a prompt: seconds of all its drafts and of all its passes, target calls, drafted tokens."""
-    drafter = {"drafter": "model", "num_draft": num_draft} if num_draft else {"drafter": "none", "strict": False}
+    drafter = (
+        {"drafter": "model", "num_draft_tokens": num_draft_tokens}
+        if num_draft_tokens
+        else {"drafter": "none", "strict": False}
+    )
     options: dict[str, Any] = {"max_tokens": MOST, "allow_long_prompt": True, "timed": True, **drafter}
     stats = session.generate(str(number), **options).stats
     return stats.draft_seconds or 0.0, stats.verify_seconds or 0.0, stats.target_calls, stats.drafted_tokens

@@ -28,7 +28,7 @@ def benchmark_parser() -> Parser:
     add("--max-tokens", "-m", type=COUNT, default=100, metavar="N", help="the most tokens to generate")
     add("--drafter", choices=DRAFTERS, nargs="+", help="each is tried, and plain decoding too (default: all that fit)")
     lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
-    add("--num-draft", type=word(abouts()["num_draft"].value), nargs="+", metavar="N", help=lengths)
+    add("--num-draft", type=word(abouts()["num_draft_tokens"].value), nargs="+", metavar="N", help=lengths)
     add("--temperature", type=word(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried")
     add("--slots", type=COUNT, nargs="+", metavar="N", help="decode so many prompts together; each is tried")
     beams = "search with so many beams, ours and --peers; without drafts"

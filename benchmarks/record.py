@@ -48,7 +48,9 @@ def record(pair: Session, task: Task) -> Recorded:
     model = "head" if isinstance(pair.draft_model, DraftHead) else "model"
     found: dict[str, list[list[int]]] = {model: [], "copy": [], "found": []}
     for number in range(len(task.sources)):
-        output = session.generate(str(number), drafter=recorder, num_draft=LONGEST, max_tokens=task.max_tokens).tokens
+        output = session.generate(
+            str(number), drafter=recorder, num_draft_tokens=LONGEST, max_tokens=task.max_tokens
+        ).tokens
         for kind, name in ((MODEL, model), (COPY, "copy")):
             found[name].append([shared(ids, output[i:-1]) for i, ids in enumerate(recorder.drafts[kind])])
         found["found"].append([*map(len, recorder.drafts[COPY])])

@@ -36,7 +36,7 @@ MIXED: Sequence[dict[str, Any]] = (
     {"max_tokens": 20},
     {"temperature": 1.0, "acceptance": "coupled", "seed": 7},
     {"stop": ["."]},
-    {"num_draft": 5},
+    {"num_draft_tokens": 5},
 )
 
 

@@ -94,11 +94,12 @@ def problems(say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
         exact = outputs(session, True, drafter="none")
         fast = outputs(session, False, drafter="none")
         found = 0
-        for drafter, num_draft in (("ngram", "auto"), ("auto", "auto"), ("model", 1), ("model", 3), ("auto", 4)):
-            options: dict[str, Any] = {"drafter": drafter, "num_draft": num_draft}
+        for drafter, num_draft_tokens in (("ngram", "auto"), ("auto", "auto"), ("model", 1), ("model", 3), ("auto", 4)):
+            options: dict[str, Any] = {"drafter": drafter, "num_draft_tokens": num_draft_tokens}
             different = differing_tokens(outputs(session, True, **options), exact)
             if different:
-                yield f"{name}: with drafter {drafter}, num_draft {num_draft} {different} tokens differ in exact mode"
+                which = f"drafter {drafter}, num_draft_tokens {num_draft_tokens}"
+                yield f"{name}: with {which} {different} tokens differ in exact mode"
             found += differing_tokens(outputs(session, False, **options), fast)
         say(f"{name}: {found} tokens differ where classes are ignored, 0 are allowed in exact mode")
         if not found:

@@ -38,7 +38,7 @@ from .models.draft_head import DraftHead
 from .models.shared_encoder import shares_encoder
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
-from .sampling.options import accepted, default, short
+from .sampling.options import accepted, accepts_aliases, default, short
 from .sampling.values import Number, Whole
 
 
@@ -182,13 +182,13 @@ class Session:
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
-        ours = {"source_language": self.options.source_language, "target_language": self.options.target_language}
+        ours = {"src_lang": self.options.src_lang, "tgt_lang": self.options.tgt_lang}
         return score(self.model, self.tokenizer, source, target, allow_long_prompt=allow_long_prompt, **ours)
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
         """`encode` with this session's target and language."""
-        language = self.options.source_language
-        return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, source_language=language)
+        language = self.options.src_lang
+        return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
 
     def options_with(self, given: Mapping[str, Any]) -> GenerationOptions:
         """This session's options with those of a call. Raises `InputError` for what does not fit."""
@@ -299,12 +299,13 @@ def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[R
             raise InputError(request.error)
 
 
+@accepts_aliases
 def load(
     path_or_name: str | os.PathLike[str],
     *,
     draft: str | os.PathLike[str] | None = None,
     drafter: str | Any | None = None,
-    num_draft: int | str | DraftLength = "auto",
+    num_draft_tokens: int | str | DraftLength = "auto",
     dtype: str | None = None,
     quantize: int | None = None,
     group_size: int | None = None,
@@ -315,7 +316,7 @@ def load(
     path_or_name: a folder, the name of one under models/, or a model on the Hub, which is downloaded if need be.
     draft: the draft model or draft head, likewise; or "self-8bit", the target itself with its matrices in 8 bits,
         where a family has nothing smaller.
-    drafter, num_draft: for every request, see `GenerationOptions`.
+    drafter, num_draft_tokens: for every request, see `GenerationOptions`.
     dtype: float32, bfloat16 or float16 to compute in; by default as stored on a GPU, and float32 on a CPU, for which
         MLX has no fast 16-bit matrix product.
     quantize: 4 or 8 bits for the target, in groups of `group_size` columns (64), for the layers that `convert.py
@@ -327,7 +328,7 @@ def load(
     """
     if group_size is not None and quantize is None and draft != SELF_DRAFT:
         raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
-    options = GenerationOptions(drafter=drafter, num_draft=num_draft)
+    options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
     size = 64 if group_size is None else group_size
     open_target = partial(open_named, path_or_name, dtype=dtype, group_size=size, gguf_file=gguf_file)
     target = open_target(quantize=quantize)

@@ -201,7 +201,7 @@ def add_setting(option: str) -> None:
     def now(state: State) -> str:
         options = state.session.options_with({})  # with the drafter that is usual where nobody chose one
         found = getattr(options, option)
-        if option == "num_draft":
+        if option == "num_draft_tokens":
             return f"{found}; {state.session.planner.length(options).describe()}"
         return on_off(found) if isinstance(found, bool) else repr(found) if kind == "TEXT" else str(found)
 

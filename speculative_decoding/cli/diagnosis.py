@@ -239,7 +239,7 @@ def self_test(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         common: dict[str, Any] = {"strict": True, "max_tokens": TOKENS}
         try:
             plain = session.generate(prompt, drafter="none", **common)
-            drafted = session.generate(prompt, num_draft=length, **common)
+            drafted = session.generate(prompt, num_draft_tokens=length, **common)
         except InputError as error:
             say(f"self-test, prompt {number}: {error}")
             found["differences"].append({"prompt": number, "token": None, "logit_gap": None})

@@ -113,7 +113,7 @@ class Plan:
 
 def drafter_of(folders: Folders, given: Mapping[str, Any]) -> str:
     """By its name, also where nobody chose one. given: options."""
-    is_plain = given.get("num_draft") == 0 or given.get("num_beams", 1) > 1
+    is_plain = given.get("num_draft_tokens") == 0 or given.get("num_beams", 1) > 1
     return given.get("drafter") or ("none" if is_plain else usual_drafter(folders.draft))
 
 

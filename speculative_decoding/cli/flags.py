@@ -28,7 +28,7 @@ NEEDED = dict.fromkeys(("output", "slots", "max_memory", "input_format"), "input
     ("resume", "force"), "output"
 )
 NEEDED["json"] = "doctor"
-OF_DOCTOR = ("source_language", "target_language", "recalibrate")  # the options that --doctor takes
+OF_DOCTOR = ("src_lang", "tgt_lang", "recalibrate")  # the options that --doctor takes
 READ, WRITTEN = ("input", "draft_vocab_text"), ("output", "stats_json", "trace", "ngram_store")
 PROMPT = "what to decode; without it each line of standard input, and at a terminal an example"
 SHOW_DRAFT = "show which tokens were accepted, rejected and corrected, in the text or in a line per round"

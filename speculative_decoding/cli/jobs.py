@@ -63,7 +63,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: Pr
             engine,
             write,
             slots=slots,
-            counts=isinstance(plan.options.num_draft, int) and plan.drafter in REPEATABLE,
+            counts=isinstance(plan.options.num_draft_tokens, int) and plan.drafter in REPEATABLE,
             totals=totals,
         )
         is_watched = output is not None or not sys.stdout.isatty()  # records and a bar on one screen are neither

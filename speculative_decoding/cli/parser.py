@@ -17,7 +17,13 @@ from ..errors import InputError
 from ..sampling.options import abouts
 from ..sampling.values import Either, Number, Several, Switch, Text, Value
 
-FLAGS = {"prefix": "output_prefix", "eos_token_ids": "eos_token_id"}  # where they are named otherwise than the field
+FLAGS = {  # of fields with another name
+    "num_draft_tokens": "num_draft",
+    "src_lang": "source_language",
+    "tgt_lang": "target_language",
+    "decoder_prefix": "output_prefix",
+    "eos_token_ids": "eos_token_id",
+}
 ALSO = {"max_tokens": "-m", "interactive": "-i", "model": "--model-name", "draft_model": "--draft-model-name"}
 WITHOUT_VALUE = {"show_draft": "text"}  # what flags mean that need no value
 METAVARS = {"model": "NAME", "draft_model": "NAME", "input": "FILE", "json": "FILE", "max_memory": "GB"}

@@ -65,8 +65,8 @@ def decode_prompts(plan: Plan, views: Views) -> int:
             runner.sum_up()
         total = runner.totals.get(answer, GenerationStats())
         say(summary(total, plan.options, runner.prompts, runner.cut))
-        if views.show_draft and isinstance(plan.options.num_draft, str) and not plan.is_plain:
-            say(f"--num-draft {plan.options.num_draft}: {session.planner.length(session.options).describe()}")
+        if views.show_draft and isinstance(plan.options.num_draft_tokens, str) and not plan.is_plain:
+            say(f"--num-draft {plan.options.num_draft_tokens}: {session.planner.length(session.options).describe()}")
     if views.stats_json is not None:
         settings = asdict(plan.options) | {"drafter": plan.drafter}
         write_stats(views.stats_json, pair.folders | settings | total.as_dict())

@@ -36,7 +36,7 @@ def verify_parser(program: str) -> Parser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("prompts", nargs="*", type=Path, help="a prompt a line (default: the bundled files)")
-    add_decoding_flags(parser, lists=("drafter", "num_draft", "seed"))
+    add_decoding_flags(parser, lists=("drafter", "num_draft_tokens", "seed"))
     slots = "decode so many prompts together (several: each is tried; default: 1)"
     parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help=slots)
     return parser
@@ -62,7 +62,7 @@ def verify(chosen: argparse.Namespace) -> int:
     given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
     drafters = given.pop("drafter", [usual_drafter(folders.draft)])
-    lengths = given.pop("num_draft", [default("num_draft")])
+    lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
     tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [1]), given.pop("seed", [0])
     if tried == [PLAIN] and slots == [1] and lengths != [0]:
         raise InputError("verify: there is nothing to compare without a draft; choose another --drafter")
@@ -83,7 +83,7 @@ def verify(chosen: argparse.Namespace) -> int:
             return session.generate(prompt, drafter="none", **options).tokens
 
         for way, together, seed in trials:
-            name = f"drafter {way.drafter}, num-draft {way.num_draft}, seed {seed}, slots {together}"
+            name = f"drafter {way.drafter}, num-draft {way.num_draft_tokens}, seed {seed}, slots {together}"
             common.say(f"{name}: {len(prompts)} prompts")
             options = session.options.changed({"seed": seed})
             exact = session.planner.widths(options.changed(way.keywords), together).exact

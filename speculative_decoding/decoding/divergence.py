@@ -53,7 +53,7 @@ def first_divergence(
         return Divergence(position, *(ids[position] if len(ids) > position else None for ids in (regular, speculative)))
     rule = rule_for([options])
     assert isinstance(rule, Greedy)
-    source = encode_prompt(model, tokenizer, prompt, allow_long=True, language=options.source_language)
+    source = encode_prompt(model, tokenizer, prompt, allow_long=True, language=options.src_lang)
     cache = model.make_cache(model.encode(mx.array([source])))
     beginning = begin(model, tokenizer, options)
     tokens = [*beginning.tokens, *regular[:position]]

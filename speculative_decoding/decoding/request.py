@@ -30,7 +30,7 @@ def prepare(
     beginning = begin(model, tokenizer, options)
     (_, *given), ends = beginning.tokens, beginning.eos_token_ids
     ending = Ending(tokenizer, ends, options.stop, given)
-    source = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.source_language)
+    source = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
     row = DecodedRow(
         beginning.options, source, beginning.tokens, constraints=beginning.constraints, length=length, ends=ending
     )
@@ -53,8 +53,8 @@ class Beginning(NamedTuple):
 def begin(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> Beginning:
     """Raises `InputError` that names the option."""
     check_token_ids(options.eos_token_ids, model.config.vocab_size)
-    first = first_token(model, tokenizer, options.target_language)
-    given = output_ids(model, tokenizer, options.prefix, "prefix")
+    first = first_token(model, tokenizer, options.tgt_lang)
+    given = output_ids(model, tokenizer, options.decoder_prefix, "decoder_prefix")
     if given and first not in (None, given[0]):
         given = [first, *given]
     require_positions(model, "max_tokens", options.max_tokens, len(given))
@@ -77,17 +77,17 @@ def beam_search(beginning: Beginning) -> BeamSearch:
     )
 
 
-def first_token(model: EncoderDecoder, tokenizer: Tokenizer, target_language: str | None) -> int | None:
+def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | None) -> int | None:
     """What an output must begin with: the token of its language, or whatever the model's file says."""
     config, languages = model.config, tokenizer.languages
-    if target_language is not None:
-        chosen = language_token(tokenizer, "target_language", target_language)
-        check_token_ids([chosen], config.vocab_size, f"the token of target_language {target_language}")
+    if tgt_lang is not None:
+        chosen = language_token(tokenizer, "tgt_lang", tgt_lang)
+        check_token_ids([chosen], config.vocab_size, f"the token of tgt_lang {tgt_lang}")
         return chosen
     first = model.generation_config.forced_bos_token_id
     if languages and first is None and config.decoder_start_token_id not in languages.values():
         known = ", ".join(sorted(languages))
-        raise InputError(f"target_language must be given, for this model writes {len(languages)} languages: {known}")
+        raise InputError(f"tgt_lang must be given, for this model writes {len(languages)} languages: {known}")
     return first
 
 
@@ -118,7 +118,7 @@ def encode_prompt(
     `InputError` for an empty or too long prompt, and for a language that the model does not have.
     """
     if language is not None:
-        language_token(tokenizer, "source_language", language)
+        language_token(tokenizer, "src_lang", language)
     if not isinstance(prompt, str):
         raise InputError(f"prompt must be text, not {short(prompt)}")
     if not prompt.strip():

@@ -33,19 +33,19 @@ def score(
     target: str | Sequence[int],
     *,
     allow_long_prompt: bool = False,
-    source_language: str | None = None,
-    target_language: str | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
 ) -> Score:
     """How likely the model is to write `target` for `source`, at temperature 1, in one pass.
 
     target: a text, then the end of sequence counts as its last token, and as its first what every output begins with,
         such as the token of its language; or ids, which are taken as they are.
-    source_language, target_language: as in `GenerationOptions`.
+    src_lang, tgt_lang: as in `GenerationOptions`.
 
     Raises `InputError` for an empty or too long source, and for ids or languages that the model does not have.
     """
-    ids = encode_prompt(model, tokenizer, source, allow_long_prompt, source_language)
-    first = first_token(model, tokenizer, target_language)
+    ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang)
+    first = first_token(model, tokenizer, tgt_lang)
     given = encode_output(model, tokenizer, target, "target") if isinstance(target, str) else target
     tokens = list(accepted("target", Several(Whole(0)), given))
     if isinstance(target, str) and first is not None and tokens[:1] != [first]:
@@ -68,10 +68,10 @@ def encode(
     text: str,
     *,
     allow_long_prompt: bool = False,
-    source_language: str | None = None,
+    src_lang: str | None = None,
 ) -> mx.array:
     """Text -> the encoder's last states, (1, S, d_model), one for each token; the last is that of the end of sequence.
 
     Raises `InputError` for an empty or too long text.
     """
-    return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt, source_language)]))
+    return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt, src_lang)]))

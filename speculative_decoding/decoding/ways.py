@@ -12,21 +12,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Way:
-    """A way of decoding by its name in tables; drafter and num_draft as `GenerationOptions` has them."""
+    """A way of decoding by its name in tables; drafter and num_draft_tokens as `GenerationOptions` has them."""
 
     name: str
     drafter: str
-    num_draft: int | str
+    num_draft_tokens: int | str
 
     @property
     def keywords(self) -> dict[str, Any]:
         """For `session.generate`, `stream` and `batch`."""
-        return {"drafter": self.drafter} | ({} if self.drafter == "none" else {"num_draft": self.num_draft})
+        return {"drafter": self.drafter} | (
+            {} if self.drafter == "none" else {"num_draft_tokens": self.num_draft_tokens}
+        )
 
     @property
     def flags(self) -> str:
         """For the command line."""
-        return f"--drafter {self.drafter}" + ("" if self == PLAIN else f" --num-draft {self.num_draft}")
+        return f"--drafter {self.drafter}" + ("" if self == PLAIN else f" --num-draft {self.num_draft_tokens}")
 
 
 PLAIN = Way("plain", "none", 0)

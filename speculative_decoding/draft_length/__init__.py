@@ -13,22 +13,23 @@ __all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", 
 
 
 def choose_length(
-    num_draft: int | str | DraftLength,
+    num_draft_tokens: int | str | DraftLength,
     costs: Callable[[int], RoundCosts] | None = None,
     prior: Sequence[float] = (),
 ) -> DraftLength:
-    """num_draft: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. costs, prior: see
+    """num_draft_tokens: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. costs, prior: see
     `AdaptiveLength`; "auto" alone needs them.
     """
-    if isinstance(num_draft, DraftLength):
-        return num_draft
-    if isinstance(num_draft, int):
-        return FixedLength(num_draft)
-    if not isinstance(num_draft, str):
+    if isinstance(num_draft_tokens, DraftLength):
+        return num_draft_tokens
+    if isinstance(num_draft_tokens, int):
+        return FixedLength(num_draft_tokens)
+    if not isinstance(num_draft_tokens, str):
         raise InputError(
-            f"num_draft must be a whole number, the name of a schedule or a DraftLength, not {num_draft!r}"
+            "num_draft_tokens must be a whole number, the name of a schedule or a DraftLength, "
+            f"not {num_draft_tokens!r}"
         )
-    if num_draft == "auto":
+    if num_draft_tokens == "auto":
         assert costs is not None
         return AdaptiveLength(costs, prior=prior)
-    return HeuristicLength(transient=num_draft == "heuristic_transient")
+    return HeuristicLength(transient=num_draft_tokens == "heuristic_transient")

@@ -78,7 +78,7 @@ class AdaptiveLength(DraftLength):
 
     def __init__(self, costs: Callable[[int], RoundCosts], *, prior: Sequence[float] = (), most: int = LONGEST) -> None:
         if most < 1:
-            raise InputError(f"the longest draft must be >= 1, not {most}; num_draft 0 turns drafting off")
+            raise InputError(f"the longest draft must be >= 1, not {most}; num_draft_tokens 0 turns drafting off")
         self.most = most
         self._costs, self._prior = costs, prior
         self._kinds: dict[str, Acceptance] = {}

@@ -56,7 +56,7 @@ class FixedLength(DraftLength):
 
     def __init__(self, most: int) -> None:
         if most < 0:
-            raise InputError(f"num_draft must be >= 0, not {most}")
+            raise InputError(f"num_draft_tokens must be >= 0, not {most}")
         self.most = most
 
     def skips_round(self) -> bool:
@@ -80,7 +80,9 @@ class HeuristicLength(DraftLength):
 
     def __init__(self, start: int = 20, *, transient: bool = False, most: int = 64) -> None:
         if start < 1:
-            raise InputError(f"num_draft must be >= 1 for a heuristic schedule, not {start}; 0 turns drafting off")
+            raise InputError(
+                f"num_draft_tokens must be >= 1 for a heuristic schedule, not {start}; 0 turns drafting off"
+            )
         self.most = max(start, most)
         self._start = self._count = start
         self._transient = transient

@@ -24,20 +24,22 @@ class Price(NamedTuple):
         return self.is_possible and self.share < MOST_PRICE
 
 
-def price_of(calibration: Calibration, num_draft: int | None, slots: int, prior: Sequence[float]) -> Price:
-    """num_draft: None: an adaptive length; 0: no draft. slots: rows that are decoded together, or fewer."""
+def price_of(calibration: Calibration, num_draft_tokens: int | None, slots: int, prior: Sequence[float]) -> Price:
+    """num_draft_tokens: None: an adaptive length; 0: no draft. slots: rows that are decoded together, or fewer."""
     rows = bucket(slots)
     if not calibration.batches_match(slots):
         return Price(1.0, False)
     fast, exact = calibration.costs(rows), calibration.exact_costs(rows)
-    if not exact.passes or not calibration.has_exact_pass(1 + (num_draft or 0)):
+    if not exact.passes or not calibration.has_exact_pass(1 + (num_draft_tokens or 0)):
         return Price(1.0, False)
-    if num_draft is None:
+    if num_draft_tokens is None:
         return Price(max(0.0, 1.0 - speed(exact, prior) / speed(fast, prior)), True)
-    if num_draft >= max(exact.passes):  # too wide to have been measured: the same pass in both
+    if num_draft_tokens >= max(exact.passes):  # too wide to have been measured: the same pass in both
         return Price(0.0, True)
-    steps = num_draft * (fast.step > 0)
-    return Price(max(0.0, 1.0 - fast.round_seconds(num_draft, steps) / exact.round_seconds(num_draft, steps)), True)
+    steps = num_draft_tokens * (fast.step > 0)
+    return Price(
+        max(0.0, 1.0 - fast.round_seconds(num_draft_tokens, steps) / exact.round_seconds(num_draft_tokens, steps)), True
+    )
 
 
 def speed(costs: RoundCosts, prior: Sequence[float]) -> float:

@@ -46,33 +46,33 @@ class PassPlanner:
 
     def length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The policy that decides how many tokens to draft."""
-        num_draft = 0 if options.drafter == "none" else options.num_draft
-        if not isinstance(num_draft, str):
-            return choose_length(num_draft)
+        num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
+        if not isinstance(num_draft_tokens, str):
+            return choose_length(num_draft_tokens)
         widths = self.widths(options, slots)
-        key = num_draft, slots, widths.exact, self._runs_draft(options)
+        key = num_draft_tokens, slots, widths.exact, self._runs_draft(options)
         if key not in self._lengths:
-            self._lengths[key] = choose_length(num_draft, widths.costs, self._prior)
+            self._lengths[key] = choose_length(num_draft_tokens, widths.costs, self._prior)
         return self._lengths[key]
 
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
         """The widths of the target's passes. The first call for a number of slots measures the device."""
-        num_draft: Any = 0 if options.drafter == "none" else options.num_draft
-        if options.num_beams > 1 or (options.strict is False and isinstance(num_draft, int)):
+        num_draft_tokens: Any = 0 if options.drafter == "none" else options.num_draft_tokens
+        if options.num_beams > 1 or (options.strict is False and isinstance(num_draft_tokens, int)):
             return UNPADDED
-        key = self._runs_draft(options), num_draft, options.strict, slots
+        key = self._runs_draft(options), num_draft_tokens, options.strict, slots
         if key not in self._widths:
             if options.strict is None:
                 exact = self.price(options, slots).is_worth_it
             else:
                 exact = options.strict and self.calibration(options).batches_match(slots)
-            self._widths[key] = self._plan_widths(options, num_draft, exact=exact)
+            self._widths[key] = self._plan_widths(options, num_draft_tokens, exact=exact)
         return self._widths[key]
 
     def price(self, options: GenerationOptions, slots: int = 1) -> Price:
         """The share of the speed that exact passes cost with these options, as measured."""
-        num_draft = 0 if options.drafter == "none" else options.num_draft
-        fixed = num_draft if isinstance(num_draft, int) else None
+        num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
+        fixed = num_draft_tokens if isinstance(num_draft_tokens, int) else None
         return price_of(self.calibration(options), fixed, slots, self._prior)
 
     def calibration(self, options: GenerationOptions) -> Calibration:
@@ -113,7 +113,7 @@ class PassPlanner:
             return None
         price = self.price(options, slots)
         if not price.is_possible:
-            way_out = "decode with 1 slot" if slots > 1 else "choose a smaller num_draft"
+            way_out = "decode with 1 slot" if slots > 1 else "choose a smaller num_draft_tokens"
             return f"tokens may differ where the target's scores nearly tie: no such passes are exact here; {way_out}"
         return (
             "tokens may differ from those without a draft where the target's scores nearly tie; "
@@ -121,18 +121,18 @@ class PassPlanner:
         )
 
     def _runs_draft(self, options: GenerationOptions) -> bool:
-        return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft != 0
+        return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft_tokens != 0
 
-    def _plan_widths(self, options: GenerationOptions, num_draft: Any, *, exact: bool) -> PassWidths:
+    def _plan_widths(self, options: GenerationOptions, num_draft_tokens: Any, *, exact: bool) -> PassWidths:
         """Plan for a fixed number of draft tokens, which nearly all passes then have, or for a schedule."""
         calibration = self.calibration(options)
-        if exact and isinstance(num_draft, int) and not calibration.has_exact_pass(num_draft + 1):
+        if exact and isinstance(num_draft_tokens, int) and not calibration.has_exact_pass(num_draft_tokens + 1):
             raise InputError(
-                f"num_draft {num_draft}: on this device passes with the same bits have room for "
+                f"num_draft_tokens {num_draft_tokens}: on this device passes with the same bits have room for "
                 f"{max(calibration.exact_widths) - 1} drafted tokens; choose fewer, or leave strict out"
             )
-        if isinstance(num_draft, int):
-            extra_widths = [num_draft + 1]
+        if isinstance(num_draft_tokens, int):
+            extra_widths = [num_draft_tokens + 1]
         else:  # for schedules that draft more tokens than the widest measured pass holds
             extra_widths = [width for width in calibration.exact_widths if exact and width > WIDEST]
 

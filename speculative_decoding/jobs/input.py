@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import MOST_DRAFTED, OTHER_NAMES, abouts
+from ..sampling.options import ALIASES, MOST_DRAFTED, OTHER_NAMES, abouts, current_names
 from ..sampling.values import Text, Value, Whole
 
 MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
@@ -65,8 +65,12 @@ def choose_format(name: str, first_line: bytes) -> str:
 
 # What a row may set for itself. Prompts of a file share an output's beginning, and records have no log-probabilities.
 LINE_OPTIONS: Mapping[str, Value] = {
-    name: about.value for name, about in abouts().items() if about.per_row and name not in ("prefix", "logprobs")
-} | {"num_draft": Whole(0, MOST_DRAFTED)}  # a length that adapts would make a record depend on the rows before it
+    name: about.value
+    for name, about in abouts().items()
+    if about.per_row and name not in ("decoder_prefix", "logprobs")
+} | {
+    "num_draft_tokens": Whole(0, MOST_DRAFTED)
+}  # a length that adapts would make a record depend on the rows before it
 FOR_ALL_ROWS = (*(name for name in abouts() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
 FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
 
@@ -94,7 +98,7 @@ def plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 
-OUR_NAMES = OTHER_NAMES | {name: name for name in (*FIELDS, *FOR_ALL_ROWS)}
+OUR_NAMES = OTHER_NAMES | ALIASES | {name: name for name in (*FIELDS, *FOR_ALL_ROWS)}
 LOOKS_LIKE = {plain(name): ours for name, ours in OUR_NAMES.items()}
 
 
@@ -129,7 +133,7 @@ class LineParser:
                     return ParsedLine(line)
                 given["prompt"] = text
             else:
-                given |= parse_json_object(text)
+                given |= current_names(parse_json_object(text))
                 check_fields(given)
         except InputError as error:
             return ParsedLine(line, carried=carried(given), error=str(error))

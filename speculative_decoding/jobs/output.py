@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from ..checkpoints.files import read_json_object
 from ..errors import InputError, writing
 from ..loading.atomic_io import atomic_write
+from ..sampling.options import current_names
 from .input import InputLine, read_lines
 
 VERSION = 2
@@ -186,7 +187,7 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
         raise cannot_resume(why, "name another --output")
     try:
         content = read_json_object(path)
-        version, before = content.pop("version"), content.pop("settings")
+        version, before = content.pop("version"), current_names(content.pop("settings"))
         checkpoint = ResumePoint(**content) if version == VERSION else None
         differing = sorted(name for name in before.keys() | settings.keys() if before.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:

@@ -8,6 +8,8 @@ from dataclasses import fields
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
+from .options import current_names
+
 P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
@@ -37,7 +39,7 @@ class takes_keywords_of(Generic[P]):  # reads as what it does, where it decorate
         @wraps(function)
         def call(*arguments: Any, **keywords: Any) -> R:
             by_name = {name: keywords.pop(name) for name in front.parameters if name in keywords}
-            return function(*front.bind(*arguments, **by_name).args, keywords)
+            return function(*front.bind(*arguments, **by_name).args, current_names(keywords))
 
         own = keyword_parameters(self._options)
         returned = inspect.signature(function).return_annotation

@@ -6,14 +6,17 @@ Python keywords, flags of the command line and fields of a file of prompts are a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import cache
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from functools import cache, wraps
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from ..errors import InputError
 from .values import Either, Number, Several, Switch, Text, Value, Whole
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ACCEPTANCE = ("rejection", "block", "coupled")
 DRAFTERS = ("model", "ngram", "auto", "none")
@@ -27,7 +30,16 @@ MOST_SEQUENCES = 1 << 10
 
 SHARED = "shared"  # by all rows of a batch
 # Not with beams: nothing is sampled and nothing is drafted, and of stop strings transformers says nothing that fits.
-WITHOUT_BEAMS = ("temperature", "drafter", "num_draft", "delta", "confidence_threshold", "stop", "strict", "logprobs")
+WITHOUT_BEAMS = (
+    "temperature",
+    "drafter",
+    "num_draft_tokens",
+    "delta",
+    "confidence_threshold",
+    "stop",
+    "strict",
+    "logprobs",
+)
 
 
 class About(NamedTuple):
@@ -36,6 +48,33 @@ class About(NamedTuple):
     value: Value
     help: str
     per_row: bool
+
+
+ALIASES = {  # former names of options, accepted wherever options are read
+    "num_draft": "num_draft_tokens",
+    "source_language": "src_lang",
+    "target_language": "tgt_lang",
+    "prefix": "decoder_prefix",
+}
+
+
+def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values under the options' current names. Raises `InputError` for an option given under both names."""
+    renamed = {ALIASES.get(name, name): value for name, value in given.items()}
+    if len(renamed) < len(given):
+        former = next(name for name in given if name in ALIASES and ALIASES[name] in given)
+        raise InputError(f"{ALIASES[former]} is given twice, also as {former}; leave one of them out")
+    return renamed
+
+
+def accepts_aliases(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which then also accepts its keywords under the names in `ALIASES`."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **current_names(kwargs))
+
+    return call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +104,19 @@ class GenerationOptions:
     seed: Annotated[
         int,
         Whole(0, MAX_SEED),
-        "the same seed and options give the same text; where drafts learn (num_draft auto, copies) with acceptance "
-        "coupled only",
+        "the same seed and options give the same text; where drafts learn (num_draft_tokens auto, copies) with "
+        "acceptance coupled only",
     ] = 0
     max_tokens: Annotated[int, Whole(1, MOST_TOKENS), "the most tokens to generate"] = 100
-    source_language: Annotated[
+    src_lang: Annotated[
         str | None, Text(), "of the prompt, as the tokenizer names it (NLLB: eng_Latn), where a model has languages"
     ] = None
-    target_language: Annotated[str | None, Text(), "to write in, likewise"] = None
+    tgt_lang: Annotated[str | None, Text(), "to write in, likewise"] = None
     stop: Annotated[
         Sequence[str], Several(Text()), "end in front of this text, none of which is ever given out; may be repeated"
     ] = ()
     eos_token_ids: Annotated[Sequence[int], Several(Whole(0)), "end at this token too; may be repeated"] = ()
-    prefix: Annotated[
+    decoder_prefix: Annotated[
         str | Sequence[int],
         Either((Text(may_be_empty=True), Several(Whole(0)))),
         "make the output begin with this (from Python also ids); it is no part of text, tokens and max_tokens",
@@ -107,7 +146,7 @@ class GenerationOptions:
         "likely right, else the model; or none. By default auto with a draft model, ngram without one",
         SHARED,
     ] = None
-    num_draft: Annotated[
+    num_draft_tokens: Annotated[
         int | str | Any,
         Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
         f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it; "
@@ -199,6 +238,7 @@ class GenerationOptions:
         """With other values for the options in `given`. Raises `InputError` for an option that does not exist, a value
         that is not wanted, and an option that would have no effect.
         """
+        given = current_names(given)
         for name in given:
             if name not in abouts():
                 raise InputError(unknown(name))
@@ -210,6 +250,7 @@ class GenerationOptions:
 
     def for_row(self, given: Mapping[str, Any]) -> GenerationOptions:
         """`changed`, for one row of a batch: only by options in which rows may differ."""
+        given = current_names(given)
         for name in given:
             if name in abouts() and not abouts()[name].per_row:
                 raise InputError(f"{name} holds for all rows; give it for all of them")
@@ -221,10 +262,14 @@ class GenerationOptions:
             return "with num_beams 1"
         if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
             return "at temperature 0"
-        if self.drafter == "none" and name in ("num_draft", "delta", "confidence_threshold"):
-            return "" if name == "num_draft" and self.num_draft == 0 else "with drafter none"
-        if self.num_draft == 0 and name in ("drafter", "delta", "confidence_threshold") and self.drafter != "none":
-            return "with num_draft 0"
+        if self.drafter == "none" and name in ("num_draft_tokens", "delta", "confidence_threshold"):
+            return "" if name == "num_draft_tokens" and self.num_draft_tokens == 0 else "with drafter none"
+        if (
+            self.num_draft_tokens == 0
+            and name in ("drafter", "delta", "confidence_threshold")
+            and self.drafter != "none"
+        ):
+            return "with num_draft_tokens 0"
         if isinstance(self.drafter, str):
             if name == "confidence_threshold" and self.drafter == "ngram":
                 return "with drafter ngram: it stops a draft model"
@@ -277,21 +322,19 @@ OTHER_NAMES = {  # other libraries' names, and our own flags'; "": there is noth
     "max_length": "max_tokens",
     "min_new_tokens": "min_tokens",
     "min_length": "min_tokens",
-    "src_lang": "source_language",
-    "tgt_lang": "target_language",
-    "forced_bos_token_id": "target_language",
+    "forced_bos_token_id": "tgt_lang",
     "temp": "temperature",
     "do_sample": "temperature",
     "sampling": "temperature, top_k, top_p, min_p, repetition_penalty or seed by themselves",
-    "num_assistant_tokens": "num_draft",
-    "num_draft_tokens": "num_draft",
-    "output_prefix": "prefix",
+    "num_assistant_tokens": "num_draft_tokens",
+    "output_prefix": "decoder_prefix",
     "eos_token_id": "eos_token_ids",
     "stop_strings": "stop",
     "assistant_confidence_threshold": "confidence_threshold",
 }
 
 
+GenerationOptions.__init__ = accepts_aliases(GenerationOptions.__init__)  # type: ignore[method-assign]
 GenerationOptions.__doc__ = "\n".join(
     [f"{GenerationOptions.__doc__}\n", *(f"    {name}: {about.help}." for name, about in abouts().items())]
 )

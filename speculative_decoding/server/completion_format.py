@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, abouts, accepted
+from ..sampling.options import MAX_SEED, abouts, accepted, current_names
 from ..sampling.random import seed_of_sample
 from ..sampling.values import Either, Several, Switch, Text, Whole
 from .decoding_thread import PromptUpdate, ServedPrompt
@@ -90,6 +90,7 @@ def usage_wanted(stream_options: Any, stream: bool) -> bool:
 
 def options_of(given: dict[str, Any], usual: GenerationOptions) -> GenerationOptions:
     """The server's options with those of a request. Raises `InputError`, or `ServerError`."""
+    given = current_names(given)
     if "num_return_sequences" in given:
         raise ServerError(400, "num_return_sequences is called n here", "num_return_sequences", "unsupported_value")
     for name in given:

@@ -183,7 +183,7 @@ class DecodingThread:
             return ServerError(500, FAILED)
         try:
             self._limits.check_tokens("prompt", request.stats.prompt_tokens)
-            self._limits.check_tokens("prefix", request.row.given - 1)
+            self._limits.check_tokens("decoder_prefix", request.row.given - 1)
         except ServerError as error:
             engine.cancel(request)
             return error
@@ -224,8 +224,8 @@ def warm_up(session: Session, slots: int) -> None:
     """Measure the device and trace the first passes, so that no client waits for that."""
     session.calibrate(slots)
     usual = session.options_with({})
-    language = usual.target_language or next(iter(session.tokenizer.languages), None)
-    options = replace(usual, max_tokens=2, min_tokens=0, target_language=language, prefix="")
+    language = usual.tgt_lang or next(iter(session.tokenizer.languages), None)
+    options = replace(usual, max_tokens=2, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
     engine.submit("a", options, session.planner.length(options, slots))
     while not engine.is_idle:

@@ -38,8 +38,8 @@ class Limits:
     def check(self, prompt: str, options: GenerationOptions) -> None:
         """All that needs no tokenizer. Raises `ServerError` that names the field."""
         self.check_length("prompt", prompt)
-        if isinstance(options.prefix, str):
-            self.check_length("prefix", options.prefix)
+        if isinstance(options.decoder_prefix, str):
+            self.check_length("decoder_prefix", options.decoder_prefix)
         if options.max_tokens > self.max_output_tokens:
             raise ServerError(400, f"max_tokens must be at most {self.max_output_tokens} here", "max_tokens")
         for name, given in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):

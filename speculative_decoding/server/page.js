@@ -93,7 +93,7 @@ async function run() {
     by("summary").textContent = line(ours);
     if (by("compare").checked) {
       const seed = ours.seed === null ? {} : { seed: ours.seed };
-      const plain = await write({ ...fields, ...seed, num_draft: 0 }, by("plain"));
+      const plain = await write({ ...fields, ...seed, num_draft_tokens: 0 }, by("plain"));
       const ratio = (plain.milliseconds / ours.milliseconds).toFixed(2);
       by("comparison").textContent = `${line(plain)}; with drafts ${ratio} times as fast`;
     }

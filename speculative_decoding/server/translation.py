@@ -68,7 +68,7 @@ class TranslationPrompts:
             raise InputError(f"source and target must be a pair that this model translates, which are {pairs}")
         for name, code in (("source", source), ("target", target)):
             language_token(session.tokenizer, name, code)
-        return text, {"source_language": source, "target_language": target}
+        return text, {"src_lang": source, "tgt_lang": target}
 
 
 async def translate(request: Request) -> Response:

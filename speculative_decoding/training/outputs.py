@@ -73,7 +73,7 @@ def write_outputs(
         for done, result in enumerate(found, start=1):
             record: list[Any] = [missing[result.index]]
             if result.result is not None:
-                prompt, language = requests[result.index]["prompt"], session.options.source_language
+                prompt, language = requests[result.index]["prompt"], session.options.src_lang
                 source = encode_prompt(session.model, session.tokenizer, prompt, language=language)
                 record += source, list(result.result.tokens)
             file.write(json.dumps(record) + "\n")

@@ -204,7 +204,7 @@ def held_out_stats(session: Session, student: Student, prompts: Sequence[str]) -
     drafting = Session(session.model, session.tokenizer, student.draft(), slots=16)
     stats = GenerationStats()
     # strict False: only counts are wanted, and nothing needs to be measured for them
-    for each in drafting.batch(prompts, drafter="model", num_draft=NUM_DRAFT, strict=False):
+    for each in drafting.batch(prompts, drafter="model", num_draft_tokens=NUM_DRAFT, strict=False):
         if each.result is not None:
             stats.add(each.result.stats)
     return stats

@@ -59,8 +59,8 @@ def alone(**options: Any) -> list[GenerationResult]:
     return [generate(TARGET, Letters(), prompt, drafter="none", **options) for prompt in PROMPTS]
 
 
-def check_identity(slots: int, drafter: str = "model", num_draft: Any = 5, **options: Any) -> None:
-    length = {} if drafter.startswith(("none", "default")) else {"num_draft": num_draft}
+def check_identity(slots: int, drafter: str = "model", num_draft_tokens: Any = 5, **options: Any) -> None:
+    length = {} if drafter.startswith(("none", "default")) else {"num_draft_tokens": num_draft_tokens}
     results = batch(PROMPTS, slots=slots, **length, **DRAFTERS[drafter], **options)
     assert all(map(same, results, alone(**options)))
 
@@ -86,7 +86,7 @@ def test_samples_do_not_depend_on_the_neighbours(drafter: str, acceptance: str) 
     Not so with drafters that learn from row to row: what they draft, and with it the sample of a seed, depends on what
     came before (its law does not; and coupled samples do not).
     """
-    options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "num_draft": 5, "max_tokens": 12}
+    options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "num_draft_tokens": 5, "max_tokens": 12}
     options |= DRAFTERS[drafter]
     rows = [{"prompt": prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS)]
     expected = [generate(TARGET, Letters(), prompt, seed=seed, **options) for seed, prompt in enumerate(PROMPTS)]
@@ -100,10 +100,10 @@ OWN: list[dict[str, Any]] = [
     {"repetition_penalty": 1.5},
     {"stop": ["b", "d"]},
     {"eos_token_ids": [6, 9]},
-    {"num_draft": 0},
-    {"num_draft": 7, "max_tokens": 30},
-    {"temperature": 0.7, "top_k": 5, "seed": 2, "acceptance": "block", "num_draft": 1},
-    {"prefix": [4, 7, 2]},
+    {"num_draft_tokens": 0},
+    {"num_draft_tokens": 7, "max_tokens": 30},
+    {"temperature": 0.7, "top_k": 5, "seed": 2, "acceptance": "block", "num_draft_tokens": 1},
+    {"decoder_prefix": [4, 7, 2]},
     {"max_tokens": 1},
 ]
 
@@ -111,11 +111,11 @@ OWN: list[dict[str, Any]] = [
 @pytest.mark.parametrize("slots", [2, 5, 32])
 def test_rows_may_have_options_of_their_own(slots: int) -> None:
     rows = [{"prompt": prompt} | own for prompt, own in zip(PROMPTS, [*OWN, *OWN], strict=False)]
-    shared: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT, "drafter": "model", "num_draft": 5}
+    shared: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5}
     results = batch(rows, slots=slots, **shared)
     for row, result in zip(rows, results, strict=True):
         options = shared | row
-        if options["num_draft"] == 0:  # a single call says so: the drafter would have no effect
+        if options["num_draft_tokens"] == 0:  # a single call says so: the drafter would have no effect
             del options["drafter"]
         prompt = options.pop("prompt")
         assert same(result, generate(TARGET, Letters(), prompt, **options)), row
@@ -162,7 +162,7 @@ def test_a_planted_fault_breaks_identity(plant: Any, monkeypatch: pytest.MonkeyP
 
 def test_a_draft_of_one_row_is_that_of_a_batch() -> None:
     """Not only is the output the same, but the same tokens are drafted, so a batch accepts as much."""
-    options: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft": 5, "max_tokens": 20}
+    options: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5, "max_tokens": 20}
     alone = [generate(TARGET, Letters(), prompt, **options).stats for prompt in PROMPTS]
     together = [result.stats for result in batch(PROMPTS, slots=4, **options)]
     for one, other in zip(alone, together, strict=True):
@@ -222,8 +222,10 @@ class Watched(FixedLength):
 
 def test_a_length_decides_for_all_of_its_rows_at_once() -> None:
     shared, own = Watched(), Watched()
-    rows: list[Any] = [{"prompt": prompt} | ({"num_draft": own} if i == 1 else {}) for i, prompt in enumerate("abcd")]
-    batch(rows, slots=4, draft_model=DRAFT, num_draft=shared, max_tokens=8)
+    rows: list[Any] = [
+        {"prompt": prompt} | ({"num_draft_tokens": own} if i == 1 else {}) for i, prompt in enumerate("abcd")
+    ]
+    batch(rows, slots=4, draft_model=DRAFT, num_draft_tokens=shared, max_tokens=8)
     assert shared.asked[0] == 3 and own.asked[0] == 1
     assert shared.told == shared.asked and own.told == own.asked
 
@@ -252,8 +254,8 @@ class Erratic(DraftLength):
 @pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
 def test_whatever_a_length_decides_changes_nothing(drafter: str) -> None:
     length = Erratic()
-    for num_draft in (length, "auto", "heuristic", "heuristic_transient"):
-        check_identity(4, drafter, num_draft=num_draft, max_tokens=20)
+    for num_draft_tokens in (length, "auto", "heuristic", "heuristic_transient"):
+        check_identity(4, drafter, num_draft_tokens=num_draft_tokens, max_tokens=20)
     assert length.skipped > 5
 
 
@@ -284,7 +286,7 @@ def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
         ({"drafter": NgramDrafter()}, "given by name"),
         ({"drafter": "model"}, "needs a draft model"),
         ({"draft_model": DRAFT, "delta": 2.0}, "delta"),
-        ({"num_draft": "often"}, "num_draft"),
+        ({"num_draft_tokens": "often"}, "num_draft_tokens"),
         ({"max_memory_gb": 0.000001}, "is too little"),
     ],
 )
@@ -321,7 +323,7 @@ def test_a_session_decodes_a_list_in_its_order() -> None:
 
 
 def test_strict_rows_are_those_of_their_prompts_alone() -> None:
-    options: dict[str, Any] = {"strict": True, "max_tokens": 20, "num_draft": 5}
+    options: dict[str, Any] = {"strict": True, "max_tokens": 20, "num_draft_tokens": 5}
     plain = [generate(TARGET, Letters(), prompt, drafter="none", strict=True, max_tokens=20) for prompt in PROMPTS]
     found = batch(PROMPTS, slots=4, draft_model=DRAFT, **options)
     assert [each.tokens for each in found] == [each.tokens for each in plain]

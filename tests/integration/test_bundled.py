@@ -35,10 +35,12 @@ def regular_results(pair: Session) -> list[GenerationResult]:
     return [generate(*pair, text, drafter="none", max_tokens=40) for text in TEXTS]
 
 
-@pytest.mark.parametrize("num_draft", [1, 5])
-def test_speculation_changes_nothing(pair: Session, regular_results: list[GenerationResult], num_draft: int) -> None:
+@pytest.mark.parametrize("num_draft_tokens", [1, 5])
+def test_speculation_changes_nothing(
+    pair: Session, regular_results: list[GenerationResult], num_draft_tokens: int
+) -> None:
     for text, regular in zip(TEXTS, regular_results, strict=True):
-        speculative = pair.generate(text, num_draft=num_draft, max_tokens=40)
+        speculative = pair.generate(text, num_draft_tokens=num_draft_tokens, max_tokens=40)
         assert speculative.tokens == regular.tokens and speculative.text == regular.text
         assert speculative.stats.target_calls < regular.stats.target_calls
 

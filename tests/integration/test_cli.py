@@ -417,7 +417,7 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
     _, out, _ = main_py("--help")
     for name in (each for action in main_parser()._actions for each in action.option_strings):
         assert name in out
-    for name in ("seed", "max_tokens", "num_draft", "temperature", "max_ngram_size"):
+    for name in ("seed", "max_tokens", "num_draft_tokens", "temperature", "max_ngram_size"):
         assert f"(default: {default(name)})" in " ".join(out.split())
 
 
@@ -425,7 +425,7 @@ def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
     without = {"logprobs", "timed"}  # for Python
     flags = {name for action in main_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in abouts()} - flags == {flag(name) for name in without}
-    for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft", SCHEDULES)):
+    for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft_tokens", SCHEDULES)):
         for name in names:
             assert vars(main_parser().parse_args([flag(option), name])) == {option: name}
     assert not vars(main_parser().parse_args([]))  # what is not given leaves no value

@@ -54,7 +54,7 @@ class Client:
 
     def submit(self, prompt: str, **own: Any) -> Request:
         options = options_of(**{"max_tokens": 20} | self.options | own)
-        request = self.engine.submit(prompt, options, choose_length(options.num_draft))
+        request = self.engine.submit(prompt, options, choose_length(options.num_draft_tokens))
         self.prompts[request], self.told[request] = prompt, []
         return request
 
@@ -291,7 +291,7 @@ def test_a_hundred_prompts_at_random_moments(drafter: str) -> None:
     waiting = 100
     while waiting or not client.engine.is_idle:
         for _ in range(min(waiting, dice.choice((0, 0, 1, 1, 2, 9)))):
-            own: dict[str, Any] = {"max_tokens": dice.randint(1, 12), "num_draft": dice.randint(0, 6)}
+            own: dict[str, Any] = {"max_tokens": dice.randint(1, 12), "num_draft_tokens": dice.randint(0, 6)}
             if dice.random() < 0.4:
                 own |= COUPLED | {"seed": dice.randint(0, 5)}
             client.submit(dice.choice(PROMPTS), **own)
@@ -328,8 +328,8 @@ def test_strict_rows_have_passes_of_one_class_and_the_tokens_of_rows_alone(monke
         return states(self, tokens, cache)
 
     prefix = tuple(alone("iii", options_of(max_tokens=20)))
-    for options in ({"max_tokens": 20}, {"max_tokens": 36, "prefix": prefix}):
-        client = Client(slots=4, strict=True, num_draft=7, **options)
+    for options in ({"max_tokens": 20}, {"max_tokens": 36, "decoder_prefix": prefix}):
+        client = Client(slots=4, strict=True, num_draft_tokens=7, **options)
         with monkeypatch.context() as patch:
             patch.setattr(type(TARGET), "states", recording)
             client.submit(PROMPTS[0])  # alone at first
@@ -338,6 +338,6 @@ def test_strict_rows_have_passes_of_one_class_and_the_tokens_of_rows_alone(monke
                 client.submit(prompt)
             while not client.engine.is_idle:
                 client.step()
-        if "prefix" not in options:
+        if "decoder_prefix" not in options:
             client.check()
     assert widths == EXACT.costs(1).passes.keys()

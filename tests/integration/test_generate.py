@@ -45,10 +45,10 @@ def regular_of(row: Row) -> list[int]:
     return REGULAR[SOURCES.index(row.source)]
 
 
-def check_identity(drafter: str, num_draft: int, sources: int = len(SOURCES)) -> None:
+def check_identity(drafter: str, num_draft_tokens: int, sources: int = len(SOURCES)) -> None:
     for source, regular in zip(SOURCES[:sources], REGULAR[:sources], strict=True):
         made = DRAFTERS[drafter](TARGET, DRAFT, regular)
-        rounds = run(TARGET, source, made, num_draft=num_draft, **OPTIONS_OF.get(drafter, {}))
+        rounds = run(TARGET, source, made, num_draft_tokens=num_draft_tokens, **OPTIONS_OF.get(drafter, {}))
         assert tokens_of(rounds) == regular
 
 
@@ -60,20 +60,20 @@ def test_the_tiny_models_exercise_the_loop() -> None:
     assert {0, 4} < accepted  # rejections at once, full acceptance, and something between
 
 
-@pytest.mark.parametrize(("num_draft", "sources"), [(1, 2), (5, 5)])  # all for each length side by side, below
+@pytest.mark.parametrize(("num_draft_tokens", "sources"), [(1, 2), (5, 5)])  # all for each length side by side, below
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft: int, sources: int) -> None:
-    check_identity(drafter, num_draft, sources)
+def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft_tokens: int, sources: int) -> None:
+    check_identity(drafter, num_draft_tokens, sources)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_side_by_side_rows_of_any_draft_length_and_any_limit_are_regular_decoding(drafter: str) -> None:
-    """num_draft 0 to 12 and max_tokens from 1, in one batch; the limit is exact, and named as the reason."""
+    """num_draft_tokens 0 to 12 and max_tokens from 1, in one batch; the limit is exact, and named as the reason."""
     limits = [(0, 30), (1, 30), (2, 30), (5, 30), (12, 30), (4, 1), (4, 2), (4, 3), (4, 7), (4, 29)]
     requests = [
-        (source, options_of(drafter, num_draft=num_draft, max_tokens=max_tokens))
+        (source, options_of(drafter, num_draft_tokens=num_draft_tokens, max_tokens=max_tokens))
         for source in SOURCES
-        for num_draft, max_tokens in limits
+        for num_draft_tokens, max_tokens in limits
     ]
     found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
     for (source, options), told in zip(requests, found, strict=True):
@@ -81,7 +81,7 @@ def test_side_by_side_rows_of_any_draft_length_and_any_limit_are_regular_decodin
         assert told.tokens == expected
         assert [event.finish_reason for event in told.rounds][-1] == ("stop" if EOS in expected else "length")
         assert all(event.finish_reason is None for event in told.rounds[:-1])
-        assert all(event.drafted <= options.num_draft for event in told.rounds)
+        assert all(event.drafted <= options.num_draft_tokens for event in told.rounds)
 
 
 def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
 
 def test_counts_add_up() -> None:
     for source in SOURCES:
-        for event in run(TARGET, source, model_drafter(TARGET, DRAFT), num_draft=4):
+        for event in run(TARGET, source, model_drafter(TARGET, DRAFT), num_draft_tokens=4):
             assert 0 <= event.accepted <= event.drafted <= 4
             assert len(event.tokens) == event.accepted + 1 or event.finish_reason == "stop"
 
@@ -179,7 +179,7 @@ def without_cache(source: tuple[int, ...], penalty: float, max_tokens: int) -> l
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: str) -> None:
     requests = [
-        (source, options_of(drafter, repetition_penalty=PENALTY, num_draft=number + 2, max_tokens=20))
+        (source, options_of(drafter, repetition_penalty=PENALTY, num_draft_tokens=number + 2, max_tokens=20))
         for number, source in enumerate(SOURCES)
     ]
     made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: without_cache(tuple(row.source), PENALTY, 20))
@@ -206,7 +206,7 @@ def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
     """Drafts of 0 to 12 tokens, side by side."""
     expected = {options["seed"]: regular for _, options, regular in coupled_requests()}
     requests = [
-        (source, options_of(drafter, num_draft=options["seed"] % 13, **options))
+        (source, options_of(drafter, num_draft_tokens=options["seed"] % 13, **options))
         for source, options, _ in coupled_requests()
     ]
     made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: expected[row.options.seed])
@@ -234,7 +234,7 @@ def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> Non
     assert accepted(BatchModelDrafter) > 2 * accepted(Independent) > 0
 
 
-def recorded_logits(num_draft: int, drafter: Drafter, strict: bool, dtype: mx.Dtype) -> dict[int, mx.array]:
+def recorded_logits(num_draft_tokens: int, drafter: Drafter, strict: bool, dtype: mx.Dtype) -> dict[int, mx.array]:
     """What the target's passes computed for each committed position of a run; at -1 its tokens."""
     found: dict[int, mx.array] = {}
     verdict = Greedy.verdict
@@ -247,7 +247,7 @@ def recorded_logits(num_draft: int, drafter: Drafter, strict: bool, dtype: mx.Dt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Greedy, "verdict", recording)
-        options: dict[str, Any] = {"num_draft": num_draft, "max_tokens": 100, "ends": lambda token: False}
+        options: dict[str, Any] = {"num_draft_tokens": num_draft_tokens, "max_tokens": 100, "ends": lambda token: False}
         rounds = run(wide(dtype), SOURCES[0], drafter, strict=strict, **options)
         found[-1] = mx.array(tokens_of(rounds))
     return found
@@ -269,9 +269,9 @@ def test_strict_passes_compute_the_same_bits_with_and_without_a_draft(dtype: mx.
     plain = recorded_logits(7, NoDrafter(), True, dtype)
     regular: list[int] = plain[-1].tolist()  # type: ignore[assignment]
     assert len(regular) == 100 and len(set(regular)) > 3
-    for num_draft in (1, 4, 7):  # up to 7 passes have one width
+    for num_draft_tokens in (1, 4, 7):  # up to 7 passes have one width
         third_wrong = Scripted(regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token)
-        drafted = recorded_logits(num_draft, third_wrong, True, dtype)
+        drafted = recorded_logits(num_draft_tokens, third_wrong, True, dtype)
         assert plain.keys() == drafted.keys()
         for position, logits in plain.items():
             assert mx.array_equal(logits, drafted[position]), position
@@ -308,7 +308,7 @@ def test_strict_passes_have_widths_of_one_class_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(TARGET), "states", recording)
     for most, expected in ((0, {2}), (2, {4}), (4, {8}), (9, {8})):
         widths.clear()
-        run(TARGET, SOURCES[0], Scripted(REGULAR[0], lambda i, token: token, most), num_draft=9, strict=True)
+        run(TARGET, SOURCES[0], Scripted(REGULAR[0], lambda i, token: token, most), num_draft_tokens=9, strict=True)
         assert widths - {2, 4} == expected - {2, 4} and widths <= {2, 4, 8}
 
 
@@ -364,7 +364,7 @@ def test_generate_takes_stop_strings_and_extra_ids() -> None:
     assert ended.tokens == plain.tokens[: plain.tokens.index(plain.tokens[3]) + 1] and ended.finish_reason == "stop"
 
 
-MODEL_OF_5: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft": 5}
+MODEL_OF_5: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -414,7 +414,7 @@ def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"num_draft": -1}, "num_draft"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"delta": 1.5}, "delta"),
         ({"delta": -0.1}, "delta"),

@@ -45,7 +45,11 @@ def session() -> Session:
 
 
 def create(client: openai.OpenAI, prompt: Any = GERMAN, **options: Any) -> Any:
-    own = {name: options.pop(name) for name in list(options) if name in ("acceptance", "num_draft", "prefix", "rounds")}
+    own = {
+        name: options.pop(name)
+        for name in list(options)
+        if name in ("acceptance", "num_draft_tokens", "decoder_prefix", "rounds")
+    }
     return client.completions.create(model=MODEL, prompt=prompt, **options, extra_body=own)
 
 
@@ -93,8 +97,8 @@ def test_a_stream_adds_up_to_the_text(client: openai.OpenAI, session: Session) -
 def test_rounds_tell_what_was_drafted_and_rejected(server: Serving, session: Session) -> None:
     prompt = "translate English to German: This function removes the last element of an array."
     rounds: list[Any] = []
-    alone = session.generate(prompt, num_draft=5, on_round=rounds.append)
-    fields = {"prompt": prompt, "stream": True, "rounds": True, "num_draft": 5}
+    alone = session.generate(prompt, num_draft_tokens=5, on_round=rounds.append)
+    fields = {"prompt": prompt, "stream": True, "rounds": True, "num_draft_tokens": 5}
     with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         told = [each["choices"][0] for each in events(response)]
@@ -133,7 +137,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1, 2]}, "prompt", "prompt must be text"),
     ({"prompt": "ab cd " * 150}, "prompt", "at most 200"),
     ({"prompt": "a" * 13_000}, "prompt", "13000 characters"),
-    ({"prefix": "ab cd " * 150}, "prefix", "at most 200"),
+    ({"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200"),
     ({"n": 2}, "n", "n must be 1 at temperature 0"),
     ({"num_return_sequences": 2, "temperature": 1}, "num_return_sequences", "is called n here"),
     ({"num_beams": 2}, "num_beams", "is chosen when the server starts"),
@@ -160,8 +164,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"drafter": "none"}, "drafter", "when the server starts"),
     ({"user": "me"}, "user", "there is no option 'user'"),
     ({"max_new_tokens": 9}, "max_new_tokens", "did you mean max_tokens"),
-    ({"target_language": "deu_Latn"}, "target_language", "no languages"),
-    ({"num_draft": {"a": 1}}, "num_draft", "num_draft must be"),
+    ({"tgt_lang": "deu_Latn"}, "tgt_lang", "no languages"),
+    ({"num_draft_tokens": {"a": 1}}, "num_draft_tokens", "num_draft_tokens must be"),
 ]
 
 
@@ -308,7 +312,7 @@ def test_languages_of_models_with_tokens_for_them() -> None:
         "name": "deu_Latn",
         "targets": ["eng_Latn", "fra_Latn"],
     }
-    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
     assert translation.prompt(session, "a", "eng_Latn", "deu_Latn") == ("a", languages)
     with pytest.raises(InputError, match="source 'eng_latn' is none of this model's 3 languages"):
         translation.prompt(session, "a", "eng_latn", "deu_Latn")

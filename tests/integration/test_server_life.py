@@ -47,7 +47,7 @@ TOKEN = "correct-horse-battery"
 
 
 def tiny(model: EncoderDecoder = TARGET) -> Session:
-    return Session(model, Letters(), DRAFT, GenerationOptions(max_tokens=8, num_draft=3))
+    return Session(model, Letters(), DRAFT, GenerationOptions(max_tokens=8, num_draft_tokens=3))
 
 
 @cache
@@ -294,11 +294,11 @@ class TwoLanguages(Letters):
 
 
 def test_a_model_with_languages_translates_from_one_into_another() -> None:
-    options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft=3)
+    options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft_tokens=3)
     beside, reasons = Session(TARGET, TwoLanguages(), DRAFT, options), set()
     with serving(Session(TARGET, TwoLanguages(), DRAFT, options), FEW, translation=TranslationPrompts({})) as server:
         for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
-            languages = {"source_language": source, "target_language": target}
+            languages = {"src_lang": source, "tgt_lang": target}
             alone = beside.generate("abc", **languages)
             choice = server.post(prompt="abc", **languages).json()["choices"][0]
             assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
@@ -308,7 +308,7 @@ def test_a_model_with_languages_translates_from_one_into_another() -> None:
             reasons.add(alone.finish_reason)
         assert reasons == {"stop", "length"}
         missing = server.post(prompt="abc")
-        assert missing.status_code == 400 and missing.json()["error"]["param"] == "target_language"
+        assert missing.status_code == 400 and missing.json()["error"]["param"] == "tgt_lang"
         assert (
             "did you mean" in server.post("/translate", q="abc", source="eng_latn", target="deu_Latn").json()["error"]
         )
@@ -462,7 +462,7 @@ def test_sigterm_lets_a_stream_finish_and_exits_0(tmp_path: Path) -> None:
             url = "".join(re.findall(r"http://[\d.:]+", process.stderr.readline()))
         with httpx.Client(base_url=url, timeout=PATIENCE) as client:
             eventually(lambda: client.get("/health").status_code == 200)
-            fields = {"prompt": GRAMMAR, "stream": True, "min_tokens": 200, "max_tokens": 200, "num_draft": 0}
+            fields = {"prompt": GRAMMAR, "stream": True, "min_tokens": 200, "max_tokens": 200, "num_draft_tokens": 0}
             with client.stream("POST", "/v1/completions", json=fields) as response:
                 lines = response.iter_lines()
                 first = next(lines)

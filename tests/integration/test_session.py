@@ -44,9 +44,9 @@ def test_a_session_decodes_with_its_models(session: Session, regular: list[int])
 
 def test_a_call_may_choose_otherwise(session: Session, regular: list[int]) -> None:
     assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
-    assert session.generate(PROMPT, num_draft=0).stats.drafted_tokens == 0
-    assert session.generate(PROMPT, num_draft=0, drafter=None).stats.drafted_tokens == 0
-    assert session.generate(PROMPT, drafter="ngram", num_draft=9).tokens == regular
+    assert session.generate(PROMPT, num_draft_tokens=0).stats.drafted_tokens == 0
+    assert session.generate(PROMPT, num_draft_tokens=0, drafter=None).stats.drafted_tokens == 0
+    assert session.generate(PROMPT, drafter="ngram", num_draft_tokens=9).tokens == regular
     assert session.generate(PROMPT, drafter=NoDrafter()).tokens == regular
     assert session.generate(PROMPT, max_tokens=4).tokens == regular[:4]
     assert session.generate(PROMPT).stats.drafted_tokens > 0  # and the session is as it was
@@ -56,13 +56,13 @@ def test_the_default_is_the_drafter_that_fits_and_a_length_that_adapts(session: 
     alone = load(TARGET)
     for ours, drafter, kinds in ((alone, "ngram", {"copy"}), (session, "auto", {"copy", "model"})):
         chosen = ours.options_with({})
-        assert (chosen.drafter, chosen.num_draft) == (drafter, "auto")
+        assert (chosen.drafter, chosen.num_draft_tokens) == (drafter, "auto")
         assert isinstance(ours.planner.length(chosen), AdaptiveLength)
         rounds: list[Round] = []
         result = ours.generate(PROMPT, on_round=rounds.append)
         assert result.tokens == regular and result.stats.accepted_tokens > 0
         assert {event.kind for event in rounds if event.drafted} <= kinds
-    assert isinstance(alone.planner.length(alone.options_with({"num_draft": 5})), FixedLength)
+    assert isinstance(alone.planner.length(alone.options_with({"num_draft_tokens": 5})), FixedLength)
 
 
 def test_regular_decoding_asks_no_drafter_and_learns_no_length(session: Session) -> None:
@@ -89,15 +89,15 @@ def test_a_quantised_target_is_not_its_own_draft() -> None:
 
 def test_a_length_that_learns_is_one_for_the_session(session: Session) -> None:
     length = HeuristicLength(start=3)
-    ours = Session(session.model, session.tokenizer, session.draft_model, GenerationOptions(num_draft=length))
+    ours = Session(session.model, session.tokenizer, session.draft_model, GenerationOptions(num_draft_tokens=length))
     before = length.describe()
     ours.generate(PROMPT)
     assert ours.planner.length(ours.options) is length and length.describe() != before
 
 
 def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None:
-    def lengths(num_draft: object) -> list[object]:
-        options = GenerationOptions(num_draft=num_draft)
+    def lengths(num_draft_tokens: object) -> list[object]:
+        options = GenerationOptions(num_draft_tokens=num_draft_tokens)
         return [
             session.planner.length(options),
             session.planner.length(options),
@@ -109,7 +109,7 @@ def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None
         one, again, other = lengths(name)
         assert one is again and one is not other
     assert isinstance(lengths("heuristic")[0], HeuristicLength)
-    with pytest.raises(InputError, match="num_draft must be .*, not 'many'"):
+    with pytest.raises(InputError, match="num_draft_tokens must be .*, not 'many'"):
         lengths("many")
 
 

@@ -39,13 +39,13 @@ def test_a_shared_encoder_runs_once_per_source(drafter: str, monkeypatch: pytest
     monkeypatch.setattr(type(target), "encode", recorded)
     session = Session(target, Numbers(), draft)
     for prompt in PROMPTS:
-        session.generate(prompt, drafter=drafter, num_draft=3, max_tokens=8)
-    session.generate(PROMPTS, drafter=drafter, num_draft=3, max_tokens=8)
+        session.generate(prompt, drafter=drafter, num_draft_tokens=3, max_tokens=8)
+    session.generate(PROMPTS, drafter=drafter, num_draft_tokens=3, max_tokens=8)
     assert any(model is target for model in encoded)
     assert not any(model is draft for model in encoded)
 
     unshared = Session(target, Numbers(), noisy_copy(target))
-    unshared.generate("5 9 3 7 1", drafter="model", num_draft=3, max_tokens=8)
+    unshared.generate("5 9 3 7 1", drafter="model", num_draft_tokens=3, max_tokens=8)
     assert encoded[-1] is not target
 
 

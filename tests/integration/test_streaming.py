@@ -152,7 +152,7 @@ def test_streamed_text_is_whole_at_every_chunk_boundary(name: str) -> None:
                 tokenizer,
                 "x",
                 drafter=Cuts(ids, sizes),
-                num_draft=64,
+                num_draft_tokens=64,
                 max_tokens=len(ids),
                 on_round=rounds.append,
             )
@@ -173,7 +173,8 @@ def test_a_prefix_may_end_inside_a_character(name: str) -> None:
     model = Writer(ids, max(ids) + 1)
     for given in range(len(ids)):
         text = "".join(
-            response.text for response in stream_generate(model, tokenizer, "x", prefix=ids[:given], max_tokens=200)
+            response.text
+            for response in stream_generate(model, tokenizer, "x", decoder_prefix=ids[:given], max_tokens=200)
         )
         shown = [tokenizer.decode(ids[:i]) for i in range(given + 1)]
         assert tokenizer.decode(ids) == max((each for each in shown if REPLACEMENT not in each), key=len) + text
@@ -203,7 +204,7 @@ def test_the_bundled_pair_streams_the_text_of_its_tokens() -> None:
 def test_log_probabilities_are_those_of_the_score(drafter: str, temperature: float) -> None:
     """Raw ones, whatever the sampling; and asking for them changes nothing."""
     source, regular = (each[2 if temperature else 1] for each in (SOURCES, REGULAR))
-    options: dict[str, Any] = {"repetition_penalty": 1.3, "seed": 1, "max_tokens": 12, "prefix": regular[:2]}
+    options: dict[str, Any] = {"repetition_penalty": 1.3, "seed": 1, "max_tokens": 12, "decoder_prefix": regular[:2]}
     options |= {"temperature": temperature, "top_k": 9 if temperature else 0} | OPTIONS_OF.get(drafter, {})
     plain, responses = (
         list(
@@ -245,7 +246,12 @@ def test_behind_a_forced_prefix_comes_what_comes_without(drafter: str, strict: b
         if given >= len(regular):
             continue
         made = DRAFTERS[drafter](TARGET, DRAFT, regular)
-        options: dict[str, Any] = {"prefix": regular[:given], "max_tokens": 10, "num_draft": 3, "strict": strict}
+        options: dict[str, Any] = {
+            "decoder_prefix": regular[:given],
+            "max_tokens": 10,
+            "num_draft_tokens": 3,
+            "strict": strict,
+        }
         options |= OPTIONS_OF.get(drafter, {})
         responses = list(stream_generate(TARGET, Numbers(), text_of(source), drafter=made, **options))
         assert [each.token for each in responses] == regular[given : given + 10]
@@ -256,11 +262,11 @@ def test_a_forced_text_is_no_part_of_the_text() -> None:
     prompt = "translate English to German: The method returns the value of the property."
     whole = session.generate(prompt).text
     for given in ("Die", "Die Methode", "Die Methode gibt den"):
-        result = session.generate(prompt, prefix=given)
+        result = session.generate(prompt, decoder_prefix=given)
         assert given + result.text == whole and given not in result.text
-    other = session.generate(prompt, prefix="Diese Eigenschaft")
+    other = session.generate(prompt, decoder_prefix="Diese Eigenschaft")
     assert other.text.startswith(" ") and other.text != whole
-    assert other.tokens == session.generate(prompt, prefix="Diese Eigenschaft", drafter="none").tokens
+    assert other.tokens == session.generate(prompt, decoder_prefix="Diese Eigenschaft", drafter="none").tokens
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -305,7 +305,9 @@ def test_a_head_gets_better_and_its_folder_drafts(tmp_path: Path) -> None:
     course.finish(tmp_path / "head", lambda partial: None, steps=100)
     session = load(target)
     head = course.student.draft()
-    rounds = Session(session.model, Letters(), head).generate("abcde", drafter="model", num_draft=4, max_tokens=12)
+    rounds = Session(session.model, Letters(), head).generate(
+        "abcde", drafter="model", num_draft_tokens=4, max_tokens=12
+    )
     assert rounds.tokens == Session(session.model, Letters()).generate("abcde", drafter="none", max_tokens=12).tokens
     assert json.loads((tmp_path / "head" / "manifest.json").read_text())["steps"] == 100
 

@@ -225,12 +225,12 @@ def test_an_output_beyond_the_positions_is_refused_in_one_line() -> None:
         prepare(model, Letters(), prompt, GenerationOptions(**options), length)  # type: ignore[arg-type]
 
     ask(max_tokens=70)
-    ask(max_tokens=68, prefix=[5, 6])
+    ask(max_tokens=68, decoder_prefix=[5, 6])
     ask("a" * 69, max_tokens=5)
     with pytest.raises(InputError, match="max_tokens: the model has positions for outputs of at most 70 tokens, not"):
         ask(max_tokens=71)
     with pytest.raises(InputError, match="not for 69 behind a prefix of 2 tokens; choose fewer"):
-        ask(max_tokens=69, prefix=[5, 6])
+        ask(max_tokens=69, decoder_prefix=[5, 6])
     for allow in (False, True):
         with pytest.raises(InputError, match="has 71 tokens, but the model has positions for at most 70") as error:
             ask("a" * 70, allow_long_prompt=allow, max_tokens=5)

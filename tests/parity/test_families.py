@@ -57,8 +57,8 @@ def test_languages_side_by_side_are_written_as_hugging_face_writes_each(
     for i, source in enumerate(codes):
         ids = golden["input_ids"][i][golden["attention_mask"][i].astype(bool)].tolist()
         for j, into in enumerate(codes):
-            fields = {"prompt": " ".join(words[each] for each in ids[1:-1]), "target_language": into}
-            lines.append(json.dumps(fields | ({} if source.startswith("en") else {"source_language": source})))
+            fields = {"prompt": " ".join(words[each] for each in ids[1:-1]), "tgt_lang": into}
+            lines.append(json.dumps(fields | ({} if source.startswith("en") else {"src_lang": source})))
             written = golden["translated_ids"][i, j, : golden["translated_lengths"][i, j]].tolist()
             expected.append(" ".join(words[each] for each in written if words[each].startswith("w")))
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
@@ -90,7 +90,7 @@ def test_rows_side_by_side_are_hugging_faces_outputs_with_any_draft(name: str) -
     noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled"}
     own: dict[str, Any] = {"max_tokens": max(lengths), "allow_long_prompt": True}
     sampled = [generate(model, Numbers(), prompt, drafter="none", **noisy, **own).tokens for prompt in prompts]
-    drafts = {"num_draft": 4, "draft_model": noisy_copy(model, 0.03), "ngram": NgramDrafter(min_chance=0.0)}
+    drafts = {"num_draft_tokens": 4, "draft_model": noisy_copy(model, 0.03), "ngram": NgramDrafter(min_chance=0.0)}
     for drafter, left_out, expected, options in (
         ("model", "ngram", greedy, {}),
         ("ngram", "draft_model", greedy, {}),

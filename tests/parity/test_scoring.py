@@ -88,9 +88,9 @@ def test_impossible_targets_are_named() -> None:
         score(model, Numbers(), "5 1", [])
     with pytest.raises(InputError, match="target must be between 0 and 23, not 24"):
         score(model, Numbers(), "5 1", [24])
-    with pytest.raises(InputError, match="prefix must be between 0 and 23, not 24"):
-        generate(model, Numbers(), "5 1", prefix=[24])
-    with pytest.raises(InputError, match="prefix must not contain 1, which ends an output"):
-        generate(model, Numbers(), "5 1", prefix=[4, 1])
+    with pytest.raises(InputError, match="decoder_prefix must be between 0 and 23, not 24"):
+        generate(model, Numbers(), "5 1", decoder_prefix=[24])
+    with pytest.raises(InputError, match="decoder_prefix must not contain 1, which ends an output"):
+        generate(model, Numbers(), "5 1", decoder_prefix=[4, 1])
     with pytest.raises(InputError, match="prompt is empty"):
         encode(model, Numbers(), " ")

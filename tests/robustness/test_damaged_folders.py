@@ -125,7 +125,7 @@ def test_ids_of_a_tokenizer_never_leave_the_table(folder: Path, tokenizer: dict[
     with pytest.raises(InputError, match=f"tokens of the prompt must be between 0 and {VOCAB - 1}, not"):
         session.generate("the q", max_tokens=2)
     with pytest.raises(InputError, match=r"must be between 0"):
-        session.generate("the", prefix="q", max_tokens=2)
+        session.generate("the", decoder_prefix="q", max_tokens=2)
     with pytest.raises(InputError, match=r"must be between 0"):
         session.score("the", "q")
 
@@ -141,8 +141,8 @@ def test_drafts_never_leave_the_table() -> None:
 
     session = Session(tiny_model(), Words(), tiny_model(vocab_size=12))
     plain = session.generate("a", drafter="none", max_tokens=8)
-    assert session.generate("a", drafter=Wild(), num_draft=3, max_tokens=8).tokens == plain.tokens
-    assert session.generate("a", drafter="model", num_draft=3, max_tokens=8).tokens == plain.tokens
+    assert session.generate("a", drafter=Wild(), num_draft_tokens=3, max_tokens=8).tokens == plain.tokens
+    assert session.generate("a", drafter="model", num_draft_tokens=3, max_tokens=8).tokens == plain.tokens
 
 
 class Words(OneLanguage):

@@ -209,7 +209,7 @@ def load_and_use(folder: Path) -> bool:
     try:
         session = load(folder)
         session.generate(TEXT, max_tokens=3)
-        session.generate("a", max_tokens=2, prefix="the")
+        session.generate("a", max_tokens=2, decoder_prefix="the")
     finally:
         nn.Embedding.__call__ = embed  # type: ignore[method-assign]
     return True

@@ -99,10 +99,10 @@ def run(
     """The rounds of one request, without a tokenizer. options: of `GenerationOptions`; by default drafts of 4, 30
     tokens at most.
     """
-    chosen = GenerationOptions(**{"num_draft": 4, "max_tokens": 30} | options)
+    chosen = GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | options)
     one = drafter or NoDrafter()
     batch_drafter = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda: one, model.config.vocab_size)
-    length = length or choose_length(chosen.num_draft)
+    length = length or choose_length(chosen.num_draft_tokens)
     start = [model.config.decoder_start_token_id]
     is_end = ends or model.config.eos_token_ids.__contains__
     row = DecodedRow(chosen, list(source), start, length=length, ends=is_end)

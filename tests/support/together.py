@@ -81,7 +81,7 @@ def drafter_of_rows(
 
 def options_of(name: str = "none", **options: Any) -> GenerationOptions:
     """By default drafts of 4, 30 tokens at most."""
-    return GenerationOptions(**{"num_draft": 4, "max_tokens": 30} | OPTIONS_OF.get(name, {}) | options)
+    return GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | OPTIONS_OF.get(name, {}) | options)
 
 
 def together(
@@ -94,7 +94,7 @@ def together(
     """Decode (source, options) side by side; a source ends with the end of sequence."""
     engine = Engine(target, Letters(), drafter, slots=slots)
     told = {
-        engine.submit(Letters().decode(source), options, length or choose_length(options.num_draft)): Told()
+        engine.submit(Letters().decode(source), options, length or choose_length(options.num_draft_tokens)): Told()
         for source, options in requests
     }
     while not engine.is_idle:

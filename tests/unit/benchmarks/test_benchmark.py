@@ -41,10 +41,10 @@ TASK = Task("tiny", tuple(map(tuple, SOURCES)), 12)
 def test_the_costs_of_a_draft_are_found_in_times_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over L positions of .9 + .1 L seconds; .5 for a source, .25 for a draft, .04 for each of its tokens."""
 
-    def timed(session: Session, number: int, num_draft: int) -> tuple[float, float, int, int]:
-        calls = 10 + 7 * number // (1 + num_draft)
-        drafted = calls * num_draft - number  # the last ones are shorter
-        return 0.5 + 0.25 * calls + 0.04 * drafted, calls * (1 + 0.1 * num_draft), calls, drafted
+    def timed(session: Session, number: int, num_draft_tokens: int) -> tuple[float, float, int, int]:
+        calls = 10 + 7 * number // (1 + num_draft_tokens)
+        drafted = calls * num_draft_tokens - number  # the last ones are shorter
+        return 0.5 + 0.25 * calls + 0.04 * drafted, calls * (1 + 0.1 * num_draft_tokens), calls, drafted
 
     monkeypatch.setattr(drafts, "timed", timed)
     target = tiny_model()
@@ -200,7 +200,7 @@ def test_ways_are_all_combinations_each_once() -> None:
     found = ways(["model", "none", "ngram"], [0, 3, "auto"])
     assert [way.name for way in found] == ["plain", "model 3", "model auto", "ngram 3", "ngram auto"]
     assert found[1] == Way("model 3", "model", 3) and found[1].flags == "--drafter model --num-draft 3"
-    assert found[1].keywords == {"drafter": "model", "num_draft": 3}
+    assert found[1].keywords == {"drafter": "model", "num_draft_tokens": 3}
     assert PLAIN.flags == "--drafter none" and PLAIN.keywords == {"drafter": "none"}
 
 

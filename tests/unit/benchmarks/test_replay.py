@@ -30,7 +30,7 @@ def test_what_is_recorded_is_what_shorter_drafts_do() -> None:
         found = record(Session(target, Ids(task.sources), draft), task)
         assert found.keys() == {kind, "copy", "found"}
         assert kind == "head" or sum(map(sum, found[kind])) > 8
-        session = Session(target, Ids(task.sources), draft, GenerationOptions(drafter="model", num_draft=3))
+        session = Session(target, Ids(task.sources), draft, GenerationOptions(drafter="model", num_draft_tokens=3))
         for number, output in enumerate(found[kind]):
             accepted, place = [], 0
             while place < task.max_tokens:
@@ -46,7 +46,7 @@ def made(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:
     recorded = acceptance.read(FILE, ["head", "model"])
     found = replays(task, models.random_model(ENDLESS), ["head", "t5-small"], {name: recorded[name]})
     for contender in found:
-        vars(contender.session.options)["num_draft"] = 3
+        vars(contender.session.options)["num_draft_tokens"] = 3
     return found
 
 

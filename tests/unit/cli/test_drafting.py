@@ -31,7 +31,7 @@ def plan(folders: Folders, *arguments: str) -> Plan:
 
 def settled(folders: Folders, *arguments: str) -> tuple[str, int | str]:
     made = plan(folders, *arguments)
-    return made.drafter, made.options.num_draft
+    return made.drafter, made.options.num_draft_tokens
 
 
 def alone(folders: Folders) -> Folders:
@@ -143,7 +143,7 @@ def test_options_reach_the_draft_model(tmp_path: Path) -> None:
         assert vocabulary is not None and len(vocabulary.ids) == 4
         frequent = pair.tokenizer.encode("Die Methode")[:2]
         assert set(frequent) < set(vocabulary.ids)
-        assert session.options.num_draft == 3
+        assert session.options.num_draft_tokens == 3
 
 
 @pytest.mark.parametrize("text", [None, b"\xff\xfe"])

@@ -83,7 +83,7 @@ def test_the_text_is_what_was_not_struck_out(drafter: str) -> None:
         regular = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
         made = DRAFTERS[drafter](TARGET, DRAFT, regular)
         shown, text, events = show(
-            TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft=4
+            TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft_tokens=4
         )
         if colour:
             found = pieces(shown)
@@ -104,7 +104,7 @@ def test_characters_stay_whole_in_every_part(tokenizer) -> None:  # type: ignore
     model = Writer(ids, max(ids) + 1)
     for sizes in ((1,), (2,), (3, 1), (64,)):
         shown, text, _ = show(
-            model, tokenizer, "x", screen(colour=False), drafter=Cuts(ids, sizes), num_draft=64, max_tokens=200
+            model, tokenizer, "x", screen(colour=False), drafter=Cuts(ids, sizes), num_draft_tokens=64, max_tokens=200
         )
         assert re.sub(r"\{\+|\+\}|\n$", "", shown) == text == tokenizer.decode(ids)
 
@@ -114,7 +114,7 @@ def test_a_rejected_word_comes_with_its_space_and_a_rejected_end_with_its_name()
     ids = tokenizer.encode("Die Methode gibt den Wert.")
     wrong = tokenizer.encode("Das")[0]
     script = Scripted(ids, lambda i, token: {1: wrong, 3: 1}.get(i, token))
-    shown, *_ = show(Writer(ids, 8192), tokenizer, "x", screen(colour=False), drafter=script, num_draft=2)
+    shown, *_ = show(Writer(ids, 8192), tokenizer, "x", screen(colour=False), drafter=script, num_draft_tokens=2)
     assert shown == "Die[- Das-]{+ Methode+} gibt[-</s>-]{+ den+} Wert.\n"
 
 
@@ -128,7 +128,7 @@ def test_a_line_per_round_adds_up_to_the_text(colour: bool) -> None:
         rounds=True,
         draft_model=DRAFT,
         drafter="model",
-        num_draft=5,
+        num_draft_tokens=5,
         max_tokens=20,
     )
     lines = Text.from_ansi(shown).plain.splitlines()

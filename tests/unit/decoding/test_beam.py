@@ -224,7 +224,7 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences must be <= num_beams (2), not 3"),
         ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5 does not go with num_beams 2"),
         ({"num_beams": 2, "drafter": "model"}, "drafter 'model' does not go with num_beams 2"),
-        ({"num_beams": 2, "num_draft": 3}, "num_draft 3 does not go with num_beams 2"),
+        ({"num_beams": 2, "num_draft_tokens": 3}, "num_draft_tokens 3 does not go with num_beams 2"),
         ({"num_beams": 2, "stop": ["a"]}, "stop ('a',) does not go with num_beams 2"),
         ({"num_beams": 2, "strict": True}, "strict True does not go with num_beams 2"),
         ({"num_beams": 2, "logprobs": True}, "logprobs True does not go with num_beams 2"),
@@ -254,7 +254,7 @@ def test_a_prefix_stands_in_front_of_every_beam_and_counts_for_nothing() -> None
     """With the greedy output's first two tokens forced, three beams find nothing worse than greedy decoding."""
     greedy = SESSION.generate(PROMPTS[0], drafter="none", max_tokens=8)
     prefix = greedy.tokens[:2]
-    found = SESSION.generate(PROMPTS[0], num_beams=3, num_return_sequences=3, prefix=prefix, max_tokens=6)
+    found = SESSION.generate(PROMPTS[0], num_beams=3, num_return_sequences=3, decoder_prefix=prefix, max_tokens=6)
     assert all(len(each.tokens) <= 6 for each in found.sequences)
     for each in found.sequences:
         logprob = SESSION.score(PROMPTS[0], [*prefix, *each.tokens]).logprob - SESSION.score(PROMPTS[0], prefix).logprob

@@ -36,8 +36,8 @@ RULES: dict[str, Mapping[str, Any]] = {
 }
 DRAFTS: dict[str, Mapping[str, Any]] = {
     "none": {"drafter": "none"},
-    "model": {"drafter": "model", "num_draft": 4},
-    "ngram": {"drafter": "ngram", "num_draft": 4, "ngram": NgramDrafter(min_chance=0.0)},
+    "model": {"drafter": "model", "num_draft_tokens": 4},
+    "ngram": {"drafter": "ngram", "num_draft_tokens": 4, "ngram": NgramDrafter(min_chance=0.0)},
     "auto": {},
 }
 
@@ -111,7 +111,13 @@ def test_a_draft_that_is_rejected_leaves_nothing_behind(value: float, rule: str)
     assert BAD not in regular
     for choose in (lambda i, token: BAD, lambda i, token: BAD if i % 3 == 2 else token):
         found = generate(
-            broken, Letters(), "abc", drafter=Scripted(regular, choose), num_draft=5, max_tokens=20, **RULES[rule]
+            broken,
+            Letters(),
+            "abc",
+            drafter=Scripted(regular, choose),
+            num_draft_tokens=5,
+            max_tokens=20,
+            **RULES[rule],
         )
         assert found.tokens == regular and found.stats.drafted_tokens > 20
 
@@ -132,7 +138,7 @@ def test_a_drafter_is_shown_states_of_what_they_decided() -> None:
 
     drafter = Watching(lambda: Scripted(regular, lambda i, token: BAD if i == 9 else token))
     broken = changed("embedding", {BAD: mx.nan})
-    found = generate(broken, Letters(), "abc", drafter=drafter, num_draft=3, max_tokens=20)
+    found = generate(broken, Letters(), "abc", drafter=drafter, num_draft_tokens=3, max_tokens=20)
     assert found.tokens == regular and shown[False] == 0 < shown[True] < found.stats.target_calls
 
 
@@ -166,7 +172,7 @@ def test_padding_is_never_seen(draft: str) -> None:
 def test_what_is_not_finite_in_a_draft_changes_nothing(rule: str) -> None:
     broken = noisy_copy(MODEL)
     broken.head.weight = mx.full(broken.head.weight.shape, mx.nan)
-    own = {"draft_model": broken, "drafter": "model", "num_draft": 4, "max_tokens": 12}
+    own = {"draft_model": broken, "drafter": "model", "num_draft_tokens": 4, "max_tokens": 12}
     found = generate(MODEL, Letters(), "abc", **own, **RULES[rule]).tokens
     assert len(found) == 12 if rule in ("rejection", "block") else found == alone(max_tokens=12, **RULES[rule])
 

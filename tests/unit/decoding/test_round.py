@@ -42,7 +42,7 @@ def running(drafter: str, rows: int, **options: Any) -> Engine:
     engine = Engine(TARGET, Letters(), BY_NAME[drafter](), slots=rows)
     for number in range(rows):
         chosen = options_of(max_tokens=100, **options)
-        engine.submit("abcdefgh"[number % 8 :] + "ab", chosen, choose_length(chosen.num_draft))
+        engine.submit("abcdefgh"[number % 8 :] + "ab", chosen, choose_length(chosen.num_draft_tokens))
     for _ in range(3):
         engine.step()
     return engine
@@ -88,7 +88,7 @@ def test_what_is_read_after_the_wait_has_been_evaluated(monkeypatch: pytest.Monk
 
 
 def operations_of_rounds(drafter: str, rows: int, **options: Any) -> list[Counter[str]]:
-    engine = running(drafter, rows, num_draft=3, **options)
+    engine = running(drafter, rows, num_draft_tokens=3, **options)
     found = []
     for _ in range(4):
         with counted() as seen:

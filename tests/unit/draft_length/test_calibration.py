@@ -258,8 +258,8 @@ def test_the_key_tells_targets_and_libraries_apart(monkeypatch: pytest.MonkeyPat
 
 def test_what_costs_nothing_is_the_default_and_what_costs_more_is_not(folder: Path) -> None:
     alike, unlike = of(FakeProbe(lambda width: 0)), Calibration(FakeProbe(), Store(KEY | {"mlx": "2"}))
-    for num_draft in (0, 5, None):
-        assert price_of(alike, num_draft, 1, ()).is_worth_it
+    for num_draft_tokens in (0, 5, None):
+        assert price_of(alike, num_draft_tokens, 1, ()).is_worth_it
     plain = price_of(unlike, 0, 1, ())
     assert plain.is_possible and not plain.is_worth_it
     assert plain.share == pytest.approx(1 - unlike.costs(1).baseline / unlike.exact_costs(1).baseline)
@@ -386,10 +386,12 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
     assert session.planner.exactness_note(session.options_with({"strict": True})) is None
     assert session.planner.exactness_note(session.options_with({"strict": False})) is None
     assert session.planner.exactness_note(session.options_with({"temperature": 1.0})) is None  # samples differ anyway
-    with pytest.raises(InputError, match="num_draft 20: on this device passes with the same bits have room for 14"):
-        session.generate("5 9 3", num_draft=20, strict=True)
+    with pytest.raises(
+        InputError, match="num_draft_tokens 20: on this device passes with the same bits have room for 14"
+    ):
+        session.generate("5 9 3", num_draft_tokens=20, strict=True)
     for schedule in ("heuristic", "auto", 14):  # drafts are cut to what exact passes have room for
-        session.generate("5 9 3", num_draft=schedule, strict=True, max_tokens=30)
+        session.generate("5 9 3", num_draft_tokens=schedule, strict=True, max_tokens=30)
     timed = len(probes[0].timed)
     session.calibrate(again=True)
     assert len(probes[0].timed) > timed

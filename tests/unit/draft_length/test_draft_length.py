@@ -96,7 +96,7 @@ def test_none_asks_for_more_than_there_is_room_for(length: DraftLength) -> None:
 
 
 def test_impossible_numbers_are_named() -> None:
-    with pytest.raises(InputError, match=r"num_draft must be >= 0, not -1"):
+    with pytest.raises(InputError, match=r"num_draft_tokens must be >= 0, not -1"):
         FixedLength(-1)
-    with pytest.raises(InputError, match=r"num_draft must be >= 1 for a heuristic schedule, not 0"):
+    with pytest.raises(InputError, match=r"num_draft_tokens must be >= 1 for a heuristic schedule, not 0"):
         HeuristicLength(0)

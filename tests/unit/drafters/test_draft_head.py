@@ -99,7 +99,7 @@ def test_drafts_are_those_of_a_plain_computation(
 ) -> None:
     """Rows that end, and slots that others take, so that rows stand at places of their own; ragged drafts."""
     drafter = Checked(HEAD.with_frequent(frequent, by_source), TARGET)
-    requests = [(source, options_of(max_tokens=9 + 3 * i, num_draft=1 + i)) for i, source in enumerate(SOURCES)]
+    requests = [(source, options_of(max_tokens=9 + 3 * i, num_draft_tokens=1 + i)) for i, source in enumerate(SOURCES)]
     told = together(TARGET, requests, drafter, slots)
     assert drafter.checked > 20
     for (source, options), one in zip(requests, told, strict=True):
@@ -246,10 +246,10 @@ def test_a_folder_gives_the_head_back(folders: tuple[Path, Path]) -> None:
         assert not isinstance(array, mx.array) or mx.array_equal(array, mine)
     ours = Session(session.model, Letters(), session.draft_model)
     for drafter in ("model", "auto"):
-        found = ours.generate("abcab", drafter=drafter, num_draft=3, max_tokens=12)
+        found = ours.generate("abcab", drafter=drafter, num_draft_tokens=3, max_tokens=12)
         assert found.tokens == ours.generate("abcab", drafter="none", max_tokens=12).tokens
         assert drafter == "auto" or found.stats.drafted_tokens > 5
-    assert ours.generate("abcab", drafter="model", num_draft="auto", max_tokens=12).tokens == found.tokens
+    assert ours.generate("abcab", drafter="model", num_draft_tokens="auto", max_tokens=12).tokens == found.tokens
 
 
 @pytest.mark.parametrize("name", ["bart", "t5gemma-unequal", "t5gemma2"])
@@ -337,7 +337,7 @@ def test_a_head_of_the_bundled_target_drafts_for_it_in_every_type(tmp_path: Path
     for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
         session = load(BUNDLED / "t5-web-docs", draft=tmp_path / "head", **options)
         strict = "dtype" in options
-        found = session.generate(text, drafter="model", num_draft=4, max_tokens=16, strict=strict)
+        found = session.generate(text, drafter="model", num_draft_tokens=4, max_tokens=16, strict=strict)
         regular = session.generate(text, drafter="none", max_tokens=16, strict=strict)
         assert found.tokens == regular.tokens and found.stats.drafted_tokens > 20
 

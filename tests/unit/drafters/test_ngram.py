@@ -203,7 +203,7 @@ def test_a_replay_counts_the_rounds_of_the_loop() -> None:
     for options in ({}, {"search_input": False}, {"min_chance": 0.0}):
         for source in SOURCES:
             regular = tokens_of(run(model, source))
-            rounds = run(model, source, NgramDrafter(**options), num_draft=4)
+            rounds = run(model, source, NgramDrafter(**options), num_draft_tokens=4)
             sums = replay(NgramDrafter(**options), [Request(list(source), regular)], 4, 30)
             assert sums.calls == len(rounds)
             assert sums.tokens == len(tokens_of(rounds))

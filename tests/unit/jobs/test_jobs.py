@@ -108,7 +108,7 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
             b'{"prompt": "a", "eos_token_ids": [1.5]}',
             "eos_token_ids must be a list, each a whole number >= 0, not [1.5]",
         ),
-        (b'{"prompt": "a", "num_draft": 65}', "num_draft must be a whole number, 0 to 64, not 65"),
+        (b'{"prompt": "a", "num_draft_tokens": 65}', "num_draft_tokens must be a whole number, 0 to 64, not 65"),
         (
             b'{"prompt": "a", "temperature": 1%s}' % (b"0" * 400),
             "temperature must be 0 or a number, 1e-10 to",
@@ -127,7 +127,7 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": "a", "maxTokens": 5}', "unknown option 'maxTokens'; write max_tokens"),
         (b'{"prompt": "a", "eos-token-id": 5}', "unknown option 'eos-token-id'; write eos_token_ids"),
         (b'{"prompt": "a", "strict": true}', "option 'strict' holds for all rows"),
-        (b'{"prompt": "a", "prefix": "b"}', "option 'prefix' holds for all rows"),
+        (b'{"prompt": "a", "decoder_prefix": "b"}', "option 'decoder_prefix' holds for all rows"),
         (b'{"prompt": "a", "top_p": 2}', "top_p must be a number above 0, at most 1, not 2"),
         (b'{"prompt": "too long"}', "too long"),
     ],
@@ -162,9 +162,28 @@ def test_options_of_a_row_reach_the_engine() -> None:
     assert row.request == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
     assert {name for name, about in abouts().items() if about.per_row} - job_input.LINE_OPTIONS.keys() == {
-        "prefix",
+        "decoder_prefix",
         "logprobs",
     }
+
+
+def test_rows_accept_former_names_of_options() -> None:
+    given = {"prompt": "a", "num_draft": 3, "source_language": "eng_Latn", "target_language": "deu_Latn", "seed": 1}
+    (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
+    row = LineParser("jsonl")(line)
+    current = {"prompt": "a", "num_draft_tokens": 3, "src_lang": "eng_Latn", "tgt_lang": "deu_Latn", "seed": 1}
+    assert row.request == current and row.carried == {}
+
+
+def test_a_job_whose_checkpoint_has_former_names_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    settings = {"num_draft_tokens": 3, "src_lang": None, "tgt_lang": "deu_Latn", "decoder_prefix": "a"}
+    former = {"num_draft": 3, "source_language": None, "target_language": "deu_Latn", "prefix": "a"}
+    content = {"version": output.VERSION, "lines": 0, "size": 0, "input_sha256": "", "settings": former}
+    output.checkpoint_path(path).write_text(json.dumps(content))
+    assert output.read_checkpoint(path, settings) == output.ResumePoint()
+    with pytest.raises(InputError, match="num_draft_tokens was 3, is 4"):
+        output.read_checkpoint(path, settings | {"num_draft_tokens": 4})
 
 
 def test_seeds_depend_on_the_line_alone() -> None:

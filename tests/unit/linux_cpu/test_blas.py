@@ -260,8 +260,8 @@ library.speculative_decoding_use_openblas(*[ctypes.cast(each, ctypes.c_void_p) f
 import mlx.core as mx
 from speculative_decoding import load
 session = load(MODELS + "/t5-web-docs", draft=MODELS + "/t5-web-docs-head")
-session.generate("translate English to German: " + "The file was not found. " * 30, max_tokens=12, num_draft=3)
-session.batch(["translate English to German: Yes.", "describe: name: x"], max_tokens=8, num_draft=5)
+session.generate("translate English to German: " + "The file was not found. " * 30, max_tokens=12, num_draft_tokens=3)
+session.batch(["translate English to German: Yes.", "describe: name: x"], max_tokens=8, num_draft_tokens=5)
 from speculative_decoding import checkpoints, models
 folder = Path(GOLDENS) / "bart"
 bart = models.build(checkpoints.read_config(folder), checkpoints.read(folder))

@@ -110,14 +110,14 @@ def test_a_prefix_stands_behind_the_forced_beginning() -> None:
     prompt = Letters().decode(SOURCES[0])
     whole = regular(0)
     for given in (whole[1:6], whole[:6]):
-        found = generate(MODEL, Letters(), prompt, prefix=given, max_tokens=LENGTH - 6, draft_model=DRAFT)
+        found = generate(MODEL, Letters(), prompt, decoder_prefix=given, max_tokens=LENGTH - 6, draft_model=DRAFT)
         assert found.tokens == whole[6:]
 
 
 def test_a_text_is_scored_behind_the_forced_beginning() -> None:
     assert score(MODEL, Letters(), "abc", "bc").tokens == [5, *Letters().encode("bc")]
-    assert score(BARE, Multilingual(), "abc", [3], source_language="fra_Latn", target_language="deu_Latn").tokens == [3]
-    with pytest.raises(InputError, match="^target_language must be given"):
+    assert score(BARE, Multilingual(), "abc", [3], src_lang="fra_Latn", tgt_lang="deu_Latn").tokens == [3]
+    with pytest.raises(InputError, match="^tgt_lang must be given"):
         score(BARE, Multilingual(), "abc", "bc")
 
 
@@ -132,7 +132,14 @@ def test_divergence_reads_the_file_too() -> None:
 def test_rows_of_a_batch_differ_in_what_may_come(rule: str) -> None:
     """Single and batch agree also where rows have limits of their own."""
     rows = [{"prompt": "abc"}, {"prompt": "abc", "no_repeat_ngram_size": 1}, {"prompt": "cab", "min_tokens": 9}]
-    own = {"temperature": 1.0, "acceptance": rule, "seed": 3, "num_draft": 3, "drafter": "model", "max_tokens": 12}
+    own = {
+        "temperature": 1.0,
+        "acceptance": rule,
+        "seed": 3,
+        "num_draft_tokens": 3,
+        "drafter": "model",
+        "max_tokens": 12,
+    }
     for found in batch_generate(MODEL, Letters(), rows, draft_model=DRAFT, **own):
         alone = generate(MODEL, Letters(), draft_model=DRAFT, **(own | rows[found.index]))
         assert found.result is not None and found.result.tokens == alone.tokens
@@ -207,12 +214,12 @@ class Multilingual(Letters):
 
 def test_rows_of_a_batch_are_written_in_languages_of_their_own() -> None:
     languages = ["deu_Latn", "fra_Latn", "deu_Latn", "eng_Latn"]
-    rows = [{"prompt": "abc", "target_language": each} for each in languages]
-    rows[2]["source_language"] = "fra_Latn"
+    rows = [{"prompt": "abc", "tgt_lang": each} for each in languages]
+    rows[2]["src_lang"] = "fra_Latn"
     for found in batch_generate(BARE, Multilingual(), rows, draft_model=DRAFT, max_tokens=10):
         row = rows[found.index]
-        source = Multilingual().encode("abc", row.get("source_language"))
-        forced = {"forced_bos_token_id": Multilingual.languages[row["target_language"]]}
+        source = Multilingual().encode("abc", row.get("src_lang"))
+        forced = {"forced_bos_token_id": Multilingual.languages[row["tgt_lang"]]}
         assert found.result is not None and found.result.tokens == greedy(source, forced, 10)
 
 
@@ -222,16 +229,16 @@ def test_rows_of_a_batch_are_written_in_languages_of_their_own() -> None:
         (
             Multilingual(),
             {},
-            "^target_language must be given, for this model writes 3 languages: deu_Latn, eng_Latn, fra",
+            "^tgt_lang must be given, for this model writes 3 languages: deu_Latn, eng_Latn, fra",
         ),
         (
             Multilingual(),
-            {"target_language": "deu"},
-            "^target_language 'deu' is none of .* did you mean deu_Latn.* There",
+            {"tgt_lang": "deu"},
+            "^tgt_lang 'deu' is none of .* did you mean deu_Latn.* There",
         ),
-        (Multilingual(), {"target_language": "deu_Latn", "source_language": "xx"}, "^source_language 'xx' is none of"),
-        (Letters(), {"target_language": "de"}, "^target_language 'de' has no effect: this model has no languages"),
-        (Letters(), {"source_language": "de"}, "^source_language 'de' has no effect: this model has no languages"),
+        (Multilingual(), {"tgt_lang": "deu_Latn", "src_lang": "xx"}, "^src_lang 'xx' is none of"),
+        (Letters(), {"tgt_lang": "de"}, "^tgt_lang 'de' has no effect: this model has no languages"),
+        (Letters(), {"src_lang": "de"}, "^src_lang 'de' has no effect: this model has no languages"),
     ],
 )
 def test_a_wrong_or_missing_language_is_said_with_those_there_are(

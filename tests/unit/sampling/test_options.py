@@ -20,7 +20,7 @@ from speculative_decoding import GenerationOptions, InputError, Session, batch_g
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.sampling.options import MOST_TOKENS, abouts, default
+from speculative_decoding.sampling.options import ALIASES, MOST_TOKENS, abouts, default
 from speculative_decoding.sampling.values import Either, Number, Several, Switch, Text, Whole
 from tests.support.tiny import EOS, OneLanguage, noisy_copy, tiny_model
 from tests.typing.typed_calls import right_calls, wrong_calls
@@ -41,17 +41,17 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([0, 100, None], [-1, 2.5, MOST_TOKENS + 1, True, "2"]),
     "seed": ([0, 2**32 - 1], [-1, 2**32, 0.5, True, None]),
     "max_tokens": ([1, MOST_TOKENS], [*COUNT, MOST_TOKENS + 1, 10**30]),  # memory is reserved for as many
-    "source_language": (["eng_Latn", None], ["", 5, True, ["de"]]),
-    "target_language": (["de", None], ["", 5, True, ["de"]]),
+    "src_lang": (["eng_Latn", None], ["", 5, True, ["de"]]),
+    "tgt_lang": (["de", None], ["", 5, True, ["de"]]),
     "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
     "eos_token_ids": ([[], [0, 5], (7,)], [5, [-1], [True], ["5"], [1.0], "5", None]),
-    "prefix": (["", "a b", [], [3, 4]], [None, 5, [-1], [0.5], ["a"], True, {3: 4}, b"a"]),
+    "decoder_prefix": (["", "a b", [], [3, 4]], [None, 5, [-1], [0.5], ["a"], True, {3: 4}, b"a"]),
     "num_beams": ([1, 2, 128], [*COUNT, 129]),
     "length_penalty": ([-10, 0, 0.6, 10, None], [-10.1, 11, NAN, INF, True, "1"]),
     "early_stopping": ([True, False, "never", None], [1, 0, "true", "always", ""]),
     "num_return_sequences": ([1], [*COUNT, 1025]),
     "drafter": (["model", "ngram", "auto", "none", NgramDrafter(), None], ["Model", "", 5, True, ["model"]]),
-    "num_draft": (
+    "num_draft_tokens": (
         [0, 1, 64, "auto", "heuristic", "heuristic_transient", FixedLength(3)],
         [-1, 65, 2.5, 2.0, True, "5", "fast", "", None, [3]],
     ),
@@ -82,7 +82,7 @@ def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) 
         found = kept(name, value)
         assert found is value or found == (tuple(value) if isinstance(value, list | tuple) else value)
         if isinstance(found, int | float):  # plain numbers, of one type, whatever was given
-            assert type(found) is type(default(name)) or name == "num_draft" or default(name) is None
+            assert type(found) is type(default(name)) or name == "num_draft_tokens" or default(name) is None
     for value in bad:
         if name == "drafter" and value is None:
             continue
@@ -115,12 +115,12 @@ WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "top_k": ({"0": 0, "50": 50}, ["-1", "2.5", "five", ""]),
     "top_p": ({"1": 1.0, ".5": 0.5}, ["0", "1.1", "nan"]),
     "seed": ({"4294967295": 2**32 - 1}, ["4294967296", "-1", "1.0"]),
-    "num_draft": ({"0": 0, "64": 64, "auto": "auto", "heuristic": "heuristic"}, ["65", "-1", "5.0", "fast", ""]),
+    "num_draft_tokens": ({"0": 0, "64": 64, "auto": "auto", "heuristic": "heuristic"}, ["65", "-1", "5.0", "fast", ""]),
     "drafter": ({"ngram": "ngram", "none": "none"}, ["None", "draft", ""]),
     "acceptance": ({"block": "block"}, ["Block", ""]),
     "stop": ({"a b": "a b"}, [""]),  # each time the flag is given
     "eos_token_ids": ({"5": 5}, ["-1", "x", "1.5"]),
-    "prefix": ({"a": "a", "": "", "12": "12"}, []),
+    "decoder_prefix": ({"a": "a", "": "", "12": "12"}, []),
 }
 
 
@@ -154,7 +154,9 @@ def test_options_are_frozen_and_take_names_only() -> None:
         GenerationOptions().seed = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         GenerationOptions(1.0)  # type: ignore[misc]
-    assert hash(GenerationOptions(stop=["a"], prefix=[1])) == hash(GenerationOptions(stop=("a",), prefix=(1,)))
+    assert hash(GenerationOptions(stop=["a"], decoder_prefix=[1])) == hash(
+        GenerationOptions(stop=("a",), decoder_prefix=(1,))
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,10 +166,10 @@ def test_options_are_frozen_and_take_names_only() -> None:
         ("temprature", "temperature"),
         ("topk", "top_k"),
         ("do_sample", "temperature"),
-        ("num_drafts", "num_draft"),
+        ("num_drafts", "num_draft_tokens"),
         ("eos_token_id", "eos_token_ids"),
         ("sampling", "temperature, top_k, top_p, min_p, repetition_penalty or seed by themselves"),
-        ("output_prefix", "prefix"),
+        ("output_prefix", "decoder_prefix"),
     ],
 )
 def test_a_name_that_does_not_exist_gets_a_suggestion(given: str, meant: str) -> None:
@@ -175,6 +177,30 @@ def test_a_name_that_does_not_exist_gets_a_suggestion(given: str, meant: str) ->
         with pytest.raises(InputError) as error:
             change({given: 3})
         assert str(error.value) == f"there is no option {given!r}; did you mean {meant}?"
+
+
+FORMER: dict[str, Any] = {
+    "num_draft": 3,
+    "source_language": "eng_Latn",
+    "target_language": "deu_Latn",
+    "prefix": "Diese",
+}
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_former_names_of_options_are_accepted(former: str) -> None:
+    value = FORMER[former]
+    expected = GenerationOptions(**{ALIASES[former]: value})
+    assert GenerationOptions(**{former: value}) == expected
+    assert GenerationOptions().changed({former: value}) == GenerationOptions().for_row({former: value}) == expected
+    assert former not in vars(expected)
+    with pytest.raises(InputError, match=f"^{ALIASES[former]} is given twice, also as {former}; leave one of them out"):
+        GenerationOptions(**{former: value, ALIASES[former]: value})
+
+
+def test_calls_accept_former_names_of_options() -> None:
+    found = SESSION.generate("abc", num_draft=3, prefix=[4], max_tokens=4)  # type: ignore[call-arg]
+    assert found.tokens == SESSION.generate("abc", num_draft_tokens=3, decoder_prefix=[4], max_tokens=4).tokens
 
 
 def test_a_name_like_no_other_gets_none() -> None:
@@ -210,10 +236,10 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]]
     ),
     *(
         ({"drafter": "none"}, {name: value}, "with drafter none", {"drafter": "model"})
-        for name, value in {"num_draft": 3, "delta": 0.2, "confidence_threshold": 0.4}.items()
+        for name, value in {"num_draft_tokens": 3, "delta": 0.2, "confidence_threshold": 0.4}.items()
     ),
     *(
-        ({"num_draft": 0}, {name: value}, "with num_draft 0", {"num_draft": 3})
+        ({"num_draft_tokens": 0}, {name: value}, "with num_draft_tokens 0", {"num_draft_tokens": 3})
         for name, value in {"drafter": "model", "delta": 0.2, "confidence_threshold": 0.4}.items()
     ),
     ({"drafter": "ngram"}, {"confidence_threshold": 0.4}, "with drafter ngram", {"drafter": "auto"}),
@@ -236,10 +262,12 @@ def test_an_option_without_effect_is_refused(
 def test_defaults_said_aloud_and_options_that_were_there_before_are_no_mistake() -> None:
     for name in NAMES:  # somebody who says what holds anyway contradicts nobody
         assert GenerationOptions().changed({name: default(name)}) == GenerationOptions()
-    session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft=7)
+    session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft_tokens=7)
     assert session.changed({"temperature": 0.0}).top_k == 5  # for this call nothing is left to chance
-    assert session.changed({"drafter": "none"}).num_draft == 7
-    assert GenerationOptions().changed({"drafter": "none", "num_draft": 0}).num_draft == 0  # the same, twice
+    assert session.changed({"drafter": "none"}).num_draft_tokens == 7
+    assert (
+        GenerationOptions().changed({"drafter": "none", "num_draft_tokens": 0}).num_draft_tokens == 0
+    )  # the same, twice
 
 
 def test_rows_of_a_batch_differ_where_they_may() -> None:
@@ -258,7 +286,7 @@ def test_rows_of_a_batch_differ_where_they_may() -> None:
     for name, value in fixed.items():
         with pytest.raises(InputError, match=f"^{name} holds for all rows; give it for all of them$"):
             base.for_row({name: value})
-    own = {"temperature": 0.5, "seed": 3, "num_draft": 2, "acceptance": "block", "stop": ["a"], "max_tokens": 9}
+    own = {"temperature": 0.5, "seed": 3, "num_draft_tokens": 2, "acceptance": "block", "stop": ["a"], "max_tokens": 9}
     row = base.for_row(own)
     assert {name: getattr(row, name) for name in own} == own | {"stop": ("a",)} and row.drafter == "auto"
     with pytest.raises(InputError, match="top_k has no effect at temperature 0"):
@@ -313,8 +341,8 @@ def test_every_option_is_explained_and_load_shows_its_own() -> None:
     for name in NAMES:
         assert f"    {name}: " in page or f"{name}, " in page or f", {name}: " in page
         assert abouts()[name].help
-    assert [*inspect.signature(load).parameters][:4] == ["path_or_name", "draft", "drafter", "num_draft"]
-    assert inspect.signature(load).parameters["num_draft"].default == default("num_draft")
+    assert [*inspect.signature(load).parameters][:4] == ["path_or_name", "draft", "drafter", "num_draft_tokens"]
+    assert inspect.signature(load).parameters["num_draft_tokens"].default == default("num_draft_tokens")
 
 
 class Ids(OneLanguage):
@@ -362,16 +390,20 @@ def test_arguments_in_front_of_the_keywords_are_checked(
 
 def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_nothing() -> None:
     alone = Session(MODEL, Ids())  # type: ignore[arg-type]
-    assert SESSION.options_with({}).drafter == SESSION.options_with({"num_draft": 0}).drafter == "auto"
-    assert SESSION.options_with({"drafter": "none", "num_draft": 0}).drafter == "none"
-    assert alone.options_with({}).drafter == alone.options_with({"drafter": None, "num_draft": 0}).drafter == "ngram"
-    assert alone.options_with({}).num_draft == default("num_draft") == "auto"
-    with pytest.raises(InputError, match="num_draft has no effect with drafter none"):
-        alone.options_with({"drafter": "none", "num_draft": 3})
+    assert SESSION.options_with({}).drafter == SESSION.options_with({"num_draft_tokens": 0}).drafter == "auto"
+    assert SESSION.options_with({"drafter": "none", "num_draft_tokens": 0}).drafter == "none"
+    assert (
+        alone.options_with({}).drafter
+        == alone.options_with({"drafter": None, "num_draft_tokens": 0}).drafter
+        == "ngram"
+    )
+    assert alone.options_with({}).num_draft_tokens == default("num_draft_tokens") == "auto"
+    with pytest.raises(InputError, match="num_draft_tokens has no effect with drafter none"):
+        alone.options_with({"drafter": "none", "num_draft_tokens": 3})
     with pytest.raises(InputError, match="confidence_threshold has no effect with drafter ngram"):
         alone.options_with({"confidence_threshold": 0.3})
-    with pytest.raises(InputError, match="drafter has no effect with num_draft 0"):
-        SESSION.options_with({"drafter": "model", "num_draft": 0})
+    with pytest.raises(InputError, match="drafter has no effect with num_draft_tokens 0"):
+        SESSION.options_with({"drafter": "model", "num_draft_tokens": 0})
 
 
 @pytest.mark.parametrize(
@@ -380,7 +412,10 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
         *(({"slots": slots}, "slots must be a whole number >= 1, not") for slots in (0, -1, 2.5, "2", True)),
         ({"max_memory_gb": -1}, "max_memory_gb must be a number above 0, not -1"),
         ({"max_memory_gb": "x"}, "max_memory_gb must be a number above 0, not 'x'"),
-        ({"num_draft": object()}, "num_draft must be a whole number, the name of a schedule or a DraftLength, not"),
+        (
+            {"num_draft_tokens": object()},
+            "num_draft_tokens must be a whole number, the name of a schedule or a DraftLength, not",
+        ),
         ({"drafter": object()}, "drafter must be"),
     ],
     ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in every process
