@@ -1,1 +1,1 @@
-"""Programs that record what Hugging Face computes, for tests/parity. They need torch."""
+"""Scripts that record reference results of Hugging Face for tests/parity. They require torch."""

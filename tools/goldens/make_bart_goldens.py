@@ -1,20 +1,20 @@
-"""Write a tiny random checkpoint for each of BART's relatives, and what Hugging Face computes with it.
+"""Write a tiny random checkpoint for each BART family, with the outputs that Hugging Face computes from it.
 
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     python make_bart_goldens.py [FAMILY ...]
 
-Folders and arrays are those of make_goldens.py, with a generation_config.json as the Hub has them; in golden.npz also
+Folders and arrays are those of make_goldens.py, plus a generation_config.json like the Hub's. golden.npz also holds
 
-    configured_ids, configured_lengths  as greedy_ids, but with the processors that generation_config.json asks for
-                                        (forced tokens, forbidden tokens, repeated n-grams, least length; one beam)
+    configured_ids, configured_lengths  like greedy_ids, but with the processors that generation_config.json sets
+                                        (forced tokens, banned tokens, repeated n-grams, minimum length; one beam)
 
-and for mbart (as mBART-50) and m2m_100 (as NLLB-200)
+and, for mbart (as mBART-50) and m2m_100 (as NLLB-200),
 
-    languages                            (3,) tokens of languages
-    translated_ids, translated_lengths   as configured_ids, of source i with language i for its first token, into each
-                                         of the languages (`forced_bos_token_id`): (3, 3, N) and (3, 3)
+    languages                            (3,) language tokens
+    translated_ids, translated_lengths   (3, 3, N) and (3, 3): like configured_ids, for source i with language i as its
+                                         first token, into each language (`forced_bos_token_id`)
 
-greedy_ids are without any of them. Both have `NEW_TOKENS` at most; where there are so many, a forced end is the last.
+greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens; the last one of these is a forced EOS.
 """
 
 import json
@@ -28,10 +28,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 NEW_TOKENS = 40
-TABLE, BIAS = "model.shared.weight", "final_logits_bias"
+TABLE = "model.shared.weight"
+BIAS = "final_logits_bias"
 COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 
-# What every config.json below says.
+# Shared by every config.json below.
 COMMON = {
     "activation_dropout": 0.0,
     "attention_dropout": 0.0,
@@ -55,7 +56,7 @@ COMMON = {
 BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 
 FAMILIES: Mapping[str, Family] = {
-    # As facebook/bart-large-cnn, with fewer layers in the encoder than in the decoder; a bias of the logits.
+    # Like facebook/bart-large-cnn, but with fewer encoder layers than decoder layers, and a bias on the logits.
     "bart": Family(
         COMMON
         | BART_IDS
@@ -105,7 +106,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         seed=34,
     ),
-    # As facebook/nllb-200-distilled-600M.
+    # Like facebook/nllb-200-distilled-600M.
     "m2m_100": Family(
         COMMON
         | BART_IDS
@@ -122,7 +123,7 @@ FAMILIES: Mapping[str, Family] = {
         seed=54,
         strays=COPIES,
     ),
-    # As Helsinki-NLP/opus-mt-en-de: the padding is the last id, and the output begins with it.
+    # Like Helsinki-NLP/opus-mt-en-de: padding is the last id, and outputs start with it.
     "marian": Family(
         COMMON
         | {
@@ -161,7 +162,7 @@ IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
-    """Random weights far from any initialiser's; see make_goldens.py."""
+    """Random weights, far from those of any initializer; see make_goldens.py."""
     noise = rng.standard_normal(shape)
     if name == TABLE:
         weight = 0.15 * noise
@@ -183,18 +184,18 @@ def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.r
 
 
 def last_norms(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The decoder's last norm, in families that have one at the end, and in those that do not."""
+    """The last norm of the decoder: at the end of the stack, or of its last layer."""
     is_behind = config["model_type"] in ("bart", "marian")
     return (f"layers.{config['decoder_layers'] - 1}.final_layer_norm",) if is_behind else ("layer_norm",)
 
 
 def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
-    """The tensors as the Hub's file names them; what is tied appears once, or everywhere."""
+    """The tensors, with the names in the Hub's file; tied tables appear once, or under every name."""
     config, rng = family.config, np.random.default_rng(family.seed)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in COPIES}
-    if config["model_type"] in ("pegasus", "marian"):  # sines and cosines are not in the file
+    if config["model_type"] in ("pegasus", "marian"):  # the file has no sinusoidal positions
         shapes = {name: shape for name, shape in shapes.items() if "embed_positions" not in name}
     tensors = {name: draw(name, shapes[name], config, rng) for name in sorted(shapes)}
     return tensors | {name: tensors[TABLE].clone() for name in family.strays}
@@ -215,7 +216,7 @@ def load_oracle(name: str, family: Family) -> PreTrainedModel:
 def generated(
     model: PreTrainedModel, rows: list[torch.Tensor], settings: GenerationConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(B, N) new tokens, padded, and how many each row has; each row alone."""
+    """Decode each row by itself: new token ids (B, N), padded, and the number of tokens of each row."""
     model.generation_config = settings
     outputs = []
     for row in rows:
@@ -276,19 +277,19 @@ def translated(
 
 
 def adds_to_all_scores(name: str) -> bool:
-    """The same to each of a query, which changes nothing."""
+    """Whether a tensor adds the same to all scores of a query, which softmax ignores."""
     return name.endswith("k_proj.bias")
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
-    """As in make_goldens.py; outputs are longer here, and so the demands smaller: they need not end."""
+    """Like the check in make_goldens.py, but weaker: outputs are longer and need not end."""
     eos, pad = family.config["eos_token_id"], family.config["pad_token_id"]
     outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
     assert gap > 0.005, f"top-2 gap {gap:.4f}"
     assert not all(eos in row for row in outputs), "EOS in all rows"
-    assert all(len(row) > 3 and pad not in row for row in outputs), "a row that ends at once or holds padding"
-    assert all(len(set(row)) > 2 for row in outputs), "a row that repeats itself"
-    assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows that start alike"
+    assert all(len(row) > 3 and pad not in row for row in outputs), "a row ends immediately or holds padding"
+    assert all(len(set(row)) > 2 for row in outputs), "a row repeats itself"
+    assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows start with the same tokens"
 
 
 def write(name: str) -> None:

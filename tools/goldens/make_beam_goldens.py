@@ -1,9 +1,11 @@
-"""What Hugging Face's beam search finds, in float32: beams.jsonl.gz, for the bundled prompts with the bundled target,
-and beams_of_families.json, for the tiny goldens beside this file, each with its generation_config.json and some more.
+"""Record the results of Hugging Face's beam search in float32.
 
-Needs torch and transformers 4.46, which the tests do not: `python tools/goldens/make_beam_goldens.py [COUNT [FILE]]`
-writes for the first COUNT prompts of each task (10), ten by ten, and goes on with a file that is there.
-`python -m tools.check_beams --golden FILE` compares.
+beams.jsonl.gz holds results of the bundled target for the bundled prompts. beams_of_families.json holds results of the
+tiny golden models, each with its generation_config.json and with other options.
+
+Requires torch and transformers 4.46. `python tools/goldens/make_beam_goldens.py [COUNT [FILE]]` decodes the first COUNT
+prompts (default: 10) of each task in groups of ten, and resumes an existing file. `python -m tools.check_beams --golden
+FILE` compares our results with it.
 """
 
 import gzip
@@ -20,15 +22,16 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast, T5Confi
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "models" / "t5-web-docs"
-HERE = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
-FILE, FAMILIES_FILE = HERE / "beams.jsonl.gz", HERE / "beams_of_families.json"
+HERE = ROOT / "tests" / "parity" / "goldens"
+FILE = HERE / "beams.jsonl.gz"
+FAMILIES_FILE = HERE / "beams_of_families.json"
 FAMILIES = ("t5", "flan-t5", "bart", "mbart", "pegasus", "m2m_100", "marian")
-MORE: list[dict[str, Any]] = [  # beside what a folder's generation_config.json says
+MORE: list[dict[str, Any]] = [  # overrides of the folder's generation_config.json
     {},
     {"num_beams": 3, "repetition_penalty": 1.5, "length_penalty": -0.5},
     {"num_beams": 3, "no_repeat_ngram_size": 3, "min_new_tokens": 6, "early_stopping": "never"},
 ]
-# Some beams of an untrained m2m_100 hold padding, for which that library has positions of its own; none of these do.
+# Longer beams of the random m2m_100 contain padding, whose positions Hugging Face numbers differently.
 FAMILY_TOKENS = 10
 TASKS = ("translation", "grammar", "describe")
 GRID = list(product((2, 4, 8), (0.6, 1.0, 2.0), (False, True, "never")))  # beams, length_penalty, early_stopping
@@ -37,7 +40,7 @@ TOGETHER = 10  # prompts
 
 
 def bundled_target() -> T5ForConditionalGeneration:
-    """bfloat16 in the file, float32 to compute in."""
+    """The bundled target: stored in bfloat16, computed in float32."""
     stored = np.load(FOLDER / "weights.npz")
     tensors = {name: torch.from_numpy(stored[name].view(np.int16).copy()).view(torch.bfloat16) for name in stored}
     model = T5ForConditionalGeneration(T5Config.from_pretrained(FOLDER)).eval()
@@ -48,7 +51,7 @@ def bundled_target() -> T5ForConditionalGeneration:
 
 
 def found(model: T5ForConditionalGeneration, tokenizer: Any, prompts: list[str]) -> list[dict[str, Any]]:
-    """For each prompt its sequences, and for each setting which of them came, the best first, with their scores."""
+    """For each prompt: all sequences, and for each setting the indices of its results, best first, with scores."""
     batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     records: list[dict[str, Any]] = [{"prompt": prompt, "sequences": [], "found": {}} for prompt in prompts]
     for beams, penalty, stopping in GRID:
@@ -76,7 +79,7 @@ def found(model: T5ForConditionalGeneration, tokenizer: Any, prompts: list[str])
 
 
 def of_families() -> dict[str, list[dict[str, Any]]]:
-    """For each family and setting, for each source of the family's golden alone, the sequences and their scores."""
+    """For each family, setting and source: the sequences and their scores. Sources are decoded one at a time."""
     made: dict[str, list[dict[str, Any]]] = {}
     for name in FAMILIES:
         model = AutoModelForSeq2SeqLM.from_pretrained(HERE / name).eval()

@@ -1,6 +1,6 @@
-"""Write constraints.json: what Hugging Face's logits processors make of small distributions, in `generate`'s order.
+"""Write constraints.json: outputs of Hugging Face's logits processors for small distributions, in `generate`'s order.
 
-Needs torch and transformers, which the tests do not: `python tools/goldens/make_constraints.py`
+Requires torch and transformers: `python tools/goldens/make_constraints.py`
 """
 
 import json
@@ -13,7 +13,9 @@ from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
 GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
 
-VOCAB, EOS, NEW = 8, 1, 9  # max_new_tokens
+VOCAB = 8
+EOS = 1
+MAX_NEW_TOKENS = 9
 SETTINGS: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 1},
     {"no_repeat_ngram_size": 2},
@@ -41,7 +43,9 @@ def cases() -> list[dict[str, Any]]:
     )
     found = []
     for settings in SETTINGS:
-        config = GenerationConfig(**settings, max_new_tokens=NEW, eos_token_id=EOS, pad_token_id=0, max_length=None)
+        config = GenerationConfig(
+            **settings, max_new_tokens=MAX_NEW_TOKENS, eos_token_id=EOS, pad_token_id=0, max_length=None
+        )
         config, _ = model._prepare_generation_config(config)
         model._prepare_special_tokens(config, device="cpu")
         config = model._prepare_generated_length(config, True, "min_length" not in settings, "input_ids", 1, None)
@@ -55,7 +59,7 @@ def cases() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     content: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    content |= {"vocab_size": VOCAB, "eos_token_id": EOS, "max_new_tokens": NEW}
-    lines = ",\n".join(json.dumps(case) for case in cases())  # a case a line
+    content |= {"vocab_size": VOCAB, "eos_token_id": EOS, "max_new_tokens": MAX_NEW_TOKENS}
+    lines = ",\n".join(json.dumps(case) for case in cases())  # one case per line
     head = json.dumps(content)[:-1]
     (GOLDENS / "constraints.json").write_text(f'{head}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")

@@ -1,12 +1,11 @@
-"""Write a tiny random checkpoint of T5Gemma, with equal and unequal widths, and of T5Gemma 2, and what Hugging Face
-computes with them.
+"""Write tiny random checkpoints of T5Gemma (equal and unequal widths) and T5Gemma 2, with Hugging Face's outputs.
 
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     python make_gemma_goldens.py [NAME ...]
 
-Folders and golden.npz are those of make_goldens.py, with outputs of 40 tokens, and generation_config.json. The files of
-"t5gemma-unequal" and "t5gemma2" are as transformers 5.23 saves them, the latter with a tower for images; config.json of
-"t5gemma" is as transformers 4.54 wrote it. Windows, soft caps, scaled positions and the end of an image all matter.
+Folders and arrays are those of make_goldens.py, plus generation_config.json; outputs have 40 tokens. transformers 5.23
+saves the files of "t5gemma-unequal" and "t5gemma2"; the latter include a vision tower. config.json of "t5gemma" has the
+format of transformers 4.54. Windows, soft caps, scaled positions and the end-of-image embedding all affect the outputs.
 """
 
 import json
@@ -31,7 +30,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 NEW_TOKENS = 40
-PAD, EOS, BOS, VOCAB, END_OF_IMAGE = 0, 1, 2, 80, 50
+PAD = 0
+EOS = 1
+BOS = 2
+END_OF_IMAGE = 50
+VOCAB = 80
 LENGTHS = (30, 21, 10)  # of the sources
 IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS}
 STACK = IDS | {
@@ -95,7 +98,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "model_type": "t5gemma2",
     },
 }  # fmt: skip
-# Of norms whose weights are not about 0.5, to which 1 is added.
+# Means of norm weights other than 0.5; the model adds 1 to each weight.
 NORM_MEANS = {"post_feedforward": 1.5, "post_cross": -0.3, "q_norm": 0.8, "k_norm": 0.8, "decoder.norm": 2.3}
 SEEDS = {"t5gemma": 63, "t5gemma-unequal": 8, "t5gemma2": 13}  # chosen so that `check_health` passes
 
@@ -105,8 +108,10 @@ def is_tower(name: str) -> bool:
 
 
 def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Random weights far from any initialiser's. What follows from a token alone weighs more than what follows from the
-    source, and attention is sharp: else outputs settle into one token. EOS has a long row: else it seldom wins.
+    """Random weights, far from those of any initializer.
+
+    The current token weighs more than the source, and attention is sharp; otherwise outputs repeat a single token. The
+    row of EOS is long; otherwise EOS is rarely predicted.
     """
     noise = rng.standard_normal(shape)
     if name.endswith(("embed_tokens.weight", "lm_head.out_proj.weight")):
@@ -125,7 +130,7 @@ def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> torch.T
 
 
 def make_folder(name: str, folder: Path, seed: int) -> PreTrainedModel:
-    """The folder's model as Hugging Face reads it, after checking that every tensor of the file is in it."""
+    """Write the folder, load it with Hugging Face, and check that the model holds every tensor of the file."""
     rng = np.random.default_rng(seed)
     config = AutoConfig.for_model(**json.loads(json.dumps(CONFIGS[name])))
     model = AutoModelForSeq2SeqLM.from_config(config).eval()

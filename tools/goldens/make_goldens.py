@@ -1,19 +1,19 @@
-"""Write a tiny random checkpoint for each T5 family, and what Hugging Face computes with it.
+"""Write a tiny random checkpoint for each T5 family, with the outputs that Hugging Face computes from it.
 
     pip install torch==2.13.0 transformers==4.46.3 safetensors numpy
     python make_goldens.py [FAMILY ...]
 
-Each folder beside this file gets config.json and model.safetensors with the keys of that family's checkpoints on the
-Hub, and golden.npz (ids int32, the rest float32):
+Each family gets a folder in tests/parity/goldens. Its config.json and model.safetensors have the keys that the family's
+checkpoints have on the Hub. Its golden.npz holds (ids int32, everything else float32):
 
-    input_ids, attention_mask         (B, S)     padded on the right with the family's pad id; every row ends with EOS
+    input_ids, attention_mask         (B, S)     right-padded with the family's pad id; every row ends with EOS
     decoder_input_ids                 (B, L)     the start token, then random tokens
     encoder_last_hidden_state         (B, S, D)
     logits                            (B, L, V)
-    greedy_ids, greedy_lengths        (B, N), (B,)  new tokens only, EOS included, each row alone and unpadded; padded
+    greedy_ids, greedy_lengths        (B, N), (B,)  new tokens including EOS; each row was decoded by itself, unpadded
 
-transformers 5 is no oracle here: its generate sizes the decoder's cache by num_layers, it scales umT5's logits
-although the head is not tied, and up to 5.15 at least it embeds MADLAD's source with the head's table.
+transformers 5 is not a valid reference for these models. It sizes the decoder's cache by num_layers, scales umT5's
+logits although the head is not tied, and (up to 5.15 at least) embeds MADLAD's source with the head's table.
 """
 
 import json
@@ -32,18 +32,17 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 HERE = Path(__file__).resolve().parents[2] / "tests" / "parity" / "goldens"
 NEW_TOKENS = 24
 TARGET_LENGTH = 12
-LOGIT_SCALE, TABLE_SCALE = 2.0, 0.3  # standard deviations
+LOGIT_SCALE = 2.0  # standard deviation
+TABLE_SCALE = 0.3  # standard deviation
 FIRST_PLAIN_TOKEN = 3  # above every family's pad, start and EOS
 
-SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD = (
-    "shared.weight",
-    "encoder.embed_tokens.weight",
-    "decoder.embed_tokens.weight",
-    "lm_head.weight",
-)
+SHARED = "shared.weight"
+ENCODER_TABLE = "encoder.embed_tokens.weight"
+DECODER_TABLE = "decoder.embed_tokens.weight"
+HEAD = "lm_head.weight"
 CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
-# What every config.json below says.
+# Shared by every config.json below.
 COMMON = {
     "architectures": ["T5ForConditionalGeneration"],
     "d_ff": 64,
@@ -62,7 +61,7 @@ COMMON = {
 }
 GATED = {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 2, "tie_word_embeddings": False}
 SAVED_BY_4 = {"torch_dtype": "float32", "use_cache": True}
-# Buckets this coarse put the ends of a source of 30 tokens, and of 24 new tokens, into the last one.
+# Coarse enough that a source of 30 tokens and an output of 24 tokens both reach the last bucket.
 COARSE_BUCKETS = {"relative_attention_max_distance": 20, "relative_attention_num_buckets": 8}
 
 
@@ -78,7 +77,7 @@ T5_TASKS = {
     "translation_en_to_fr": beam_search("translate English to French: "),
     "translation_en_to_ro": beam_search("translate English to Romanian: "),
 }
-# From 2020, before the first gated models: nothing says which feed-forward layer, which head, how deep the decoder is.
+# As published in 2020, before gated models: no fields for the feed-forward, the head, or the depth of the decoder.
 T5_V1_0 = COMMON | {
     "architectures": ["T5WithLMHeadModel"],
     "n_positions": 512,
@@ -92,16 +91,15 @@ T5_V1_1 = COMMON | GATED | {"num_heads": 3, "output_past": True, "vocab_size": 1
 
 @dataclass(frozen=True)
 class Family:
-    """One folder. `seed` was chosen so that `check_health` passes."""
+    """One golden folder; the seed is chosen such that `check_health` passes."""
 
     config: dict[str, Any]
     seed: int
-    tables: tuple[str, ...] = (SHARED,)  # names under which the input embedding is stored
-    strays: tuple[str, ...] = ()  # biases in the file that no model uses
+    tables: tuple[str, ...] = (SHARED,)  # names of the input embedding in the file
+    strays: tuple[str, ...] = ()  # biases in the file that the model ignores
     lengths: tuple[int, ...] = (24, 17, 11)  # of the sources
-    oracle: dict[str, Any] = field(
-        default_factory=dict
-    )  # the config in words transformers 4 understands, if it differs
+    # The config for transformers 4, if it differs.
+    oracle: dict[str, Any] = field(default_factory=dict)
 
     @property
     def meaning(self) -> dict[str, Any]:
@@ -196,7 +194,7 @@ FAMILIES: Mapping[str, Family] = {
         tables=(DECODER_TABLE,),
         lengths=(30, 21, 10),
     ),
-    # No tie flag, so tied; the file still holds the table four times, as pytorch_model.bin does on the Hub.
+    # No tie flag, so tied; the file still holds four copies of the table, like pytorch_model.bin on the Hub.
     "codet5": Family(
         COMMON
         | SAVED_BY_4
@@ -219,7 +217,7 @@ FAMILIES: Mapping[str, Family] = {
         seed=151,
         tables=(SHARED, ENCODER_TABLE, DECODER_TABLE, HEAD),
     ),
-    # umT5's architecture under a Llama tokenizer, hence EOS 2.
+    # umT5's architecture with a Llama tokenizer, hence EOS 2.
     "pile-t5": Family(
         COMMON
         | GATED
@@ -240,7 +238,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         seed=7,
     ),
-    # What from_pretrained(t5-v1_1) and save_pretrained write under transformers 5.23.0: the tie flag is always true.
+    # As saved by transformers 5.23.0 from t5-v1_1: the tie flag is always true.
     "t5-v1_1-resaved-by-transformers-5": Family(
         T5_V1_1
         | {
@@ -266,10 +264,11 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
-    """Random weights far from any initialiser's.
+    """Random weights, far from those of any initializer.
 
-    The tables are small and the layers' outputs large: else a tied head answers each token with itself. The rows of
-    `wo` sum to zero: else the mean of a relu answers every token alike. EOS has a long row: else it seldom wins.
+    The tables are small and the layers' outputs large; otherwise a tied head predicts its own input token. The rows of
+    `wo` sum to zero; otherwise the mean of the ReLU gives every token the same prediction. The row of EOS is long;
+    otherwise EOS is rarely predicted.
     """
     noise = rng.standard_normal(shape)
     if name in (SHARED, HEAD):
@@ -292,7 +291,7 @@ def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.r
 
 
 def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
-    """The tensors as the Hub's file names them."""
+    """The tensors, with the names in the Hub's file."""
     config, rng = family.meaning, np.random.default_rng(family.seed)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
@@ -306,7 +305,7 @@ def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
 
 
 def load_oracle(folder: Path, family: Family) -> PreTrainedModel:
-    """The model as Hugging Face reads it from the folder, after checking that every tensor of the file is in it."""
+    """Load the folder with Hugging Face and check that the model holds every tensor of the file."""
     model, info = AutoModelForSeq2SeqLM.from_pretrained(
         folder, config=AutoConfig.for_model(**family.meaning), output_loading_info=True, attn_implementation="eager"
     )
@@ -349,7 +348,7 @@ def make_golden(model: PreTrainedModel, family: Family) -> dict[str, np.ndarray]
 
 
 def padded(outputs: list[list[int]], pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """(B, N) tokens, padded, and how many each row has."""
+    """Token ids (B, N), padded, and the number of tokens of each row."""
     ids = np.full((len(outputs), max(map(len, outputs))), pad)
     for row, tokens in zip(ids, outputs, strict=True):
         row[: len(tokens)] = tokens
@@ -363,7 +362,7 @@ def greedy(model: PreTrainedModel, source: torch.Tensor) -> list[int]:
 
 
 def top_two_gap(model: PreTrainedModel, family: Family, golden: Mapping[str, np.ndarray]) -> float:
-    """The smallest lead of any greedy token, from one pass without a cache, which must choose the same tokens."""
+    """The smallest top-2 gap of any greedy token; checks that one pass without a cache chooses the same tokens."""
     gaps = []
     for i, (source_length, length) in enumerate(zip(family.lengths, golden["greedy_lengths"], strict=True)):
         tokens = torch.tensor(golden["greedy_ids"][i, :length], dtype=torch.long)
@@ -377,15 +376,17 @@ def top_two_gap(model: PreTrainedModel, family: Family, golden: Mapping[str, np.
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
-    """Outputs that could not catch a mistake are no use: near-ties, loops, rows alike, EOS never or at once."""
+    """Reject outputs that would hide mistakes: near-ties, loops, equal rows, EOS never or immediately."""
     eos, pad = family.meaning["eos_token_id"], family.meaning["pad_token_id"]
     outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
     assert gap > 0.02, f"top-2 gap {gap:.4f}"
     assert 1 < golden["logits"].std() < 4, f"logits have standard deviation {golden['logits'].std():.2f}"
-    assert any(eos in row for row in outputs) and not all(eos in row for row in outputs), "EOS in no row, or in all"
-    assert all(len(row) > 3 and pad not in row for row in outputs), "a row that ends at once or holds padding"
-    assert all(len(set(row)) > len(row) // 4 for row in outputs), "a row that repeats itself"
-    assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows that start alike"
+    assert any(eos in row for row in outputs) and not all(eos in row for row in outputs), (
+        "EOS in no row, or in all of them"
+    )
+    assert all(len(row) > 3 and pad not in row for row in outputs), "a row ends immediately or holds padding"
+    assert all(len(set(row)) > len(row) // 4 for row in outputs), "a row repeats itself"
+    assert len({tuple(row[:3]) for row in outputs}) == len(outputs), "rows start with the same tokens"
 
 
 def check_every_weight_matters(
@@ -395,7 +396,7 @@ def check_every_weight_matters(
     least: float = 0.01,
     is_idle: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """noise: put on one tensor after the other. is_idle: of which names logits must not depend."""
+    """Add noise to one tensor at a time and check that the logits change, except for tensors that `is_idle` names."""
     arguments = ("input_ids", "attention_mask", "decoder_input_ids")
     inputs = {name: torch.tensor(golden[name], dtype=torch.long) for name in arguments}
     expected = torch.tensor(golden["logits"])
@@ -424,7 +425,7 @@ def write(name: str) -> None:
 
 
 def write_all(write: Callable[[str], None], names: Iterable[str]) -> None:
-    """Of these, those that are named as arguments, or all."""
+    """Write the families named on the command line, or all of them."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""Write processors.json: what Hugging Face's logits processors make of small distributions.
+"""Write processors.json: outputs of Hugging Face's logits processors for small distributions.
 
-Needs torch and transformers, which the tests do not: `python tools/goldens/make_processors.py`
+Requires torch and transformers: `python tools/goldens/make_processors.py`
 """
 
 import json
@@ -40,9 +40,9 @@ SETTINGS = [
 LOGITS = [
     [1.3, -0.4, 0.2, 2.1],
     [-1.0, -2.5, -0.3, -4.0],
-    [0.5, 0.5, 0.5, 0.5],  # all tie
-    [1.0, 2.0, 2.0, -1.0],  # the best two tie
-    [0.0, 0.0, 3.0, 0.0],  # the rest ties
+    [0.5, 0.5, 0.5, 0.5],  # all tied
+    [1.0, 2.0, 2.0, -1.0],  # the best two tied
+    [0.0, 0.0, 3.0, 0.0],  # all but the best tied
 ]
 HISTORY = [0, 2, 2]
 
@@ -79,6 +79,6 @@ def cases() -> list[dict[str, object]]:
 
 if __name__ == "__main__":
     content = {"torch": torch.__version__, "transformers": transformers.__version__, "cases": cases()}
-    lines = ",\n".join(json.dumps(case) for case in content.pop("cases"))  # a case a line
+    lines = ",\n".join(json.dumps(case) for case in content.pop("cases"))  # one case per line
     head = json.dumps(content)[:-1]
     (GOLDENS / "processors.json").write_text(f'{head}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")

@@ -1,16 +1,16 @@
-"""Write a tiny tokenizer for each family in the files of that family on the Hub, and what Hugging Face makes of texts.
+"""Write a tiny tokenizer for each family, in the family's file format, with Hugging Face's encodings of sample texts.
 
     pip install transformers==4.46.3 sentencepiece==0.2.3 protobuf==7.36.2
     python make_tokenizer_goldens.py [FAMILY ...]
 
-transformers 4 has the families' own SentencePiece tokenizers; 5 converts all but M2M-100's and Marian's. Beside each
-folder's files goes golden.json: a list of
+transformers 4 has the families' SentencePiece tokenizers; version 5 converts all of them except M2M-100's and Marian's.
+Each folder holds the tokenizer's files, a config.json whose model_type selects the tokenizer class, and a golden.json:
 
-    text, language                the source and its language, null for the default
-    ids, output_ids               as a source; as an output (`text_target`), without a language's token
-    text_of_ids                   decoded, without special tokens
-
-and `languages`, code -> id. Each folder also has a config.json with the model_type that names the tokenizer's class.
+    languages                     code -> id
+    texts                         a list of
+        text, language                the source and its language; null selects the default
+        ids, output_ids               encoded as a source; encoded as an output (`text_target`), without language tokens
+        text_of_ids                   decoded, without special tokens
 """
 
 import io
@@ -59,12 +59,12 @@ TEXTS = [
     "the ﬁrst ﬁle",
     "50 % of 1,000.5",
 ]
-RULES = "FB01\t66 69\n9\t20\nA\t20\n"  # ﬁ -> fi, tab and line feed -> space: SentencePiece's own rules take 240 kB
+RULES = "FB01\t66 69\n9\t20\nA\t20\n"  # ﬁ -> fi, tab and line feed -> space; SentencePiece's default rules take 240 kB
 SIZE = 300
 
 
 def train(path: Path, lines: list[str], model_type: str = "unigram", **options: Any) -> None:
-    """A SentencePiece model; training is deterministic."""
+    """Train a SentencePiece model; the result is deterministic."""
     rules = path.with_suffix(".rules")
     rules.write_text(RULES, encoding="utf-8")
     model = io.BytesIO()
@@ -80,7 +80,7 @@ def train(path: Path, lines: list[str], model_type: str = "unigram", **options: 
         **options,
     )
     trained = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    trained.normalizer_spec.ClearField("normalization_rule_tsv")  # a path; compiled rules stay
+    trained.normalizer_spec.ClearField("normalization_rule_tsv")  # a path; the compiled rules remain
     path.write_bytes(trained.SerializeToString())
     rules.unlink()
 
@@ -101,7 +101,7 @@ def write_configs(folder: Path, model_type: str, tokenizer_config: dict[str, Any
 
 
 def nllb(folder: Path) -> Any:
-    """As on the Hub: tokenizer.json whose template still is the old one, which its class replaces."""
+    """Like the Hub's files: tokenizer.json has the legacy template, which the tokenizer class replaces."""
     train(folder / "sentencepiece.bpe.model", LINES + GERMAN, "bpe")
     write_configs(folder, "m2m_100", {"src_lang": None, "tgt_lang": None, "tokenizer_class": "NllbTokenizer"})
     old = NllbTokenizerFast.from_pretrained(folder, legacy_behaviour=True)
@@ -133,7 +133,7 @@ def m2m_100(folder: Path) -> Any:
 
 
 def marian(folder: Path) -> Any:
-    """Two SentencePiece models, of which each knows pieces that the other lacks; one vocabulary."""
+    """Two SentencePiece models with different pieces, and one vocabulary for both."""
     english, german = folder / "source.spm", folder / "target.spm"
     train(english, LINES)
     train(german, GERMAN * 20 + ["Überall gibt es Äpfel, Öl und Straßen."] * 20)
@@ -151,7 +151,7 @@ def pegasus(folder: Path) -> Any:
 
 
 def t5(folder: Path) -> Any:
-    """Nothing but the SentencePiece model, as in the oldest repositories."""
+    """Only the SentencePiece model, like the oldest repositories."""
     train(folder / "spiece.model", LINES + GERMAN, bos_id=-1, eos_id=1, unk_id=2, pad_id=0)
     write_configs(folder, "t5", None)
     return T5Tokenizer.from_pretrained(folder, legacy=True)
@@ -169,7 +169,7 @@ def bart(folder: Path) -> Any:
 
 
 def t5gemma(folder: Path, model_type: str = "t5gemma", more: Sequence[str] = ()) -> Any:
-    """BPE over characters that stand for spaces too, bytes for what is unknown; <bos> in front and no end."""
+    """BPE that encodes spaces as characters, with byte fallback; adds <bos> but no end token."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *more]
     raw = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     raw.normalizer = tokenizers.normalizers.Replace(" ", "▁")
@@ -193,13 +193,13 @@ def t5gemma(folder: Path, model_type: str = "t5gemma", more: Sequence[str] = ())
 
 
 def t5gemma2(folder: Path) -> Any:
-    """Gemma 3's, whose special tokens frame images too."""
+    """Gemma 3's tokenizer, with special tokens around images."""
     return t5gemma(folder, "t5gemma2", ("<start_of_image>", "<end_of_image>"))
 
 
 @dataclass(frozen=True)
 class Family:
-    """more: a language besides the default. form: of its token."""
+    """more: a second language to test. form: the format of language tokens."""
 
     make: Callable[[Path], Any]
     codes: Sequence[str] = ()
