@@ -59,7 +59,7 @@ def begin(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOption
         given = [first, *given]
     require_positions(model, "max_tokens", options.max_tokens, len(given))
     tokens, ends = [model.config.decoder_start_token_id, *given], {*model.config.eos_token_ids, *options.eos_token_ids}
-    settled = model.generation_config.settled(options, len(tokens))
+    settled = model.generation_config.with_defaults(options, len(tokens))
     constraints = model.generation_config.constraints(settled, sorted(ends), len(tokens), None if given else first)
     return Beginning(settled, tokens, ends, constraints)
 

@@ -1,6 +1,4 @@
-"""Positions as vectors that are added to embeddings, learned or of sines and cosines, and the mask that goes with them:
-who sees only what is behind. T5's biases are in positions.py.
-"""
+"""Learned and sinusoidal position vectors, which are added to embeddings, and the causal mask."""
 
 from __future__ import annotations
 
@@ -13,25 +11,27 @@ from numpy.typing import NDArray
 from .compiled import Prepared
 
 
-def causal(places: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array:
-    """Additive, (B, 1, L, capacity): query i of a row, at position places[row, i], sees the keys up to there."""
-    seen = mx.arange(capacity) <= places[:, None, :, None]
-    return mx.where(seen, mx.array(0, dtype), mx.array(-mx.inf, dtype))
+def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array:
+    """An additive mask (B, 1, L, capacity): a query attends to keys up to its own position.
+
+    positions: (B, L), those of the queries.
+    """
+    visible = mx.arange(capacity) <= positions[:, None, :, None]
+    return mx.where(visible, mx.array(0, dtype), mx.array(-mx.inf, dtype))
 
 
 class AbsolutePositions(Prepared):
-    """A vector for each position, to be added to what is embedded there. No position below the `capacity` of a pass
-    lies outside of the table, so nothing is read that is none.
-    """
+    """A vector for each position. `computed` returns the table (capacity, d) for passes with positions < capacity."""
 
-    def __call__(self, places: mx.array, capacity: int) -> mx.array:
-        """Positions (B, L) -> (B, L, d), of a table (capacity, d)."""
-        return mx.take(self.prepared(capacity), places, axis=0)
+    def __call__(self, positions: mx.array, capacity: int) -> mx.array:
+        """Positions (B, L), all below `capacity` -> (B, L, d)."""
+        return mx.take(self.prepared(capacity), positions, axis=0)
 
 
 class LearnedPositions(AbsolutePositions):
-    """weight: (offset + positions, d); the first `offset` rows belong to no position. Behind the last there are zeros,
-    for what is never kept: drafted tokens and padding.
+    """A learned table (offset + positions, d), whose first `offset` rows are unused.
+
+    Positions past the end of the table have zero vectors. Only rejected draft tokens and padding reach them.
     """
 
     def __init__(self, positions: int, width: int, offset: int) -> None:
@@ -45,30 +45,34 @@ class LearnedPositions(AbsolutePositions):
 
 
 class SinusoidalPositions(AbsolutePositions):
-    """Sines, then cosines, of wavelengths from 2 pi to 10000 * 2 pi (Vaswani et al. 2017, section 3.5); float32.
+    """Sines, then cosines, with wavelengths from 2 pi to 10000 * 2 pi (Vaswani et al. 2017, section 3.5); float32.
 
-    first: the number of position 0. spread: the longest wavelength is reached by the last pair (fairseq), else missed
-    by one (Marian).
+    Args:
+        first: The number that position 0 is encoded as.
+        includes_longest: Whether the last pair has the longest wavelength (fairseq); otherwise the wavelengths stop one
+            step below it (Marian).
     """
 
-    def __init__(self, width: int, first: int = 0, *, spread: bool = False) -> None:
+    def __init__(self, width: int, first: int = 0, *, includes_longest: bool = False) -> None:
         super().__init__()
-        self.width, self.first, self.spread = width, first, spread
+        self.width = width
+        self.first = first
+        self.includes_longest = includes_longest
 
     @property
     def source(self) -> object:
         return None
 
     def computed(self, capacity: int) -> mx.array:
-        return mx.array(sinusoids(self.first, capacity, self.width, self.spread))
+        return mx.array(sinusoids(self.first, capacity, self.width, self.includes_longest))
 
 
 @lru_cache(maxsize=8)
-def sinusoids(first: int, count: int, width: int, spread: bool) -> NDArray[np.float32]:
-    """(count, width), for the positions from `first`."""
+def sinusoids(first: int, count: int, width: int, includes_longest: bool) -> NDArray[np.float32]:
+    """The vectors of `count` positions, (count, width)."""
     half = width // 2
     numbers = np.arange(first, first + count)[:, None]
-    if spread:  # float32 in this order of operations, as the published models were trained
+    if includes_longest:  # float32 in this order of operations: the published models were trained with this rounding
         step = np.float32(np.log(10000) / (half - 1))
         angles = numbers.astype(np.float32) * np.exp(np.arange(half, dtype=np.float32) * -step)
     else:

@@ -13,7 +13,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .absolute_positions import LearnedPositions, SinusoidalPositions, causal
+from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
 from .bart_config import LEARNED_OFFSET, LOGITS_BIAS, BartConfig, prefix_of
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, additive
@@ -51,8 +51,8 @@ class Stack(nn.Module):
         if family.learned_positions:
             self.positions = LearnedPositions(config.max_position_embeddings, config.d_model, LEARNED_OFFSET)
         else:
-            first = config.pad_token_id + 1 if family.spread else 0
-            self.positions = SinusoidalPositions(config.d_model, first, spread=family.spread)
+            first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
+            self.positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
 
     def enter(self, embedded: mx.array, places: mx.array, capacity: int) -> mx.array:
         """(B, L, d) -> (B * L, d), with positions and norm. places: (B, L), or (1, L), all below `capacity`."""
@@ -99,7 +99,7 @@ class BART(EncoderDecoder):
         batch, length = tokens.shape
         capacity, places = layers[0].reach(length), offsets[:, None] + mx.arange(length)
         x = self.decoder.enter(self.embed(tokens), places, capacity)
-        mask = causal(places, capacity, x.dtype)
+        mask = causal_mask(places, capacity, x.dtype)
         hidden = []
         for layer, cache in zip(self.decoder.layers, layers, strict=True):
             x = layer(x, batch, mask, source_mask, cache)

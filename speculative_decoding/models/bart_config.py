@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Switch, Text, Whole
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, stated
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
 from .tensors import HEAD, embedding_table, is_same_table
 
 LOGITS_BIAS = "final_logits_bias"
@@ -21,17 +21,20 @@ STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class Family:
-    """What no config.json says. norm_first: norms stand in front of blocks, and one at the end of each stack; else
-    behind the blocks. embedding_norm: also behind the embedding. learned_positions: else sines and cosines. spread: see
-    `SinusoidalPositions`; then position 0 is also the first number behind the padding id. defaults: what Hugging Face
-    assumes where config.json is silent.
+    """The properties of a family that config.json does not state.
+
+    norm_first: whether norms precede blocks, with one more at the end of each stack; otherwise they follow blocks.
+    embedding_norm: whether a norm follows the embedding.
+    learned_positions: otherwise positions are sinusoidal.
+    defaults: Hugging Face's defaults for fields that config.json omits.
+    fairseq_sinusoids: whether sinusoids include the longest wavelength, and position 0 has the number pad id + 1.
     """
 
     norm_first: bool
     embedding_norm: bool
     learned_positions: bool
     defaults: RawConfig
-    spread: bool = False
+    fairseq_sinusoids: bool = False
 
 
 BART_IDS = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -48,7 +51,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "pegasus": Family(norm_first=True, embedding_norm=False, learned_positions=False, defaults=PEGASUS_IDS),
     "m2m_100": Family(
-        norm_first=True, embedding_norm=False, learned_positions=False, defaults=M2M_DEFAULTS, spread=True
+        norm_first=True, embedding_norm=False, learned_positions=False, defaults=M2M_DEFAULTS, fairseq_sinusoids=True
     ),
     "marian": Family(norm_first=False, embedding_norm=False, learned_positions=False, defaults=MARIAN_IDS),
 }
@@ -82,10 +85,10 @@ class BartConfig:
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
-        given = stated(raw, FAMILIES[raw["model_type"]].defaults)
+        given = with_defaults(raw, FAMILIES[raw["model_type"]].defaults)
         config = cls(**checked_fields(cls, given), **checked_ids(given, given["vocab_size"]))
         config._check()
-        return config if checkpoint is None else config.settled(checkpoint)
+        return config if checkpoint is None else config.resolved(checkpoint)
 
     def _check(self) -> None:
         """Raise `CheckpointError` for what does not go together."""
@@ -103,7 +106,7 @@ class BartConfig:
                 "their own, which is not supported; take a model where they share one"
             )
 
-    def settled(self, checkpoint: Checkpoint) -> BartConfig:
+    def resolved(self, checkpoint: Checkpoint) -> BartConfig:
         """The config with what only the tensors say: a head that differs from the embedding is not tied, whatever the
         flag says, and a bias of the logits is often zero.
         """

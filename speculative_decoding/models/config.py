@@ -1,4 +1,4 @@
-"""What the configurations of all families have in common: what they say, and checks of single fields."""
+"""The interface that all model configurations share, and checks of config.json fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..sampling.values import Value, Whole
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
-MOST_ENDS = 64
+MAX_EOS_TOKENS = 64
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,
@@ -29,9 +29,13 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """scale: of the products of queries and keys. attention_cap: see `attend`. is_gated: the feed-forward's second half
-    of units is multiplied by the activations of the first (Shazeer 2020, 2002.05202). norm_first: norms stand in front
-    of blocks, else behind them.
+    """The sizes and variants of a Transformer layer.
+
+    scale: multiplies attention scores.
+    attention_cap: the soft cap on attention scores, see `attend`.
+    is_gated: activations of the first half of the feed-forward's units multiply the second half (Shazeer 2020,
+        2002.05202).
+    norm_first: whether a norm precedes each block, or follows it and the residual sum.
     """
 
     d_model: int
@@ -48,17 +52,17 @@ class LayerConfig:
 
     @property
     def divided(self) -> dict[str, int]:
-        """The sizes of which several processes have a share each."""
+        """The sizes that are split across ranks."""
         return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
 
     def share(self, processes: int) -> Self:
-        """As one of them has it; of fewer heads of keys than processes, several have the same."""
+        """The sizes on one rank. With fewer key-value heads than ranks, several ranks hold the same head."""
         sizes: dict[str, Any] = {name: max(size // processes, 1) for name, size in self.divided.items()}
         return replace(self, **sizes)
 
 
 class EncoderDecoderConfig(Protocol):
-    """What every part of the package may ask of a model, whatever its architecture."""
+    """The configuration that the rest of the package reads, for any architecture."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -80,7 +84,7 @@ class EncoderDecoderConfig(Protocol):
 
     @property
     def max_source_tokens(self) -> int | None:
-        """The longest source that the model was trained on, where its configuration says so."""
+        """The longest source that the model was trained on, if config.json states it."""
 
     @property
     def encoder(self) -> LayerConfig: ...
@@ -90,40 +94,52 @@ class EncoderDecoderConfig(Protocol):
 
     @property
     def divided(self) -> Mapping[str, int]:
-        """The sizes of which several processes have a share each."""
+        """The sizes that are split across ranks."""
 
 
-def require(name: str, wanted: Value, found: object, file: str = "config.json") -> None:
+def require(name: str, value: Value, found: object, file: str = "config.json") -> None:
+    """Raise `CheckpointError` if `value` does not accept what was found in the field `name` of the file."""
     try:
-        wanted.accept(found)
+        value.accept(found)
     except (ValueError, TypeError):
-        message = f"{file}: {name!r} must be {wanted.wanted}, not {short(found)}"
+        message = f"{file}: {name!r} must be {value.wanted}, not {short(found)}"
         raise CheckpointError(message) from None
 
 
-def stated(raw: RawConfig, defaults: RawConfig) -> RawConfig:
-    """What it says, and what holds where it says nothing, or null."""
+def with_defaults(raw: RawConfig, defaults: RawConfig) -> RawConfig:
+    """The fields of `raw`, with defaults for those that are missing or null."""
     return {**defaults, **{name: value for name, value in raw.items() if value is not None}}
 
 
-def checked_fields(config: type, given: RawConfig, path: str = "") -> dict[str, Any]:
-    """Of config.json, or the part of it at `path`, the fields of a configuration that are annotated with what they may
-    be. Unknown keys are ignored; a missing or impossible one is named. given: see `stated`.
+def checked_fields(config: type, raw: RawConfig, path: str = "") -> dict[str, Any]:
+    """The annotated fields of a configuration class, checked. Unknown keys are ignored.
+
+    Args:
+        config: A dataclass whose fields are annotated with a `Value`.
+        raw: The fields `with_defaults`.
+        path: The path of `raw` in config.json.
+
+    Raises:
+        CheckpointError: A field is missing or invalid.
     """
     hints = get_type_hints(config, include_extras=True)
-    wanted = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
-    for name, value in wanted.items():
-        if name in given or not hasattr(config, name):
-            require(path + name, value, given.get(name))
-    return {name: given[name] for name in wanted if name in given}
+    values = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    for name, value in values.items():
+        if name in raw or not hasattr(config, name):
+            require(path + name, value, raw.get(name))
+    return {name: raw[name] for name in values if name in raw}
 
 
-def checked_ids(known: RawConfig, vocab_size: int) -> dict[str, Any]:
-    """Special tokens, all within the vocabulary, by the names of a configuration's fields; the end may be several."""
-    start, pad, end = (known.get(name) for name in ID_FIELDS)
+def checked_ids(raw: RawConfig, vocab_size: int) -> dict[str, Any]:
+    """The special token ids, by field of a configuration. `eos_token_id` may be a list.
+
+    Raises:
+        CheckpointError: An id is outside the vocabulary.
+    """
+    start, pad, end = (raw.get(name) for name in ID_FIELDS)
     ends = end if isinstance(end, list) else [end]
-    if len(ends) > MOST_ENDS:
-        raise CheckpointError(f"config.json: 'eos_token_id' must have at most {MOST_ENDS} ids, not {len(ends)}")
+    if len(ends) > MAX_EOS_TOKENS:
+        raise CheckpointError(f"config.json: 'eos_token_id' must have at most {MAX_EOS_TOKENS} ids, not {len(ends)}")
     for name, ids in zip(ID_FIELDS, ([start], [pad], ends), strict=True):
         for each in ids:
             require(name, Whole(0, vocab_size - 1), each)

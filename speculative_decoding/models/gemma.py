@@ -160,7 +160,7 @@ def encoder_masks(config: StackConfig, length: int, mask: mx.array | None, dtype
     """mask: (B, S), True = a token."""
     masks = {}
     for window in config.windows:
-        hidden = window.hidden(mx.array([0]), length, length)
+        hidden = window.masked(mx.array([0]), length, length)
         if mask is not None:
             padding = ~mask[:, None, None, :]
             hidden = padding if hidden is None else hidden | padding
@@ -170,7 +170,7 @@ def encoder_masks(config: StackConfig, length: int, mask: mx.array | None, dtype
 
 
 def decoder_masks(config: StackConfig, offsets: mx.array, length: int, reach: int, dtype: mx.Dtype) -> Masks:
-    return {window: additive_mask(window.hidden(offsets, length, reach), dtype) for window in config.windows}
+    return {window: additive_mask(window.masked(offsets, length, reach), dtype) for window in config.windows}
 
 
 def through(norm: Norm, matrix: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short
 from ..sampling.values import Number, Switch, Text, Whole
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, stated
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
 from .rope import Rope, Window
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -160,7 +160,7 @@ class Section:
 
     def __init__(self, path: str, raw: RawConfig, defaults: Defaults) -> None:
         self.path, self.raw = path, raw
-        self.fields = StackFields(**checked_fields(StackFields, stated(raw, defaults.fields), path))
+        self.fields = StackFields(**checked_fields(StackFields, with_defaults(raw, defaults.fields), path))
         self.caps = {name: raw.get(name, usual) for name, usual in defaults.soft_caps.items()}
         for name, cap in self.caps.items():
             if cap is not None:

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says of its text: what is kept to, and what is not."""
+"""Parses generation_config.json: the fields that this package applies, and a note about those that it ignores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..sampling.options import MOST_REPEATED, MOST_TOKENS, abouts, short
 from ..sampling.values import Number, Several, Value, Whole
 from .config import require
 
-MOST_STRETCHES = 1 << 16
+MAX_BAD_WORDS = 1 << 16
 FILE = "generation_config.json"
 NUMBERS: Mapping[str, Value] = {
     "repetition_penalty": Number(1e-10, 1e10),
@@ -22,25 +22,25 @@ NUMBERS: Mapping[str, Value] = {
     "length_penalty": abouts()["length_penalty"].value,
     "early_stopping": abouts()["early_stopping"].value,
 }
-INSTEAD = {  # fields that would change the text and are not kept to: what happens
-    "num_beams": "one beam is followed where nobody asks for more (--num-beams)",
-    "do_sample": "the likeliest token is taken unless a temperature is given",
-    "sequence_bias": "it is left out",
-    "encoder_repetition_penalty": "it is left out",
-    "encoder_no_repeat_ngram_size": "it is left out",
-    "exponential_decay_length_penalty": "it is left out",
-    "guidance_scale": "it is left out",
-    "watermarking_config": "it is left out",
+# Ignored fields that would change the output, with the option to use instead.
+IGNORED: Mapping[str, str] = {
+    "num_beams": "set --num-beams to use beam search",
+    "do_sample": "set --temperature to sample",
+    "sequence_bias": "",
+    "encoder_repetition_penalty": "",
+    "encoder_no_repeat_ngram_size": "",
+    "exponential_decay_length_penalty": "",
+    "guidance_scale": "",
+    "watermarking_config": "",
 }
 OFF_AT_ONE = ("num_beams", "encoder_repetition_penalty", "guidance_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Fields under their Hugging Face names; all ids are the model's.
+    """Fields with their Hugging Face names.
 
-    min_length counts all tokens that the decoder has read, start token and prefix too. ignored: in a line, what is
-    asked for and not kept to, with what happens instead.
+    min_length counts the start token and the decoder prefix too. ignored: a line about the ignored fields, or "".
     """
 
     forced_bos_token_id: int | None = None
@@ -60,49 +60,66 @@ class GenerationConfig:
     def from_dict(
         cls, raw: Mapping[str, Any], vocab_size: int, eos_token_ids: Sequence[int], file: str = FILE
     ) -> GenerationConfig:
-        """From the parsed file. Raises `CheckpointError` that names it and a field which is impossible."""
+        """Read the parsed file. Raises `CheckpointError` for an invalid field."""
         known = {name: value for name, value in raw.items() if value is not None}
         token = Whole(0, vocab_size - 1)
-        checks: dict[str, Value] = {"forced_bos_token_id": token, "bad_words_ids": Several(Several(token)), **NUMBERS}
-        checks |= dict.fromkeys(("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"), Several(token))
+        checks: dict[str, Value] = {
+            "forced_bos_token_id": token,
+            "forced_eos_token_id": Several(token),
+            "suppress_tokens": Several(token),
+            "begin_suppress_tokens": Several(token),
+            "bad_words_ids": Several(Several(token)),
+            **NUMBERS,
+        }
         if isinstance(end := known.get("forced_eos_token_id"), int):
             known["forced_eos_token_id"] = [end]
         found: dict[str, Any] = {}
-        for name, wanted in checks.items():
+        for name, value in checks.items():
             if name in known:
-                require(name, wanted, known[name], file)
-                found[name] = wanted.accept(known[name])
-        stretches = found.get("bad_words_ids", ())
-        if len(stretches) > MOST_STRETCHES or max(map(len, stretches), default=0) > MOST_REPEATED:
+                require(name, value, known[name], file)
+                found[name] = value.accept(known[name])
+        bad_words = found.get("bad_words_ids", ())
+        if len(bad_words) > MAX_BAD_WORDS or max(map(len, bad_words), default=0) > MOST_REPEATED:
             raise CheckpointError(
-                f"{file}: 'bad_words_ids' has {len(stretches)} entries; taken are at most {MOST_STRETCHES}, of at most "
-                f"{MOST_REPEATED} ids each"
+                f"{file}: 'bad_words_ids' must have at most {MAX_BAD_WORDS} entries of at most {MOST_REPEATED} ids each"
             )
-        alone = {(token,) for token in eos_token_ids}  # an end that is no part of a longer stretch may come
-        found["bad_words_ids"] = tuple(ids for ids in stretches if ids and ids not in alone)
+        eos = {(token,) for token in eos_token_ids}  # Hugging Face drops entries that are only an EOS
+        found["bad_words_ids"] = tuple(ids for ids in bad_words if ids and ids not in eos)
         return cls(**found, ignored=ignored(known))
 
-    def settled(self, options: GenerationOptions, given: int) -> GenerationOptions:
-        """The options, with this model's values where nobody chose one. given: tokens that stand at the beginning."""
-        least = max(0, self.min_length - given) if self.min_new_tokens is None else self.min_new_tokens
+    def with_defaults(self, options: GenerationOptions, prefix_length: int) -> GenerationOptions:
+        """The options, with this model's values for those that are None.
+
+        prefix_length: the number of tokens before the output, including the start token.
+        """
+        min_tokens = self.min_new_tokens
+        if min_tokens is None:
+            min_tokens = max(0, self.min_length - prefix_length)
         values: dict[str, Any] = {
             "repetition_penalty": self.repetition_penalty,
             "no_repeat_ngram_size": self.no_repeat_ngram_size,
-            "min_tokens": min(least, options.max_tokens),
+            "min_tokens": min(min_tokens, options.max_tokens),
             "length_penalty": self.length_penalty,
             "early_stopping": self.early_stopping,
         }
         return replace(options, **{name: value for name, value in values.items() if getattr(options, name) is None})
 
     def constraints(
-        self, options: GenerationOptions, eos_token_ids: Sequence[int], given: int, first: int | None
+        self, options: GenerationOptions, eos_token_ids: Sequence[int], prefix_length: int, first: int | None
     ) -> Constraints:
-        """Of an output. options: `settled`. eos_token_ids: all that end it. first: what it must begin with."""
-        begin = given + 1 + (first is not None)  # what is forced is not the beginning
-        end = given + (options.min_tokens or 0)
-        forced: list[tuple[int, tuple[int, ...]]] = [] if first is None else [(given, (first,))]
+        """The constraints on one output.
+
+        Args:
+            options: The options `with_defaults`.
+            eos_token_ids: All ids that end the output.
+            prefix_length: The number of tokens before the output, including the start token.
+            first: The forced first token, if any.
+        """
+        begin = prefix_length + 1 + (first is not None)  # begin_suppress_tokens apply after the forced token
+        end = prefix_length + (options.min_tokens or 0)
+        forced: list[tuple[int, tuple[int, ...]]] = [] if first is None else [(prefix_length, (first,))]
         if self.forced_eos_token_id:
-            forced.append((given + options.max_tokens - 1, self.forced_eos_token_id))
+            forced.append((prefix_length + options.max_tokens - 1, self.forced_eos_token_id))
         return Constraints(
             options.no_repeat_ngram_size or 0,
             (*((token,) for token in self.suppress_tokens), *self.bad_words_ids),
@@ -112,5 +129,9 @@ class GenerationConfig:
 
 
 def ignored(known: Mapping[str, Any]) -> str:
-    asked = [name for name in INSTEAD if known.get(name) and not (name in OFF_AT_ONE and known[name] == 1)]
-    return "; ".join(f"{name} {short(known[name])} is not kept to, {INSTEAD[name]}" for name in asked)
+    """A line about the ignored fields that would change the output."""
+    notes = []
+    for name, instead in IGNORED.items():
+        if known.get(name) and not (name in OFF_AT_ONE and known[name] == 1):
+            notes.append(f"{name} {short(known[name])} is ignored" + (f" ({instead})" if instead else ""))
+    return "; ".join(notes)

@@ -18,7 +18,7 @@ from .cache import CrossAttentionCache, additive
 from .last_layer import LastLayer
 from .layers import Layer, last_layer
 from .linear import Linear
-from .positions import RelativePositionBias
+from .relative_positions import RelativePositionBias
 from .t5_config import T5Config
 from .tensors import HEAD, Sources, embedding_table, named
 

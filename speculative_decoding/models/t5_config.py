@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ..checkpoints import Checkpoint
 from ..sampling.values import Number, Switch, Text, Whole
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, stated
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
 from .tensors import HEAD, embedding_table, is_same_table
 
 # What Hugging Face assumes where config.json is silent, for T5 and for its relatives; besides the defaults below.
@@ -52,13 +52,13 @@ class T5Config:
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
         """From a parsed config.json. Unknown keys are ignored; a missing or impossible one is named."""
-        given = stated(raw, IDS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
+        given = with_defaults(raw, IDS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
         config = cls(**checked_fields(cls, given), **checked_ids(given, given["vocab_size"]))
         far = Whole(config.relative_attention_num_buckets // 2 + 1, MOST_DISTANCE)
         require("relative_attention_max_distance", far, config.relative_attention_max_distance)
-        return config if checkpoint is None else config.settled(checkpoint)
+        return config if checkpoint is None else config.resolved(checkpoint)
 
-    def settled(self, checkpoint: Checkpoint) -> T5Config:
+    def resolved(self, checkpoint: Checkpoint) -> T5Config:
         """The config with `tie_word_embeddings` true if, and only if, the head is the embedding.
 
         transformers 5 saves the flag as true for every T5, and torch files keep the head also where it is tied. So

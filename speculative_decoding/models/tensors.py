@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by their names, as all families have them."""
+"""Names of checkpoint tensors that several architectures share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import mlx.core as mx
 
 from ..checkpoints import Checkpoint
 
-TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")  # under any, the embedding
+EMBEDDING_TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
 Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
 
 def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Sequence[str] = ("weight",)) -> Sources:
-    """Where a part of a model comes from. table: its parameters and their tensors, all without the prefixes `ours` and
-    `theirs`, and without the kind behind them.
+    """The sources of a part of a model.
+
+    Args:
+        table: From our parameter names to tensor names, both without prefix and suffix.
+        ours: Prefix of our parameter names.
+        theirs: Prefix of the tensor names.
+        kinds: Suffixes of both.
     """
     return {
         f"{ours}{path}.{kind}": tuple(f"{theirs}{name}.{kind}" for name in names)
@@ -25,12 +30,14 @@ def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Seq
 
 
 def embedding_table(names: Set[str], prefix: str = "") -> str:
-    """The name under which this checkpoint keeps the embedding. prefix: of all names in it."""
-    return prefix + next((name for name in TABLES if prefix + name in names), TABLES[0])
+    """The name of the embedding in a checkpoint with these tensor names, all of which start with `prefix`."""
+    return prefix + next((name for name in EMBEDDING_TABLES if prefix + name in names), EMBEDDING_TABLES[0])
 
 
 def is_same_table(checkpoint: Checkpoint, first: str, second: str) -> bool:
-    """Whether both tensors are there and equal. Torch files keep a tied head twice, and flags are not always right."""
-    there = first in checkpoint and second in checkpoint
-    same = there and checkpoint.info(first).shape == checkpoint.info(second).shape
-    return bool(same and mx.array_equal(checkpoint[first], checkpoint[second]).item())
+    """Whether both tensors exist and are equal. PyTorch files store tied heads twice, and tie flags can be wrong."""
+    if first not in checkpoint or second not in checkpoint:
+        return False
+    if checkpoint.info(first).shape != checkpoint.info(second).shape:
+        return False
+    return bool(mx.array_equal(checkpoint[first], checkpoint[second]).item())

@@ -85,7 +85,7 @@ def no_offset(model: BART) -> None:
 
 def other_wavelengths(model: BART) -> None:
     for stack in (model.encoder, model.decoder):
-        stack.positions.spread = not stack.positions.spread
+        stack.positions.includes_longest = not stack.positions.includes_longest
 
 
 def positions_from_zero(model: BART) -> None:

@@ -221,7 +221,7 @@ def test_silent_configs_have_the_family_s_defaults() -> None:
 @pytest.mark.parametrize("window", [Window(), Window(None, 0), Window(3, 0), Window(2, 3), Window(5, 5)], ids=str)
 def test_a_window_hides_what_its_words_say(window: Window) -> None:
     offsets, length, reach = [0, 7, 3], 4, 12
-    found = window.hidden(mx.array(offsets), length, reach)
+    found = window.masked(mx.array(offsets), length, reach)
     expected = np.zeros((3, 1, length, reach), bool)
     for b, i, j in np.ndindex(3, length, reach):
         ahead = j - (offsets[b] + i)

@@ -279,10 +279,10 @@ def test_scores_that_are_not_finite_end_that_prompt_alone() -> None:
 def test_a_model_says_how_its_beams_are_compared() -> None:
     """What is given counts more."""
     session, _ = of_family("bart")
-    settled = session.model.generation_config.settled(GenerationOptions(num_beams=4), 1)
+    settled = session.model.generation_config.with_defaults(GenerationOptions(num_beams=4), 1)
     assert (settled.length_penalty, settled.early_stopping) == (2.0, True)
     own = GenerationOptions(num_beams=4, length_penalty=0.5, early_stopping="never")
-    assert session.model.generation_config.settled(own, 1).length_penalty == 0.5
+    assert session.model.generation_config.with_defaults(own, 1).length_penalty == 0.5
 
 
 def test_the_command_line_prints_each_and_says_what_does_not_go_together(

@@ -50,7 +50,7 @@ LENGTH = 24
 def greedy(source: Sequence[int], asked: Mapping[str, Any], length: int = LENGTH) -> list[int]:
     """By a plain reading, one token at a time, each pass from the beginning."""
     config = GenerationConfig.from_dict(asked, VOCAB, [EOS])
-    options = config.settled(GenerationOptions(max_tokens=length), 1)
+    options = config.with_defaults(GenerationOptions(max_tokens=length), 1)
     own = config.constraints(options, [EOS], 1, config.forced_bos_token_id)
     encoder_output, tokens = BARE.encode(mx.array([list(source)])), [0]
     while len(tokens) <= length and tokens[-1] != EOS:
@@ -194,9 +194,7 @@ def test_what_is_not_supported_is_said_once_in_a_line(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         load(folder, draft=folder).generate("a", max_tokens=2)
     (line,) = [str(each.message) for each in said if "generation_config" in str(each.message)]
-    assert (
-        "num_beams 4 is not kept to, one beam is followed where nobody asks for more (--num-beams); do_sample" in line
-    )
+    assert "num_beams 4 is ignored (set --num-beams to use beam search); do_sample" in line
     assert "encoder_repetition_penalty" not in line and "\n" not in line
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.models.positions import RelativePositionBias
+from speculative_decoding.models.relative_positions import RelativePositionBias
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.tiny import tiny_model
 from tests.support.together import every_row_at_the_furthest_offset

@@ -92,7 +92,7 @@ def test_rows_and_positions_are_constrained_one_by_one(compute: Any) -> None:
 def test_scores_are_those_of_hugging_face(case: dict[str, Any]) -> None:
     """From the file's fields; however many of the ids before the position were only drafted."""
     config = GenerationConfig.from_dict(case["settings"], GOLDEN["vocab_size"], [GOLDEN["eos_token_id"]])
-    options = config.settled(GenerationOptions(max_tokens=GOLDEN["max_new_tokens"]), 1)
+    options = config.with_defaults(GenerationOptions(max_tokens=GOLDEN["max_new_tokens"]), 1)
     own = config.constraints(options, [GOLDEN["eos_token_id"]], 1, config.forced_bos_token_id)
     expected = [-mx.inf if value is None else value for value in case["scores"]]
     for drafted in range(min(4, len(case["history"]))):

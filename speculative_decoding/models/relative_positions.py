@@ -1,0 +1,76 @@
+"""T5's relative position bias (Raffel et al. 2020, section 2.1): a learned bias for each bucket of distances."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import Prepared
+
+
+class RelativePositionBias(Prepared):
+    """The learned bias of each (distance bucket, head), for all layers of a stack.
+
+    The layers share one table, or each layer has a table. weight: (tables * num_buckets, H).
+    """
+
+    def __init__(self, tables: int, num_buckets: int, heads: int, max_distance: int, *, causal: bool) -> None:
+        super().__init__()
+        self.weight = mx.zeros((tables * num_buckets, heads))
+        self.tables = tables
+        self.num_buckets = num_buckets
+        self.heads = heads
+        self.max_distance = max_distance
+        self.causal = causal
+
+    def __call__(self, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
+        """The additive mask of each table, (B, H, length, capacity).
+
+        Query i of a row has position offset + i, and key j has position j. Causal biases mask the future with -inf.
+        One gather serves all rows, tables and positions.
+
+        Args:
+            offsets: (B,), one per row.
+        """
+        # Which window of `computed` each query of a row at offset 0 adds to its scores, (tables * H, length).
+        first = (2 * capacity - 1) * np.arange(self.tables * self.heads)[:, None] + capacity - 1
+        windows = mx.array((first - np.arange(length)).astype(np.int32))
+        masks = mx.take(self.prepared(capacity), windows - offsets[:, None, None], axis=0)
+        return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
+
+    def computed(self, capacity: int) -> mx.array:
+        """All windows of `capacity` biases, as views of one line of biases.
+
+        The line holds 2 * capacity - 1 biases, ordered by distance, for each (table, head). The biases that a query at
+        one position adds to its scores are one window of the line.
+        """
+        tables = self.weight.reshape(self.tables, self.num_buckets, self.heads)
+        if self.causal:
+            masked = mx.full((self.tables, 1, self.heads), -mx.inf, tables.dtype)
+            tables = mx.concatenate([tables, masked], axis=1)
+        buckets = buckets_by_distance(capacity, self.causal, self.num_buckets, self.max_distance)
+        line = mx.take(tables, mx.array(buckets), axis=1).swapaxes(1, 2).flatten()
+        return mx.as_strided(line, (line.size - capacity + 1, capacity), (1, 1))
+
+
+@lru_cache(maxsize=32)
+def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distance: int) -> NDArray[np.int32]:
+    """The bucket of each distance, key position minus query position, from -(length - 1) to length - 1.
+
+    Short distances have a bucket each; longer distances share buckets on a logarithmic scale. Past and future have half
+    of the buckets each. If causal, the past has all buckets, and the masked future has an additional one.
+    """
+    signed = np.arange(-(length - 1), length)
+    distance = np.abs(signed)
+    past_buckets = num_buckets if causal else num_buckets // 2
+    exact = past_buckets // 2
+    # float32 in this order of operations: the published models were trained with the same rounding.
+    furthest = np.float32(np.log(max_distance / exact))
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / furthest
+    far = exact + (ratio * np.float32(past_buckets - exact)).astype(np.int64)
+    past = np.where(distance < exact, distance, np.minimum(far, past_buckets - 1))
+    future = num_buckets if causal else past_buckets + past
+    return np.where(signed > 0, future, past).astype(np.int32)
