@@ -1,14 +1,14 @@
-"""What is compiled when the package is installed; all else stands in pyproject.toml."""
+"""Builds the optional extension for Linux; pyproject.toml has everything else."""
 
 import sys
 
 from setuptools import Extension, setup
 
-# Optional: where nothing can be compiled the package installs without it, and blas.py looks for another library.
+# Optional: without a C compiler the package installs without it, and linux_cpu/blas.py looks for another library.
 sgemm = Extension(
-    "speculative_decoding.backend._sgemm",
-    ["speculative_decoding/backend/sgemm.c"],
-    depends=["speculative_decoding/backend/sgemm_tiles.h"],
+    "speculative_decoding.linux_cpu._sgemm",
+    ["speculative_decoding/linux_cpu/sgemm.c"],
+    depends=["speculative_decoding/linux_cpu/sgemm_tiles.h"],
     extra_compile_args=["-O3", "-std=gnu11", "-pthread"],
     extra_link_args=["-pthread"],
     optional=True,

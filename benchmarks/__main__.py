@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.backend.kernels import check as check_kernels
+from speculative_decoding import linux_cpu
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames, find
 from speculative_decoding.cli.parser import chosen_as
@@ -82,7 +82,8 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         pair.load_weights()
         yield folders.target.name, Models(pair.target, pair.draft, assistant), at_slots(tasks, given.get("slots", ()))
         return
-    check_kernels()
+    if sys.platform.startswith("linux"):
+        linux_cpu.check()
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     dtype = DTYPES[given.get("dtype", "float32" if on_cpu else "bfloat16")]
     for name, bits in product(chosen.random, chosen.bits):

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative_decoding.backend import blas
+from speculative_decoding.linux_cpu import blas
 from speculative_decoding.version import __version__
 
 BUSY_LOAD = 0.5  # of a core: load average before anything of ours has run

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .backend.kernels import explained
 from .decoding.batch import Batch, DecodedRow, read_prefix
 from .decoding.beam_round import follow_beams
 from .decoding.ending import Ending
@@ -218,15 +217,12 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then do one round for all."""
-        try:
-            if self.waiting or None in self._requests:
-                self._fill()
-            batch = self._batch
-            if batch is None or not batch.active:
-                return []
-            rounds = self._round(batch)
-        except RuntimeError as error:
-            raise explained(error) from error
+        if self.waiting or None in self._requests:
+            self._fill()
+        batch = self._batch
+        if batch is None or not batch.active:
+            return []
+        rounds = self._round(batch)
         events = []
         for slot, event in rounds.items():
             request = self._requests[slot]

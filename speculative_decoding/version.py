@@ -1,3 +1,5 @@
-"""The version, in a file of its own so that packaging reads it without importing MLX."""
+"""The version, in its own file so that packaging reads it without importing MLX."""
 
 __version__ = "0.1.0"
+
+native_libraries: dict[str, str] = {}  # loaded at import to speed MLX up; measurements depend on them

@@ -17,7 +17,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.backend import kernels
+from speculative_decoding.linux_cpu import kernels
 
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
 AS_MLX_DOES = ("-std=c++17", "-O3", "-Wall", "-fPIC")  # flags that are not those of the kernels make it of no use
@@ -28,7 +28,7 @@ def precompiled() -> Path | None:
     """Where the header belongs; None where no kernels are compiled."""
     if kernels._folder is None or mx.default_device() != mx.cpu or shutil.which("g++") is None:
         return None
-    return kernels._folder / "mlx" / kernels.VERSION / "cpu" / f"{HEADER}.gch"
+    return kernels._folder / "mlx" / mx.__version__ / "cpu" / f"{HEADER}.gch"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

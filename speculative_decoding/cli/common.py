@@ -12,6 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from ..cache_folder import WAY_OUT
 from ..errors import InputError, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
 
@@ -62,12 +63,22 @@ def run(program: str, command: Callable[[], int]) -> int:
     except InputError as error:
         say(f"{program}: error: {error}")
         return 2
+    except RuntimeError as error:
+        if not is_compile_error(error):
+            raise
+        say(f"{program}: error: no kernel can be compiled ({str(error).splitlines()[-1]}); free space, or {WAY_OUT}")
+        return 2
     except KeyboardInterrupt:
         say(f"\n{program}: interrupted")
         return 130
     except BrokenPipeError:
         drop_output()
         return 1
+
+
+def is_compile_error(error: RuntimeError) -> bool:
+    """Return whether MLX could not compile or load one of its kernels."""
+    return "[Compile::" in str(error) or "C++ shared library" in str(error)
 
 
 def require_streams() -> None:

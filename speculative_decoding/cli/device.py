@@ -10,7 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend.kernels import VERSION
 from ..decoding.memory import available_memory
 from ..draft_length.calibration import processor
 from ..version import __version__
@@ -41,7 +40,8 @@ def device_facts() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    return {"package": __version__, "mlx": VERSION, "python": platform.python_version()}
+    mlx: str = mx.__version__  # type: ignore[attr-defined]
+    return {"package": __version__, "mlx": mlx, "python": platform.python_version()}
 
 
 def generation(architecture: str) -> int | None:

@@ -24,12 +24,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..backend import blas
 from ..cache_folder import cache_folder
 from ..errors import InputError
 from ..loading.atomic_io import atomic_write
 from ..models.base import EncoderDecoder
-from ..version import __version__
+from ..version import __version__, native_libraries
 from .costs import RoundCosts, measured_widths
 from .probe import SWEEPS, Bits, Probe
 
@@ -295,7 +294,7 @@ def key_of(target: EncoderDecoder) -> str:
         "mlx": mx.__version__,  # type: ignore[attr-defined]
         "package": __version__,
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "blas": [Path(blas.chosen() or "").name, blas.threads()],
+        "blas": native_libraries.get("blas"),
         "tf32": os.environ.get("MLX_ENABLE_TF32"),
         "ranks": target.mirror.ranks,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 
 from .. import checkpoints, models
-from ..backend import kernels
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..distributed import ProcessGroup
@@ -44,7 +44,10 @@ class Opened:
     checkpoint: Checkpoint
 
     def load_weights(self) -> None:
-        kernels.check()
+        if sys.platform.startswith("linux"):
+            from .. import linux_cpu
+
+            linux_cpu.check()
         self.model.load_checkpoint(self.checkpoint)
         add_up(self.model)
 

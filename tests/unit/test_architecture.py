@@ -17,7 +17,7 @@ PACKAGE = ROOT / "speculative_decoding"
 # From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
 FLOORS: list[tuple[str, ...]] = [
     ("errors", "version", "cache_folder"),
-    ("backend", "distributed", "sampling"),
+    ("linux_cpu", "distributed", "sampling"),
     ("checkpoints",),
     ("models",),
     ("loading",),
@@ -114,6 +114,12 @@ def test_imports_point_down_only() -> None:
 
 def test_no_two_folders_import_each_other() -> None:
     assert both_ways(MODULES) == set()
+
+
+def test_two_modules_import_linux_cpu() -> None:
+    """One at import of the package, one before weights are loaded."""
+    outside = {arrow.importer for arrow in arrows(MODULES) if arrow.rooms[1] == "linux_cpu"}
+    assert {name for name in outside if not name.startswith("linux_cpu.")} == {"__init__", "loading.load"}
 
 
 def test_the_package_knows_nothing_of_what_stands_around_it() -> None:

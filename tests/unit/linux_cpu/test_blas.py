@@ -1,4 +1,4 @@
-"""The search for a fast BLAS: each in a fresh process, for it happens before MLX is imported."""
+"""The choice of a BLAS, which happens before MLX is imported and so needs fresh processes; the matmuls of sgemm.c."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ import pytest
 
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux needs one")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the package loads a BLAS on Linux only")
 
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++")
-CHOSEN = "import speculative_decoding.backend.blas as b; print(b.chosen());"
-ASLEEP = {"OPENBLAS_THREAD_TIMEOUT": "4"}  # 2^4 cycles: its threads do not wait at work, on cores that others need
+CHOSEN = "import speculative_decoding.linux_cpu.blas as b; print(b.chosen());"
+NO_SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "4"}  # idle threads sleep after 2^4 cycles and free their core
 PRODUCT = "import mlx.core as mx; print((mx.ones((8, 64)) @ mx.ones((64, 32))).sum().item())"
-ONLY_THE_WHEELS = """
+HIDE_SYSTEM_LIBRARIES = """
 import ctypes
 load = ctypes.CDLL
-def load_no_other(name, *arguments, **options):
-    if "libopenblas.so" in str(name) or "libmkl" in str(name): raise OSError("none of the system's")
+def load_visible(name, *arguments, **options):
+    if "libopenblas.so" in str(name) or "libmkl" in str(name): raise OSError("hidden")
     return load(name, *arguments, **options)
-ctypes.CDLL = load_no_other
+ctypes.CDLL = load_visible
 """
 
 
 def python(code: str, package: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `code` in a fresh process that imports the package from this folder."""
+    """Run `code` in a fresh process that imports the package from this folder."""
     variables = {name: value for name, value in os.environ.items() if name != "SPECULATIVE_DECODING_BLAS"}
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=package,
         capture_output=True,
         text=True,
-        env=variables | ASLEEP | environment,
+        env=variables | NO_SPINNING | environment,
         timeout=600,
     )
 
 
-def build(what: str, source: Path, into: Path, **environment: str) -> Path:
-    """An sdist or a wheel, by setuptools as pip calls it, but with the setuptools that is installed here."""
-    code = f"from setuptools import build_meta; print(build_meta.build_{what}({str(into)!r}))"
+def build(kind: str, source: Path, into: Path, **environment: str) -> Path:
+    """Build an sdist or a wheel as pip does, but with the installed setuptools. Returns its path."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(into)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=source,
@@ -60,8 +60,8 @@ def build(what: str, source: Path, into: Path, **environment: str) -> Path:
 
 
 def installed(source: Path, into: Path, **environment: str) -> Path:
-    """A folder with the contents of the wheel that is built of a copy of this source."""
-    copy = into.with_name(f"{into.name}-source")  # its own, for a build keeps what it compiled
+    """Build a wheel from a copy of this source and unpack it into a folder. Returns the folder."""
+    copy = into.with_name(f"{into.name}-source")  # a build leaves compiled files in its source folder
     shutil.copytree(source, copy)
     into.mkdir()
     with zipfile.ZipFile(build("wheel", copy, into.parent, **environment)) as wheel:
@@ -71,7 +71,7 @@ def installed(source: Path, into: Path, **environment: str) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's source as its sdist has it; nothing is built where the checkout lies."""
+    """The source that the sdist contains, outside the checkout."""
     folder = tmp_path_factory.mktemp("sdist")
     copy = folder / "copy"
     shutil.copytree(
@@ -88,44 +88,46 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package with the extension."""
+    """The installed package with the extension."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     return installed(source, tmp_path_factory.mktemp("wheel") / "compiled")
 
 
 @pytest.fixture(scope="module")
-def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as it is built where there is no compiler."""
-    return installed(source, tmp_path_factory.mktemp("wheel") / "plain", CC="/bin/false")
+def without_extension(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed package, built without a compiler."""
+    return installed(source, tmp_path_factory.mktemp("wheel") / "without", CC="/bin/false")
 
 
 @pytest.fixture(scope="module", params=["", "-DWITHOUT_AVX512", "-DWITHOUT_TILES"])
-def each_kind(
+def each_build(
     request: pytest.FixtureRequest, compiled: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The package with the extension: with its best kernels for this processor, with others, with none."""
+    """The installed package with the extension, built with all kernels, without AVX-512, and without any kernel."""
     if not request.param:
         return compiled
     return installed(source, tmp_path_factory.mktemp("wheel") / "package", CFLAGS=request.param)
 
 
-def test_a_wheel_has_the_extension_and_uses_it(compiled: Path) -> None:
-    extension = compiled / "speculative_decoding" / "backend" / f"_sgemm{SUFFIX}"
-    assert extension.exists() and b"openblas32" not in extension.read_bytes()  # no path of the machine that built it
+def test_wheel_contains_and_uses_the_extension(compiled: Path) -> None:
+    extension = compiled / "speculative_decoding" / "linux_cpu" / f"_sgemm{SUFFIX}"
+    assert extension.exists() and b"openblas32" not in extension.read_bytes()  # no path of the build machine
     done = python(CHOSEN + "print(b.threads() > 0);" + PRODUCT, compiled)
     assert done.stdout.splitlines() == [str(extension), "True", "16384.0"], done.stderr
 
 
-def test_without_a_compiler_a_wheel_is_built_that_says_so_once_and_works(plain: Path) -> None:
-    assert not list(plain.glob("**/*.so"))
-    done = python(ONLY_THE_WHEELS + CHOSEN + "b.warn_if_slow(); b.warn_if_slow();" + PRODUCT, plain)
+def test_wheel_built_without_a_compiler_works_and_warns_once(without_extension: Path) -> None:
+    assert not list(without_extension.glob("**/*.so"))
+    done = python(
+        HIDE_SYSTEM_LIBRARIES + CHOSEN + "b.warn_about_problems(); b.warn_about_problems();" + PRODUCT,
+        without_extension,
+    )
     assert done.stdout.splitlines() == ["None", "16384.0"], done.stderr
     assert done.stderr.count("slow reference BLAS") == done.stderr.count("apt install libopenblas0-pthread") == 1
 
 
-def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path) -> None:
-    """Neither with the extension nor where it is missing."""
+def test_importing_runs_no_compiler(compiled: Path, without_extension: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     called = tmp_path / "called"
     for name in COMPILERS:
@@ -133,18 +135,18 @@ def test_importing_runs_no_compiler(compiled: Path, plain: Path, tmp_path: Path)
         program.write_text(f"#!/bin/sh\necho {name} >> {called}\nexec /bin/false\n")
         program.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    code = "import speculative_decoding, speculative_decoding.backend.blas as b; print(b.chosen())"
-    for package in (compiled, plain):
+    code = "import speculative_decoding, speculative_decoding.linux_cpu.blas as b; print(b.chosen())"
+    for package in (compiled, without_extension):
         done = python(code, package, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=path)
         assert done.returncode == 0 and not called.exists(), done.stderr
     python("import subprocess; subprocess.run(['cc'])", PATH=path)
-    assert called.read_text() == "cc\n"  # a call would have been seen
+    assert called.read_text() == "cc\n"  # the stub compilers do record calls
 
 
 CHECK = """
 import os
-os.sched_setaffinity(0, range(os.cpu_count()))  # this suite runs on one core; more threads than one need more
-import speculative_decoding.backend.blas as b
+os.sched_setaffinity(0, range(os.cpu_count()))  # the test suite pins itself to one core
+import speculative_decoding.linux_cpu.blas as b
 import ctypes, threading
 import numpy as np
 rng = np.random.default_rng(0)
@@ -190,25 +192,26 @@ for m, n, k in [(1, 700, 100), (5, 130, 515), (70, 9, 8200), (300, 301, 600), (3
 
 
 def check_products(package: Path, threads: str) -> None:
-    """Against numpy in float64: sizes around the tiles and pieces, both layouts of both sides,
-    sums, batches; and through the library itself, with strides that leave gaps, which must not be written."""
+    """Compare matmuls with numpy in float64: sizes around the tile size, transposed operands, addmm, batches.
+
+    Calls the library directly as well, with row strides that leave gaps: the gaps must stay unwritten.
+    """
     done = python(CHECK + PRODUCTS, package, OPENBLAS_NUM_THREADS=threads)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in (threads, str(os.cpu_count()))
 
 
-def test_products_are_right(each_kind: Path) -> None:
-    """With two threads: a product that is small is one thread's then too."""
-    check_products(each_kind, "2")
+def test_matmuls_match_float64(each_build: Path) -> None:
+    """Two threads also cover the single-threaded path, which small matmuls take."""
+    check_products(each_build, "2")
 
 
-def test_products_of_a_single_thread_are_right(compiled: Path) -> None:
+def test_matmuls_of_one_thread_match_float64(compiled: Path) -> None:
     check_products(compiled, "1")
 
 
-def test_a_row_has_the_same_bits_in_any_company(each_kind: Path, request: pytest.FixtureRequest) -> None:
-    """Where the product is our own: no other row, and no other thread, changes what a row gives; so no token's logits
-    depend on how many are read with it."""
+def test_bits_of_a_row_do_not_depend_on_other_rows(each_build: Path, request: pytest.FixtureRequest) -> None:
+    """With sgemm.c, a position's logits are bit-identical in passes of any width."""
     code = """
 import mlx.core as mx
 if "avx2" not in open("/proc/cpuinfo").read() or WITHOUT_TILES:
@@ -217,10 +220,10 @@ if "avx2" not in open("/proc/cpuinfo").read() or WITHOUT_TILES:
 for k, n in [(64, 64), (128, 8192), (1024, 768), (333, 257)]:
     x, w = mx.array(rng.normal(size=(40, k)), mx.float32), mx.array(rng.normal(size=(n, k)), mx.float32)
     c = mx.array(rng.normal(size=n), mx.float32)
-    alone = mx.concatenate([x[i : i + 1] @ w.T for i in range(40)])
+    single = mx.concatenate([x[i : i + 1] @ w.T for i in range(40)])
     for rows in range(2, 41):
-        assert mx.array_equal(x[:rows] @ w.T, alone[:rows]), (rows, k, n)
-        assert mx.array_equal(mx.addmm(c, x[:rows], w.T), c + alone[:rows]), (rows, k, n, "sum")
+        assert mx.array_equal(x[:rows] @ w.T, single[:rows]), (rows, k, n)
+        assert mx.array_equal(mx.addmm(c, x[:rows], w.T), c + single[:rows]), (rows, k, n, "sum")
     v = mx.array(rng.normal(size=(k, 5)), mx.float32)
     assert mx.array_equal(x @ v, mx.concatenate([x[i : i + 1] @ v for i in range(40)])), (k, "small")
 from speculative_decoding import load
@@ -232,20 +235,21 @@ def logits(widths):
         del tokens[:width]
     return mx.concatenate(found, axis=1)
 assert all(mx.array_equal(logits([1] * 24), logits([width] * (24 // width))) for width in (2, 3, 4, 8, 12, 24))
-print("the same")
+print("identical")
 """
     model = f"MODEL = {str(ROOT / 'models/t5-web-docs')!r}"
-    without = f"\nWITHOUT_TILES = {request.node.callspec.params['each_kind'] == '-DWITHOUT_TILES'}"
-    done = python(CHECK + model + without + code, each_kind, OPENBLAS_NUM_THREADS="2")
+    without = f"\nWITHOUT_TILES = {request.node.callspec.params['each_build'] == '-DWITHOUT_TILES'}"
+    done = python(CHECK + model + without + code, each_build, OPENBLAS_NUM_THREADS="2")
     if "OpenBLAS computes" in done.stdout:
-        pytest.skip("its kernels differ by number of rows")
-    assert done.stdout.splitlines()[-1] == "the same", done.stderr
+        pytest.skip("OpenBLAS kernels depend on the number of rows")
+    assert done.stdout.splitlines()[-1] == "identical", done.stderr
 
 
-def test_decoding_leaves_no_product_to_openblas(compiled: Path) -> None:
-    """Whose threads would take the cores from ours for many rounds: with a draft head, biases, long sources, rows."""
+def test_decoding_calls_no_openblas_matmul(compiled: Path) -> None:
+    """Idle OpenBLAS threads spin for 25 ms and would slow the next rounds. Covers a draft head, biases, long sources
+    and batches."""
     code = """
-import speculative_decoding.backend.blas as b
+import speculative_decoding.linux_cpu.blas as b
 if "avx2" not in open("/proc/cpuinfo").read():
     print("OpenBLAS computes")
     raise SystemExit
@@ -269,17 +273,17 @@ for rows in (1, 3):
     mx.eval(bart.decode(mx.array([[5, 6]] * rows), bart.make_cache(bart.encode(mx.array([[7, 8, 9]] * rows)))))
 assert not calls, calls
 mx.eval(mx.ones((8, 1200)) @ mx.ones((8, 1200)).T, mx.ones((1200, 8)).T @ mx.ones((1200, 9)))
-assert calls == [(8, 9, 1200)], calls  # one that is seen
-print("none")
+assert calls == [(8, 9, 1200)], calls  # the hook records calls
+print("no calls")
 """
     folders = f"MODELS, GOLDENS = {str(ROOT / 'models')!r}, {str(ROOT / 'tests' / 'parity' / 'goldens')!r}"
     done = python(CHECK + folders + code, compiled, OPENBLAS_NUM_THREADS="2")
     if "OpenBLAS computes" in done.stdout:
-        pytest.skip("the extension computes nothing here")
-    assert done.stdout.splitlines()[-1:] == ["none"], done.stderr
+        pytest.skip("the extension needs AVX2")
+    assert done.stdout.splitlines()[-1:] == ["no calls"], done.stderr
 
 
-def test_products_of_several_threads_and_of_a_forked_process(each_kind: Path) -> None:
+def test_matmuls_of_concurrent_threads_and_after_fork(each_build: Path) -> None:
     code = """
 def work(seed, rounds, failed):
     rng = np.random.default_rng(seed)
@@ -304,11 +308,11 @@ assert os.waitpid(child, 0)[1] == 0
 assert not crowd()
 print("done")
 """
-    done = python(CHECK + code, each_kind, OPENBLAS_NUM_THREADS="2")
+    done = python(CHECK + code, each_build, OPENBLAS_NUM_THREADS="2")
     assert done.stdout.splitlines()[-1:] == ["done"], done.stderr
 
 
-def test_none_keeps_what_mlx_brings() -> None:
+def test_none_keeps_the_blas_of_mlx() -> None:
     done = python(CHOSEN + "print(b.threads());" + PRODUCT, SPECULATIVE_DECODING_BLAS="none")
     assert done.stdout.splitlines() == ["None", "None", "16384.0"]
 
@@ -324,10 +328,10 @@ void cblas_cgemm(void) {}
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_library_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
+def test_requested_library_is_loaded_or_refused(tmp_path: Path) -> None:
     library = tmp_path / "sevens.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=SEVENS, text=True, check=True)
-    code = CHOSEN + "b.warn_if_slow();" + PRODUCT
+    code = CHOSEN + "b.warn_about_problems();" + PRODUCT
     done = python(code, SPECULATIVE_DECODING_BLAS=str(library))
     assert done.stdout.splitlines() == [str(library), str(7.0 * 8 * 32)] and not done.stderr
     for wrong, reason in (("/nonexistent.so", "cannot open"), ("libc.so.6", "libc.so.6 has no cblas_sgemm")):
@@ -336,6 +340,6 @@ def test_a_library_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
         assert f"SPECULATIVE_DECODING_BLAS: {wrong}" in done.stderr and reason in done.stderr
 
 
-def test_mlx_imported_too_early_is_said() -> None:
-    done = python("import mlx.core, speculative_decoding.backend.blas as b; b.warn_if_slow()")
-    assert "import it after" in done.stderr
+def test_warns_if_mlx_was_imported_first() -> None:
+    done = python("import mlx.core, speculative_decoding.linux_cpu.blas as b; b.warn_about_problems()")
+    assert "import speculative_decoding first" in done.stderr

@@ -1,4 +1,4 @@
-"""Where MLX's kernels are compiled, by planted faults; and that no time contains a compiler."""
+"""The private folder for compiled kernels, with injected faults, and the two guarded calls of the package."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import cache_folder
-from speculative_decoding.backend import kernels
-from speculative_decoding.errors import InputError
+from speculative_decoding.cli.common import run
+from speculative_decoding.linux_cpu import kernels
 from tests.integration.test_engine import PROMPTS, Client
 from tests.support.paths import ROOT
 
-on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the folder is the user's own")
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the folder is redirected on Linux only")
 on_linux_cpu = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or mx.default_device() != mx.cpu, reason="g++ compiles nothing there"
+    not sys.platform.startswith("linux") or mx.default_device() != mx.cpu,
+    reason="g++ compiles kernels on Linux CPUs only",
 )
 CHECK = """
 import os, tempfile, warnings
 warnings.showwarning = lambda message, *_, **__: print(message)
-import speculative_decoding.backend.kernels as kernels
+import speculative_decoding.linux_cpu as linux_cpu
 import mlx.core as mx
 for _ in range(2):
-    kernels.check()
+    linux_cpu.check()
 assert os.environ["TMPDIR"] == tempfile.gettempdir()
 print(mx.compile(lambda x: mx.exp(x) + 1)(mx.zeros(2)).tolist())
 """
 
 
 class Machine:
-    """A fresh user on it: an empty folder for caches, and one of all users' temporary files."""
+    """A machine as a new user sees it: an empty cache folder and a shared folder for temporary files."""
 
     def __init__(self, folder: Path) -> None:
         self.cache, self.temporary = folder / "cache", folder / "tmp"
@@ -42,13 +43,13 @@ class Machine:
         self.folder = self.cache / "speculative-decoding" / "kernels"
 
     def check(self, **environment: str) -> list[str]:
-        """What `kernels.check` says in a fresh process, and a result of MLX."""
+        """Return the warnings of `linux_cpu.check` in a fresh process that also runs a compiled function."""
         own = {"XDG_CACHE_HOME": str(self.cache), "TMPDIR": str(self.temporary)}
         command = [sys.executable, "-c", CHECK]
         options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | own | environment, "timeout": 600}
         done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
         assert done.returncode == 0 and not done.stderr, done.stderr
-        assert not any(self.temporary.iterdir())  # MLX left all users' folder alone
+        assert not any(self.temporary.iterdir())  # MLX wrote nothing into the shared folder
         *said, result = done.stdout.splitlines()
         assert result == "[2.0, 2.0]"
         return said
@@ -64,7 +65,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @on_linux_cpu
-def test_kernels_are_compiled_in_a_folder_of_the_users_own_and_damaged_ones_anew(machine: Machine) -> None:
+def test_kernels_are_compiled_in_a_private_folder_and_damaged_ones_are_replaced(machine: Machine) -> None:
     assert machine.check() == []
     assert machine.folder.stat().st_mode & 0o777 == 0o700
     (library,) = machine.libraries
@@ -75,7 +76,7 @@ def test_kernels_are_compiled_in_a_folder_of_the_users_own_and_damaged_ones_anew
 
 
 @on_linux_cpu
-def test_a_folder_that_cannot_be_trusted_is_not_used(machine: Machine) -> None:
+def test_untrusted_folder_is_not_used(machine: Machine) -> None:
     elsewhere = machine.cache / "elsewhere"
     elsewhere.mkdir(parents=True)
     machine.folder.parent.symlink_to(elsewhere)
@@ -85,7 +86,7 @@ def test_a_folder_that_cannot_be_trusted_is_not_used(machine: Machine) -> None:
 
 
 @on_linux
-def test_a_relative_folder_of_caches_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "putenv", lambda name, value: None)
@@ -97,8 +98,8 @@ def test_a_relative_folder_of_caches_is_ignored(tmp_path: Path, monkeypatch: pyt
 
 
 @on_linux_cpu
-def test_a_compiler_that_fails_is_said_once_and_not_needed(machine: Machine) -> None:
-    """A full disk, a folder where nothing may be executed: MLX says it in the same way."""
+def test_failing_compiler_gives_one_warning_and_unfused_kernels(machine: Machine) -> None:
+    """MLX reports a full disk and a folder mounted noexec in the same way."""
     compiler = machine.cache / "bin" / "g++"
     compiler.parent.mkdir(parents=True)
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "No space left on device" >&2; exit 1; }\n')
@@ -108,15 +109,13 @@ def test_a_compiler_that_fails_is_said_once_and_not_needed(machine: Machine) -> 
 
 
 @on_linux
-def test_what_somebody_else_owns_or_linked_is_refused_or_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "is_whole", lambda library: True)
+def test_links_and_files_of_other_users_are_refused_or_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_complete", lambda library: True)
     own, link = tmp_path / "mlx/1/cpu/libown.so", tmp_path / "mlx/1/cpu/liblink.so"
     own.parent.mkdir(parents=True)
     own.write_text("a library")
     link.symlink_to(own)
-    kernels.remove_unsafe(tmp_path)
+    kernels.remove_unsafe_kernels(tmp_path)
     assert own.exists() and not link.is_symlink()
     folder, a_file, a_link = tmp_path / "folder", tmp_path / "file", tmp_path / "link"
     assert cache_folder.own_folder(folder, 0o077) == cache_folder.own_folder(folder, 0o077) == folder
@@ -134,35 +133,57 @@ def test_what_somebody_else_owns_or_linked_is_refused_or_removed(
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(OSError, match="yours alone"):
         cache_folder.own_folder(folder, 0o077)
-    kernels.remove_unsafe(tmp_path)
+    kernels.remove_unsafe_kernels(tmp_path)
     assert not own.exists()
 
 
 @on_linux
-def test_a_library_that_is_cut_anywhere_is_not_whole(tmp_path: Path) -> None:
-    whole = next((ROOT / "speculative_decoding" / "backend").glob("_sgemm*.so"), None) or next(
+def test_truncated_library_is_not_complete(tmp_path: Path) -> None:
+    complete = next((ROOT / "speculative_decoding" / "linux_cpu").glob("_sgemm*.so"), None) or next(
         path for path in Path(mx.__file__).parent.glob("core*.so")
     )
-    content = whole.read_bytes()
-    assert kernels.is_whole(whole)
+    content = complete.read_bytes()
+    assert kernels.is_complete(complete)
     for length in (0, 1, 63, 64, 4096, len(content) // 2, len(content) - 1):
         (tmp_path / "cut").write_bytes(content[:length])
-        assert not kernels.is_whole(tmp_path / "cut"), length
+        assert not kernels.is_complete(tmp_path / "cut"), length
 
 
-def test_other_errors_of_mlx_stay_what_they_are() -> None:
-    failed = RuntimeError("[Compile::eval_cpu] Failed to compile function f:\nNo space left")
-    assert isinstance(explained := kernels.explained(failed), InputError) and "No space left" in str(explained)
-    other = RuntimeError("out of memory")
-    assert kernels.explained(other) is other
-
-
-def test_a_round_whose_kernels_cannot_be_compiled_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*arrays: Any) -> None:
+def test_kernel_that_cannot_be_compiled_ends_the_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_to_compile(*arrays: Any) -> None:
         raise RuntimeError("[Compile::eval_cpu] Failed to compile function f:\nNo space left")
+
+    def fail_otherwise(*arrays: Any) -> None:
+        raise RuntimeError("out of memory")
 
     client = Client()
     client.submit(PROMPTS[0])
-    monkeypatch.setattr(mx, "eval", failing)
-    with pytest.raises(InputError, match=r"no kernel can be compiled in .* \(No space left\); make room there"):
-        client.step()
+    monkeypatch.setattr(mx, "eval", fail_to_compile)
+    assert run("generate", lambda: bool(client.step())) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "generate: error: no kernel can be compiled (No space left); free space, or name another folder"
+    )
+    assert err.count("\n") == 1
+
+    monkeypatch.setattr(mx, "eval", fail_otherwise)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run("generate", lambda: bool(client.step()))
+
+
+def test_nothing_of_linux_cpu_is_imported_on_macos() -> None:
+    code = """
+import sys
+sys.platform = "darwin"
+import speculative_decoding
+model, _ = speculative_decoding.load(MODEL)
+assert model
+print([name for name in sys.modules if name.startswith("speculative_decoding.linux_cpu")])
+"""
+    model = f"MODEL = {str(ROOT / 'models' / 't5-web-docs')!r}"
+    done = subprocess.run(
+        [sys.executable, "-c", model + code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.stdout == "[]\n", done.stderr

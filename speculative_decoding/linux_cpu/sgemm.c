@@ -1,15 +1,14 @@
-/* cblas_sgemm for MLX: the products of a decoder's passes.
+/* cblas_sgemm for MLX: the matmuls of a decoder's forward pass. README.md has measurements.
  *
- * Most are x times W transposed, and x has few rows. OpenBLAS packs the whole of W before it computes, as if W were to be
- * used again; with few rows that costs more than the product. Here W is read once, where it lies, by all threads; a tile of
- * a few rows by four columns stays in registers. Products of attention are computed here as well. Every element is
- * summed in the same order whatever the number of rows, so that a row of x gives the same bits alone and in a batch.
+ * Most of them are x times W transposed, where x has few rows. OpenBLAS first packs all of W, which costs more than such a
+ * product. This code reads W once and in place, with all threads; a tile of a few rows by four columns stays in registers.
+ * The small matmuls of attention are computed here as well. Each element is summed in the same order for any number of
+ * rows, so a row of x gives the same bits in every batch.
  *
- * No product of a decoding round may be left to OpenBLAS: its threads, once awake, wait for the next one for 25 ms, and take
- * the cores from ours. All others go there, and on a processor without AVX2 these too: one row to its matrix-vector product, up
- * to 64 rows in whole tiles of eight, below which its kernels are slower (docs/LOG.md, "Few rows" and "A product of our
- * own"). pip compiles this when the package is installed, where there is a compiler (setup.py); blas.py loads it, or
- * OpenBLAS alone where it is missing. */
+ * No matmul of a decoding round may go to OpenBLAS: its threads spin for 25 ms after each one and take the cores from ours.
+ * All other matmuls do go there. On a processor without AVX2 everything does: one row as a matrix-vector product, up to 64
+ * rows padded to tiles of eight, because OpenBLAS is slower for partial tiles. setup.py compiles this file and blas.py
+ * loads it. */
 
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -23,8 +22,8 @@
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 
-/* OpenBLAS's functions, as the cblas.h of the scipy-openblas32 wheel declares them. Where that wheel lies is known when the
- * package is loaded, not when this is compiled. */
+/* OpenBLAS's functions, declared as in the cblas.h of the scipy-openblas32 wheel. They are set at run time, because the
+ * wheel's location is unknown when this file is compiled. */
 static struct {
   void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
   void (*sgemv)(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
@@ -33,7 +32,7 @@ static struct {
   int (*get_num_threads)(void);
 } openblas;
 
-/* Must be called before any product, with the functions in the order above. */
+/* Call before any matmul, with the functions in the order above. */
 void speculative_decoding_use_openblas(void *sgemm, void *sgemv, void *dgemm, void *cgemm, void *get_num_threads) {
   openblas.sgemm = sgemm;
   openblas.sgemv = sgemv;
@@ -45,22 +44,22 @@ void speculative_decoding_use_openblas(void *sgemm, void *sgemv, void *dgemm, vo
 #if defined(__x86_64__) && !defined(WITHOUT_TILES)
 #include <immintrin.h>
 
-/* y (m, n) = alpha x (m, k) w (n, k) transposed + beta y, each row at its stride; beta is 0, and y is not read, or 1. */
+/* y (m, n) = alpha x (m, k) w (n, k) transposed + beta y, with row strides. beta is 0 (y is not read) or 1. */
 struct product {
   int m, n, k, ldx, ldw, ldy;
   float alpha, beta;
   const float *x, *w;
   float *y;
-  int columns; /* of w's rows, in one piece of the work */
+  int columns; /* columns of y in one piece of the work */
 };
 
-enum { AHEAD = 4 };           /* rows of w that are fetched before they are needed: one tile, */
-enum { LINE = 16 };           /* in lines of the cache, of so many floats */
-enum { PIECE = 16 * 1024 };   /* floats of w in a piece at least, */
-enum { SHARES = 8 };          /* and this many pieces for each thread at most: at its end a piece fetches for another */
-enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the second cache while a piece of w passes by */
+enum { AHEAD = 4 };           /* rows of w to prefetch: one tile */
+enum { LINE = 16 };           /* floats in a cache line */
+enum { PIECE = 16 * 1024 };   /* minimum floats of w in a piece */
+enum { SHARES = 8 };          /* maximum pieces per thread: the prefetch at the end of a piece is wasted */
+enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the L2 cache while a piece of w streams through */
 
-/* ---- the arithmetic, once for each instruction set: ROWS by four sums stay in its registers */
+/* ---- arithmetic, once per instruction set: ROWS by four sums stay in registers */
 
 #define INLINED TARGET __attribute__((always_inline)) static inline
 
@@ -83,7 +82,7 @@ INLINED MASK NAME(first)(int count) { return (MASK)(0xffff >> (WIDTH - count)); 
 INLINED VECTOR NAME(added_pairs)(VECTOR a, VECTOR b) {
   return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
 }
-/* The sums of four vectors. */
+/* The sum of each of four vectors. */
 INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
   __m512d ab = _mm512_castps_pd(NAME(added_pairs)(a, b)), cd = _mm512_castps_pd(NAME(added_pairs)(c, d));
   __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
@@ -117,8 +116,8 @@ INLINED __m128 NAME(four_sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
 }
 #include "sgemm_tiles.h"
 
-static void (*piece)(const struct product *, int);     /* of the best that this processor has, */
-static void (*weighted_sums)(const struct product *);  /* from `can_compute` */
+static void (*piece)(const struct product *, int);     /* `can_compute` selects the best instruction set */
+static void (*weighted_sums)(const struct product *);
 
 static int can_compute(void) {
 #ifndef WITHOUT_AVX512
@@ -131,12 +130,12 @@ static int can_compute(void) {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-/* ---- the threads: whoever is free takes the next piece */
+/* ---- threads: each takes the next piece when it is free */
 
-enum { SPINS = 2000, YIELDS = 500 }; /* before a thread without work sleeps: products follow each other within microseconds */
+enum { SPINS = 2000, YIELDS = 500 }; /* before an idle thread sleeps: matmuls follow each other within microseconds */
 
 static struct product job;
-static _Atomic int waiting, unfinished, asleep; /* pieces nobody has taken; pieces not done; threads */
+static _Atomic int waiting, unfinished, asleep; /* pieces not taken; pieces not done; threads */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t started = PTHREAD_ONCE_INIT;
 static int helpers;
@@ -145,7 +144,7 @@ static int take_one(void) {
   int left = atomic_load(&waiting);
   while (left > 0)
     if (atomic_compare_exchange_weak(&waiting, &left, left - 1)) {
-      piece(&job, left - 1); /* `job` is this piece's: it is not replaced before all pieces are done */
+      piece(&job, left - 1); /* `job` is not replaced before all its pieces are done */
       atomic_fetch_sub(&unfinished, 1);
       return 1;
     }
@@ -161,21 +160,21 @@ static void *help(void *nothing) {
     for (int i = 0; i < YIELDS && !atomic_load(&waiting); i++)
       sched_yield();
     atomic_fetch_add(&asleep, 1);
-    syscall(SYS_futex, &waiting, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0); /* returns at once if there is work */
+    syscall(SYS_futex, &waiting, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0); /* returns immediately if there is work */
     atomic_fetch_sub(&asleep, 1);
   }
   return nothing;
 }
 
-static void forget_helpers(void) { /* a forked process has none */
+static void forget_helpers(void) { /* a forked process has no helper threads */
   started = PTHREAD_ONCE_INIT;
   waiting = unfinished = asleep = 0;
   pthread_mutex_init(&one_at_a_time, NULL);
 }
 
 static void start_helpers(void) {
-  static int told;
-  if (!told++)
+  static int registered;
+  if (!registered++)
     pthread_atfork(NULL, NULL, forget_helpers);
   helpers = 0;
   for (int threads = openblas.get_num_threads(); helpers < threads - 1; helpers++) {
@@ -191,7 +190,7 @@ static void multiply(struct product g) {
   int least = PIECE / g.k, share = g.n / (SHARES * (helpers + 1));
   g.columns = ((least > share ? least : share) + 4) / 4 * 4;
   int pieces = (g.n + g.columns - 1) / g.columns;
-  if (pieces <= 1 || pthread_mutex_trylock(&one_at_a_time)) { /* little to do, or the threads are another product's */
+  if (pieces <= 1 || pthread_mutex_trylock(&one_at_a_time)) { /* little work, or another matmul is using the threads */
     for (int i = 0; i < pieces; i++)
       piece(&g, i);
     return;
@@ -208,10 +207,10 @@ static void multiply(struct product g) {
   pthread_mutex_unlock(&one_at_a_time);
 }
 
-/* ---- weights times values: y (m, n) = alpha x (m, k) v (k, n) + beta y, by one thread; attention has one for each row and
- * head */
+/* ---- attention weights times values: y (m, n) = alpha x (m, k) v (k, n) + beta y, by one thread; attention has one such
+ * matmul per row and head */
 
-enum { MOST_WORK = 64 * 1024 * 1024 }; /* multiplications: of attention over a thousand tokens */
+enum { MOST_WORK = 64 * 1024 * 1024 }; /* multiplications; enough for attention over a thousand tokens */
 
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                          float beta, float *c, int ldc) {
@@ -236,12 +235,12 @@ static int computed_here(int trans_b, int m, int n, int k, float alpha, const fl
 
 #endif
 
-/* ---- OpenBLAS, with as many rows as it likes */
+/* ---- OpenBLAS, with rows padded to its tile size */
 
 enum { TILE = 8, FEW = 64 };
-enum { SMALL = 128 * 128 }; /* elements of a right matrix for which copying rows does not pay */
+enum { SMALL = 128 * 128 }; /* elements of a right matrix too small to repay copying rows */
 
-static _Thread_local float *scratch; /* of rows in and rows out, in whole tiles; grows, and is kept */
+static _Thread_local float *scratch; /* padded input and output rows; grows and is reused */
 static _Thread_local size_t room;
 
 static float *scratch_of(size_t floats) {

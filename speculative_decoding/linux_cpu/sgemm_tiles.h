@@ -1,7 +1,7 @@
-/* The arithmetic of sgemm.c for one instruction set, which defines NAME, TARGET, ROWS, WIDTH and the operations on a VECTOR
- * of WIDTH floats; included once for each, and it takes these names back.
+/* The arithmetic of sgemm.c for one instruction set. sgemm.c includes this file once per set, after it has defined NAME,
+ * TARGET, ROWS, WIDTH and the operations on a VECTOR of WIDTH floats. This file undefines them at its end.
  *
- * Number of rows and of columns are known when this is compiled: the loops over them disappear. */
+ * The numbers of rows and columns are compile-time constants, so the loops over them are unrolled. */
 
 INLINED void NAME(terms)(const struct product *g, int rows, int columns, const float *x, const float *w, int is_whole,
                          MASK which, VECTOR sum[ROWS][4]) {
@@ -16,7 +16,7 @@ INLINED void NAME(terms)(const struct product *g, int rows, int columns, const f
   }
 }
 
-/* `rows` rows of x by `columns` rows of w, while `next` is brought from memory: `step` floats for each vector of x. */
+/* `rows` rows of x by `columns` rows of w. Prefetches `next`: `step` floats for each vector of x. */
 INLINED void NAME(tile)(const struct product *g, int rows, int columns, const float *x, const float *w, float *y,
                         const float *next, int step) {
   VECTOR sum[ROWS][4];
@@ -42,7 +42,7 @@ INLINED void NAME(tile)(const struct product *g, int rows, int columns, const fl
   }
 }
 
-/* The first `parts` tiles of a column fetch as much of the next one each: memory rests as little as can be. */
+/* The first `parts` tiles of a column prefetch equal parts of the next column, to keep memory busy. */
 INLINED void NAME(tiles)(const struct product *g, int columns, int parts, int from, int to, const float *w, float *y) {
   const float *x = g->x + (size_t)from * g->ldx, *next = w + (size_t)AHEAD * g->ldw;
   int rows = (to - from) % ROWS, step = (AHEAD * WIDTH + parts - 1) / parts;
@@ -89,7 +89,7 @@ static TARGET void NAME(piece)(const struct product *g, int index) {
   }
 }
 
-/* Weights times values: `rows` rows of x by `vectors` vectors of columns, of which the last may have fewer. */
+/* Weights times values: `rows` rows of x by `vectors` vectors of columns; the last vector may be partial. */
 INLINED void NAME(sum_of_rows)(const struct product *g, int rows, int vectors, int is_whole, MASK last, const float *x,
                                const float *v, float *y) {
   VECTOR sum[ROWS][4];

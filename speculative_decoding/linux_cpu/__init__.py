@@ -1,0 +1,25 @@
+"""Makes MLX's CPU wheel for Linux fast enough for speculative decoding; README.md has the details.
+
+The rest of the package calls the two functions below, both guarded by `sys.platform`, and imports nothing else.
+"""
+
+from __future__ import annotations
+
+from . import blas
+
+
+def prepare() -> None:
+    """Load a fast BLAS and give MLX a private folder for compiled kernels. Call before anything imports MLX."""
+    blas.load_fast_blas()
+
+    from . import kernels  # imports MLX
+
+    kernels.use_private_folder()
+
+
+def check() -> None:
+    """Warn once about anything that makes MLX slow here. Call before a model is used."""
+    from . import kernels
+
+    kernels.disable_fusion_without_compiler()
+    blas.warn_about_problems()

@@ -1,0 +1,71 @@
+"""Gives MLX a private folder for the CPU kernels that it compiles.
+
+MLX fuses operations into kernels. `g++` compiles each one on first use, and MLX loads any library that already lies in
+`$TMPDIR/mlx`. All users of a Linux machine share that folder, so such a library could be another user's code. This
+module redirects MLX to a folder that only the current user can write, or disables fused kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import mlx.core as mx
+
+from ..cache_folder import WAY_OUT, cache_folder
+from .blas import problems
+
+UNFUSED = "MLX runs without fused kernels, which is slower"
+
+_folder: Path | None = None  # MLX's temporary folder
+
+
+def use_private_folder() -> None:
+    """Redirect MLX's compiled kernels. Call before MLX evaluates anything; runs no compiler and never fails."""
+    global _folder
+    try:
+        folder = cache_folder("kernels")
+        remove_unsafe_kernels(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+        problems.append(f"{UNFUSED}: {error}, or {WAY_OUT}")
+        mx.disable_compile()
+        return
+    _folder = folder
+    # MLX reads TMPDIR from the C environment for each kernel, so this must stay set. `putenv` leaves `os.environ` and
+    # `tempfile` unchanged; only subprocesses started without an explicit environment inherit the new value.
+    os.putenv("TMPDIR", str(folder))
+
+
+def remove_unsafe_kernels(folder: Path) -> None:
+    """Delete kernels that are links, belong to another user, or were truncated; MLX compiles them again."""
+    for path in folder.glob("mlx/*/cpu/lib*.so"):
+        with suppress(FileNotFoundError):  # another process may delete the same file
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not is_complete(path):
+                path.unlink()
+
+
+def is_complete(library: Path) -> bool:
+    """Return whether a 64-bit ELF library is as long as its header says; its section table comes last."""
+    with library.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return False
+    (table_offset,) = struct.unpack_from("<Q", header, 40)
+    entry_size, entries = struct.unpack_from("<HH", header, 58)
+    return bool(table_offset + entry_size * entries <= library.stat().st_size)
+
+
+def disable_fusion_without_compiler() -> None:
+    """Compile one kernel as a test. If that fails, note the problem and disable fused kernels."""
+    if _folder is None or mx.default_device() != mx.cpu:
+        return
+    try:
+        mx.eval(mx.compile(lambda x: mx.exp(x) + 1)(mx.ones(3)))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1]
+        problems.append(f"{UNFUSED}: no kernel can be compiled in {_folder} ({reason}); free space there, or {WAY_OUT}")
+        mx.disable_compile()
