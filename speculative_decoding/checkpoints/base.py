@@ -1,4 +1,4 @@
-"""What every checkpoint reader returns, and checkpoints made of others: cast, quantised. Knows nothing of models."""
+"""The mapping that every checkpoint reader returns, and wrappers that cast or quantize it. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-# MLX counts a dimension in int32, and numpy has 64 at most; no model comes near either.
-MAX_DIMENSION = (1 << 31) - 1
-MAX_DIMENSIONS = 16
-QUANTIZED_PARTS = ("weight", "scales", "biases")  # of a quantised matrix
+MAX_DIMENSION = (1 << 31) - 1  # MLX stores a dimension in an int32
+MAX_DIMENSIONS = 16  # numpy allows 64; no model needs more than 4
+QUANTIZED_PARTS = ("weight", "scales", "biases")
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and stored type of a tensor, known without reading its data."""
+    """Shape and stored dtype of a tensor, known without reading its data."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -27,7 +26,7 @@ class TensorInfo:
         return math.prod(self.shape) * self.dtype.size
 
     def cast(self, dtype: mx.Dtype) -> TensorInfo:
-        """In another floating-point type; integers stay what they are."""
+        """Change a floating-point dtype. Integer dtypes are kept."""
         return TensorInfo(self.shape, dtype) if mx.issubdtype(self.dtype, mx.floating) else self
 
     @property
@@ -37,48 +36,55 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Shard:
-    """Of `pieces` equal pieces along an axis, the one with this index."""
+    """Piece number `index` of a tensor that is split into `pieces` equal pieces along `axis`."""
 
     axis: int
     pieces: int
     index: int
 
-    def of(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Where it begins, and how long it is."""
-        count = shape[self.axis] // self.pieces
-        return self.index * count, count
+    def size(self, shape: Sequence[int]) -> int:
+        """Length of the piece along the axis."""
+        return shape[self.axis] // self.pieces
+
+    def start(self, shape: Sequence[int]) -> int:
+        """First index of the piece along the axis."""
+        return self.index * self.size(shape)
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        return (*shape[: self.axis], shape[self.axis] // self.pieces, *shape[self.axis + 1 :])
+        """Shape of the piece, given the shape of the whole tensor."""
+        return (*shape[: self.axis], self.size(shape), *shape[self.axis + 1 :])
 
 
 class Checkpoint(Mapping[str, mx.array]):
-    """A read-only mapping from Hugging Face tensor names to arrays.
+    """A read-only, lazy mapping from Hugging Face tensor names to arrays.
 
-    Lazy: ``checkpoint[name]`` reads that one tensor and returns a new array each time. Nothing is kept, so memory
-    is what the caller holds on to. Malformed files raise `CheckpointError`, never anything else.
+    ``checkpoint[name]`` reads that tensor and returns a new array each time. Nothing is cached, so only the arrays that
+    the caller keeps use memory. A malformed file raises `CheckpointError` and no other error.
 
-    source: what messages name, as a rule the file.
+    Args:
+        source: What error messages name, usually the file.
+        infos: Shape and dtype of each tensor.
     """
 
     def __init__(self, source: object, infos: Mapping[str, TensorInfo]) -> None:
-        self._source, self._infos = source, infos
+        self._source = source
+        self._infos = infos
 
     @abstractmethod
     def __getitem__(self, name: str) -> mx.array: ...
 
     def read_shard(self, name: str, shard: Shard) -> mx.array:
-        """A part of a tensor; where the format allows it nothing else is read."""
-        start, count = shard.of(self.info(name).shape)
-        return mx.take(self[name], mx.arange(start, start + count), axis=shard.axis)  # a copy: the rest is given back
+        """Read one piece of a tensor. Subclasses read only that piece from disk if their format allows it."""
+        start, size = shard.start(self.info(name).shape), shard.size(self.info(name).shape)
+        # take() copies, so the rest of the tensor is freed
+        return mx.take(self[name], mx.arange(start, start + size), axis=shard.axis)
 
     def info(self, name: str) -> TensorInfo:
-        """Shape and stored type, without reading the data. Raises KeyError for an unknown name."""
+        """Return shape and stored dtype without reading the data. Raises KeyError for an unknown name."""
         return self._infos[name]
 
     def __contains__(self, name: object) -> bool:
-        """Mapping's own would read the tensor."""
-        return name in self._infos
+        return name in self._infos  # Mapping's own method would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -91,7 +97,7 @@ class Checkpoint(Mapping[str, mx.array]):
 
 
 class CastCheckpoint(Checkpoint):
-    """Another checkpoint with its floating-point tensors in `dtype`; quantised integers stay what they are."""
+    """Casts the floating-point tensors of another checkpoint to `dtype`. Quantized integers are kept."""
 
     def __init__(self, inner: Checkpoint, dtype: mx.Dtype) -> None:
         self._inner = inner
@@ -104,33 +110,41 @@ class CastCheckpoint(Checkpoint):
         return self._inner.read_shard(name, shard).astype(self.info(name).dtype)
 
 
-def part_name(name: str, kind: str) -> str:
-    """`X.weight` -> `X.scales` or `X.biases`."""
-    return name.removesuffix("weight") + kind
+def part_name(name: str, part: str) -> str:
+    """Return the name of a quantized part: `X.weight` -> `X.scales` or `X.biases`."""
+    return name.removesuffix("weight") + part
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """`names` are quantised to `bits` (4 or 8) in groups of `group_size` columns; the rest passes through.
+    """Quantizes some tensors of another checkpoint with MLX's affine quantization; other tensors are unchanged.
 
-    MLX's affine quantisation: `X.weight` holds packed integers, `X.scales` and `X.biases` one number per group.
+    `X.weight` holds packed integers; `X.scales` and `X.biases` hold one number per group.
+
+    Args:
+        names: Tensors to quantize.
+        bits: 4 or 8.
+        group_size: Columns per group.
     """
 
     def __init__(self, inner: Checkpoint, names: Set[str], bits: int, group_size: int) -> None:
-        self._inner, self._bits, self._group_size = inner, bits, group_size
-        self._origin: dict[str, tuple[str, int]] = {}  # name of a part -> tensor, and which of QUANTIZED_PARTS
-        self._last: tuple[str, list[mx.array]] | None = None  # the three parts are read one after another
-        infos = dict[str, TensorInfo]()
+        self._inner = inner
+        self._bits = bits
+        self._group_size = group_size
+        self._origin: dict[str, tuple[str, int]] = {}  # part name -> original tensor, index in QUANTIZED_PARTS
+        self._last: tuple[str, list[mx.array]] | None = None  # callers read the three parts in a row
+
+        infos: dict[str, TensorInfo] = {}
         for name in inner:
             info = inner.info(name)
             if name not in names:
                 infos[name] = info
                 continue
             rows, columns = info.shape
-            numbers = TensorInfo((rows, columns // group_size), info.dtype)
             packed = TensorInfo((rows, columns * bits // 32), mx.uint32)
-            for index, (kind, part_info) in enumerate(zip(QUANTIZED_PARTS, (packed, numbers, numbers), strict=True)):
-                infos[part_name(name, kind)] = part_info
-                self._origin[part_name(name, kind)] = name, index
+            groups = TensorInfo((rows, columns // group_size), info.dtype)
+            for index, (part, part_info) in enumerate(zip(QUANTIZED_PARTS, (packed, groups, groups), strict=True)):
+                infos[part_name(name, part)] = part_info
+                self._origin[part_name(name, part)] = name, index
         super().__init__(inner, infos)
 
     def __getitem__(self, name: str) -> mx.array:
@@ -138,7 +152,7 @@ class QuantizedCheckpoint(Checkpoint):
             return self._inner[name]
         original, index = self._origin[name]
         if self._last is None or self._last[0] != original:
-            self._last = None  # frees the last tensor before the next is read
+            self._last = None  # free the previous tensor before reading the next
             parts = mx.quantize(self._inner[original], group_size=self._group_size, bits=self._bits)
             mx.eval(parts)
             self._last = original, list(parts)

@@ -1,6 +1,4 @@
-"""Files that somebody else made: only regular ones are opened. JSON within bounds; and maps, whose bytes come from the
-disk when they are touched, and leave memory when they are released.
-"""
+"""Safe access to untrusted files: regular files only, JSON of bounded size and depth, memory-mapped tensor data."""
 
 from __future__ import annotations
 
@@ -18,28 +16,29 @@ import numpy as np
 from ..errors import CheckpointError
 from .base import TensorInfo
 
-MAX_JSON_BYTES = 4 << 20  # the largest index of shards has some 100 KB
+MAX_JSON_BYTES = 4 << 20  # the largest known index of weight files is about 100 KB
 MAX_JSON_DEPTH = 32
-BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-def open_regular(path: Path, most: int | None = None) -> BinaryIO:
-    """A pipe would wait for its writer, and a device may never end. Raises `CheckpointError`, also for a file of more
-    than `most` bytes.
+def open_regular(path: Path, max_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file. Pipes would block and devices may be endless, so both are refused.
+
+    Raises `CheckpointError`, also for a file larger than `max_bytes`.
     """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise OSError("not a regular file")
-        if most is not None and status.st_size > most:
-            raise OSError(f"larger than {most} bytes")
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise OSError(f"larger than {max_bytes} bytes")
+        # O_NONBLOCK: if a pipe has replaced the file since stat(), opening it must not block
         return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A file with one JSON object, of bounded size and depth. Raises `CheckpointError`."""
+    """Read a file with one JSON object of bounded size and depth. Raises `CheckpointError`."""
     with open_regular(path, MAX_JSON_BYTES) as file:
         text = file.read(MAX_JSON_BYTES)
     try:
@@ -47,22 +46,22 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(content, dict) or not is_shallow(content):
-        raise CheckpointError(f"{path}: no JSON object of at most {MAX_JSON_DEPTH} levels")
+        raise CheckpointError(f"{path}: not a JSON object with at most {MAX_JSON_DEPTH} levels")
     return content
 
 
 def is_shallow(content: Any) -> bool:
-    """Of at most `MAX_JSON_DEPTH` levels. What is deeper Python could read, but not write again."""
+    """Check for at most `MAX_JSON_DEPTH` levels. Python can parse deeper JSON, but may fail to write it again."""
     level = [content]
     for _ in range(MAX_JSON_DEPTH):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
-        level = [child for children in inner for child in children]
+        containers = [value for value in level if isinstance(value, dict | list)]
+        level = [child for value in containers for child in (value.values() if isinstance(value, dict) else value)]
     return not level
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Where some bytes lie in the file, and their CRC-32 if the file has one."""
+    """Position of some bytes in a file, and their CRC-32 if the file stores one."""
 
     start: int
     nbytes: int
@@ -74,7 +73,12 @@ class ByteRange:
 
 
 class MappedFile:
-    """A file's bytes, read-only. Raises `CheckpointError` that names the kind of file it should have been."""
+    """A read-only memory map. Pages are read from disk when accessed and freed by `release`.
+
+    Args:
+        path: The file. `CheckpointError` is raised if it cannot be mapped.
+        kind: The expected format, for the error message.
+    """
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path
@@ -88,27 +92,35 @@ class MappedFile:
         return CheckpointError(f"{self.path}: {problem}")
 
     def array(
-        self, info: TensorInfo, extent: ByteRange, offset: int = 0, strides: tuple[int, ...] | None = None
+        self, info: TensorInfo, location: ByteRange, offset: int = 0, strides: tuple[int, ...] | None = None
     ) -> mx.array:
-        """A new array from the little-endian numbers in an extent, in C order unless there are strides.
+        """Copy little-endian numbers from the map into a new array.
 
-        offset, strides: count elements. float64 comes out as float32: MLX computes in float64 on the CPU only.
+        MLX supports float64 on the CPU only, so float64 becomes float32.
+
+        Args:
+            info: Shape and dtype of the array.
+            location: Bytes of the tensor, or of the storage that the tensor is a view of.
+            offset: First element within `location`.
+            strides: Strides in elements. The default is C order.
         """
-        size = info.dtype.size
-        steps = None if strides is None else [stride * size for stride in strides]
-        # As integers, because numpy has no bfloat16.
-        bits = np.ndarray(info.shape, BITS[size], self.data, extent.start + offset * size, steps)
+        item_size = info.dtype.size
+        byte_strides = None if strides is None else [stride * item_size for stride in strides]
+        unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[item_size]  # numpy has no bfloat16
+        bits = np.ndarray(info.shape, unsigned, self.data, location.start + offset * item_size, byte_strides)
         bits = np.ascontiguousarray(bits).reshape(info.shape)
+
         if info.dtype == mx.float64:
             array = mx.array(bits.view(np.float64).astype(np.float32))
+        elif info.dtype == mx.bool_:
+            array = mx.array(bits) != 0
         else:
-            array = mx.array(bits)
-            array = array != 0 if info.dtype == mx.bool_ else array.view(info.dtype)
-        self.release(extent)
+            array = mx.array(bits).view(info.dtype)
+        self.release(location)
         return array
 
-    def release(self, extent: ByteRange) -> None:
-        """Free mapped pages, which would count as resident memory, up to the size of the file."""
-        start = extent.start - extent.start % mmap.PAGESIZE
-        if extent.nbytes:
-            self.data.madvise(mmap.MADV_DONTNEED, start, extent.stop - start)
+    def release(self, location: ByteRange) -> None:
+        """Free mapped pages. Otherwise they count as resident memory, up to the size of the file."""
+        start = location.start - location.start % mmap.PAGESIZE
+        if location.nbytes:
+            self.data.madvise(mmap.MADV_DONTNEED, start, location.stop - start)

@@ -1,9 +1,9 @@
-"""Zip files whose entries are stored uncompressed, so that they can be mapped: our own `.npz`, read and written, and
-torch's `.bin`.
+"""Zip files with uncompressed entries, which can be memory-mapped: our own `.npz` (read and write) and torch's `.bin`.
 
-Python's zipfile reads the directory, but accepts what a checkpoint should be refused for: entries that overlap, appear
-twice or lead elsewhere, and a directory as large as it claims to be. numpy cannot name bfloat16; MLX writes it as
-two-byte void (`|V2`) and reads that back as bfloat16, and so do we.
+Python's zipfile parses the directory, but accepts entries that overlap, appear twice or have paths outside the file,
+and a directory of any size. `zip_entries` refuses all of these.
+
+numpy has no bfloat16. MLX writes it as a two-byte void (`|V2`) and reads that back as bfloat16; this module does too.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from .files import ByteRange, MappedFile
 from .safetensors import MappedCheckpoint
 
 ZIP_START = b"PK\x03\x04"
-ZIP_ENCRYPTED, ZIP_UTF8 = 0x1, 0x800
-ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field; the rest is skipped
-MAX_ZIP_DIRECTORY_BYTES = 4 << 20  # 40,000 entries; T5-11B has some 500
-CHUNK_BYTES = 8 << 20
+ZIP_ENCRYPTED = 0x1
+ZIP_UTF8 = 0x800
+ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, name length, extra field length
+MAX_ZIP_DIRECTORY_BYTES = 4 << 20  # about 40,000 entries; T5-11B has about 500
+CRC_CHUNK_BYTES = 8 << 20
+MAX_NPY_HEADER_BYTES = 4096
 DTYPES = {"<f4": mx.float32, "<f2": mx.float16, "|V2": mx.bfloat16, "<f8": mx.float64, "<u4": mx.uint32}
-MAX_HEADER_BYTES = 4096
 
 
 class BoundedFile(FileIO):
-    """Reads no more at once than the largest directory; zipfile refuses a larger one as cut short."""
+    """A file whose read() returns at most the largest allowed directory, so zipfile refuses a larger directory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         bounded = MAX_ZIP_DIRECTORY_BYTES if size is None or size < 0 else min(size, MAX_ZIP_DIRECTORY_BYTES)
@@ -41,83 +42,92 @@ class BoundedFile(FileIO):
 
 
 def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
-    """Each entry's name and where its data lies. Whatever `unzip` might read differently is refused."""
+    """Map each entry's name to the location of its data. Ambiguous zip files are refused."""
     try:
         with BoundedFile(file.path) as bounded, zipfile.ZipFile(bounded) as archive:
-            entries, directory_start, comment = archive.infolist(), archive.start_dir, archive.comment
+            entries = archive.infolist()
+            directory_start = archive.start_dir
+            comment = archive.comment
     except (zipfile.BadZipFile, NotImplementedError, OSError, OverflowError, ValueError, struct.error) as error:
-        raise file.error(f"the zip directory is damaged or cut short ({error})") from error
+        raise file.error(f"the zip directory is damaged or truncated ({error})") from error
     if comment:
-        raise file.error("a zip file with a comment")
-    extents, stop = dict[str, ByteRange](), 0
+        raise file.error("zip files with a comment are not supported")
+
+    locations: dict[str, ByteRange] = {}
+    stop = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
-        name, start = entry.filename, entry.header_offset + ZIP_LOCAL_HEADER.size
-        is_plain = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & ZIP_ENCRYPTED
-        if not is_plain or entry.compress_size != entry.file_size:
+        name = entry.filename
+        is_stored = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & ZIP_ENCRYPTED
+        if not is_stored or entry.compress_size != entry.file_size:
             raise file.error(f"zip entry {name!r} is compressed, encrypted or damaged")
-        if name in extents or name != entry.orig_filename or "\\" in name or {"", ".", ".."} & set(name.split("/")):
-            raise file.error(f"zip entry {name!r} appears twice, or is no path inside the file")
-        if entry.header_offset < stop or start > directory_start:
-            raise file.error(f"zip entry {name!r} overlaps another, or the directory")
+        if name in locations or name != entry.orig_filename or "\\" in name or {"", ".", ".."} & set(name.split("/")):
+            raise file.error(f"zip entry {name!r} appears twice or is not a path inside the file")
+
+        name_start = entry.header_offset + ZIP_LOCAL_HEADER.size
+        if entry.header_offset < stop or name_start > directory_start:
+            raise file.error(f"zip entry {name!r} overlaps another entry or the directory")
         signature, name_size, extra_size = ZIP_LOCAL_HEADER.unpack_from(file.data, entry.header_offset)
         raw_name = name.encode("utf-8" if entry.flag_bits & ZIP_UTF8 else "cp437")
-        if signature != ZIP_START or file.data[start : start + name_size] != raw_name:
-            raise file.error(f"zip entry {name!r} does not lie where the directory says")
-        extents[name] = ByteRange(start + name_size + extra_size, entry.file_size, entry.CRC)
-        stop = extents[name].stop
+        if signature != ZIP_START or file.data[name_start : name_start + name_size] != raw_name:
+            raise file.error(f"zip entry {name!r} is not at the position that the directory gives")
+
+        locations[name] = ByteRange(name_start + name_size + extra_size, entry.file_size, entry.CRC)
+        stop = locations[name].stop
     if stop > directory_start:
-        raise file.error("the last zip entry reaches into the directory")
-    return extents
+        raise file.error("the last zip entry overlaps the directory")
+    return locations
 
 
-def verify(file: MappedFile, name: str, extent: ByteRange) -> None:
-    """Compare the CRC-32, a chunk at a time so that memory stays bounded."""
+def check_crc(file: MappedFile, name: str, location: ByteRange) -> None:
+    """Check the CRC-32 of an entry, in chunks so that memory stays bounded."""
     crc = 0
-    for start in range(extent.start, extent.stop, CHUNK_BYTES):
-        chunk = ByteRange(start, min(CHUNK_BYTES, extent.stop - start))
+    for start in range(location.start, location.stop, CRC_CHUNK_BYTES):
+        chunk = ByteRange(start, min(CRC_CHUNK_BYTES, location.stop - start))
         crc = zlib.crc32(memoryview(file.data)[chunk.start : chunk.stop], crc)
         file.release(chunk)
-    if crc != extent.crc:
-        raise file.error(f"{name!r} is damaged, CRC-32 {crc:08x} instead of {extent.crc:08x}")
+    if crc != location.crc:
+        raise file.error(f"{name!r} is damaged (CRC-32 is {crc:08x}, expected {location.crc:08x})")
 
 
 def read_npz(path: Path) -> Checkpoint:
-    """Open a `.npz`. Checksums are left to the manifest: at every start they would take longer than the loading."""
+    """Open a `.npz` file. CRCs are not checked: that would take longer than loading. The manifest has checksums."""
     file = MappedFile(path, ".npz")
     arrays: dict[str, tuple[TensorInfo, ByteRange]] = {}
-    for entry, extent in zip_entries(file).items():
-        if (name := entry.removesuffix(".npy")) in arrays:
+    for entry, location in zip_entries(file).items():
+        name = entry.removesuffix(".npy")
+        if name in arrays:
             raise file.error(f"array {name!r} appears twice")
-        arrays[name] = read_header(file, entry, extent)
+        arrays[name] = read_npy_header(file, entry, location)
     return MappedCheckpoint(file, arrays)
 
 
-def read_header(file: MappedFile, name: str, entry: ByteRange) -> tuple[TensorInfo, ByteRange]:
-    """What the numbers of an `.npy` entry are, and where they lie."""
-    header = BytesIO(file.data[entry.start : min(entry.stop, entry.start + MAX_HEADER_BYTES)])
+def read_npy_header(file: MappedFile, name: str, entry: ByteRange) -> tuple[TensorInfo, ByteRange]:
+    """Parse the header of a `.npy` entry. Returns the array's shape and dtype, and the location of its numbers."""
+    header = BytesIO(file.data[entry.start : min(entry.stop, entry.start + MAX_NPY_HEADER_BYTES)])
     try:
         if np.lib.format.read_magic(header) != (1, 0):
             raise ValueError("not an .npy file of version 1.0")
-        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
-    # numpy hands the header to Python's own parser, which raises what it likes
+        shape, fortran_order, numpy_dtype = np.lib.format.read_array_header_1_0(header)
+    # numpy parses the header as Python source, so any of these errors may come out
     except (ValueError, SyntaxError, TokenError, EOFError, TypeError, MemoryError, RecursionError) as error:
         raise file.error(f"entry {name!r} is damaged ({error})") from error
-    known = DTYPES.get(dtype.str)
-    if known is None or fortran_order or not (info := TensorInfo(shape, known)).has_valid_shape:
-        raise file.error(f"entry {name!r} holds {dtype.str!r} {shape}, which is not supported")
+
+    dtype = DTYPES.get(numpy_dtype.str)
+    if dtype is None or fortran_order or not (info := TensorInfo(shape, dtype)).has_valid_shape:
+        raise file.error(f"entry {name!r} holds {numpy_dtype.str!r} of shape {shape}, which is not supported")
     if entry.nbytes != header.tell() + info.nbytes:
-        raise file.error(f"entry {name!r} has {entry.nbytes} bytes, which is not its shape's size")
+        raise file.error(f"entry {name!r} has {entry.nbytes} bytes, expected {header.tell() + info.nbytes}")
     return info, ByteRange(entry.start + header.tell(), info.nbytes)
 
 
 def write_npz(path: Path, arrays: Iterable[tuple[str, mx.array]]) -> None:
-    """Write one array after another; only the current one is in memory. zip64, stored, so that it can be mapped."""
+    """Write uncompressed arrays one at a time, so that only the current one is in memory."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays:
             array = mx.contiguous(array)
             is_bfloat16 = array.dtype == mx.bfloat16
             numbers = np.asarray(array.view(mx.uint16)).view("V2") if is_bfloat16 else np.asarray(array)
-            # A fixed date: the same weights give the same bytes.
+            # A fixed date makes the file depend on the weights only
             member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
             with archive.open(member, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, numbers, version=(1, 0), allow_pickle=False)

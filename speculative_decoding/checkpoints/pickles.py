@@ -1,12 +1,11 @@
-"""Reads the pickles of torch checkpoints without unpickling: an interpreter of the few opcodes that state dicts need.
+"""Reads the pickles of torch checkpoints without unpickling: an interpreter for the few opcodes that state dicts use.
 
-Python's disassembler, `pickletools`, splits a pickle into opcodes and their arguments; it builds nothing else.
+`pickletools`, Python's disassembler, splits a pickle into opcodes and arguments without building objects.
 
-Nothing that a file names is looked up, imported or called. A global is compared, as text, with the list below, and
-only decides which inert value is built; anything else is refused. (Block-lists lose: even torch's own
-`weights_only` has been breached, CVE-2025-32434.) Every size is bounded. No value is walked that the memo could hand
-out again, so that time and memory grow with the opcodes alone, however they refer to themselves and each other. Knows
-nothing of the file around the pickle.
+Security: nothing that a file names is looked up, imported or called. A global's name is compared with an allow-list
+and only selects which inert value to build; any other name is refused. (Deny-lists fail: even torch's `weights_only`
+has been breached, CVE-2025-32434.) All sizes are bounded. The memo can make values contain themselves or share parts,
+so no value is traversed; time and memory grow only with the number of opcodes.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from ..errors import CheckpointError
 from .base import MAX_DIMENSION, MAX_DIMENSIONS
 from .files import MappedFile
 
-# An opcode pushes one value, mark or memo entry at most, so this bounds them all. T5-11B needs 25,000.
+# Each opcode adds at most one value, mark or memo entry, so this bounds them all. T5-11B needs 25,000.
 MAX_OPCODES = 250_000
 MAX_BYTES = 16 << 20
-MAX_STRING = 4096  # characters
+MAX_STRING_LENGTH = 4096
 MAX_INTEGER_KEY = 1 << 20
 
 STORAGE_TYPES: Mapping[str, mx.Dtype] = {
@@ -42,15 +41,15 @@ CONSTANTS: Mapping[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": Fa
 
 
 @dataclass(frozen=True, eq=False)
-class Global:
-    """The name of an allowed global: "module attribute". Never looked up."""
+class GlobalName:
+    """The name of an allowed global as "module attribute". It is never looked up."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class TorchStorage:
-    """A run of numbers that lies elsewhere in the file, under a key."""
+    """A flat array of numbers, stored under a key elsewhere in the file."""
 
     key: str
     dtype: mx.Dtype
@@ -63,7 +62,7 @@ class TorchStorage:
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A strided view of a storage. Offset and strides count elements; all are checked to stay inside."""
+    """A strided view of a storage, checked to stay inside it. Offset and strides count elements."""
 
     storage: TorchStorage
     offset: int
@@ -73,50 +72,53 @@ class StoredTensor:
 
 @dataclass(eq=False)
 class PickleInterpreter:
-    """The pickle machine: a stack, a memo and where in the file the current opcode lies. When it has run, `value` is
-    what was pickled, and `position` where the pickle ends.
+    """Runs one pickle. Afterwards `value` is the pickled value and `position` the end of the pickle in the file.
+
+    Args:
+        file: The file that contains the pickle.
+        position: Start of the pickle. While it runs, the position of the current opcode.
     """
 
     file: MappedFile
     position: int
     stack: list[object] = field(default_factory=list)
-    below_marks: list[list[object]] = field(default_factory=list)  # the stacks under each open mark
+    outer_stacks: list[list[object]] = field(default_factory=list)  # one for each open MARK
     memo: dict[int, object] = field(default_factory=dict)
     storages: dict[str, TorchStorage] = field(default_factory=dict)
     value: object = None
 
     def error(self, problem: str) -> CheckpointError:
-        return self.file.error(f"pickle refused, {problem} (at byte {self.position})")
+        return self.file.error(f"pickle refused: {problem} (at byte {self.position})")
 
-    def run(self, size: int) -> None:
-        for count, (opcode, argument) in enumerate(self.opcodes(size)):
+    def run(self, max_bytes: int) -> None:
+        for count, (opcode, argument) in enumerate(self.opcodes(max_bytes)):
             if count == MAX_OPCODES:
                 raise self.error(f"more than {MAX_OPCODES} opcodes")
-            if isinstance(argument, str) and len(argument) > MAX_STRING:
-                raise self.error(f"a string of {len(argument)} characters")
+            if isinstance(argument, str) and len(argument) > MAX_STRING_LENGTH:
+                raise self.error(f"a string of {len(argument)} characters (at most {MAX_STRING_LENGTH})")
             if opcode != "STOP":
                 self.step(opcode, argument)
-        if self.below_marks or len(self.stack) != 1:
-            raise self.error("it ends with an unfinished value")
+        if self.outer_stacks or len(self.stack) != 1:
+            raise self.error("it ends before its value is complete")
         self.value, self.position = self.stack[0], self.position + 1
 
-    def opcodes(self, size: int) -> Iterator[tuple[str, Any]]:
-        """Name and argument of each, the last being STOP."""
+    def opcodes(self, max_bytes: int) -> Iterator[tuple[str, Any]]:
+        """Yield each opcode's name and argument, ending with STOP."""
         start = self.position
-        operations: Iterator[tuple[Any, Any, Any]] = pickletools.genops(self.file.data[start : start + size])
+        operations: Iterator[tuple[Any, Any, Any]] = pickletools.genops(self.file.data[start : start + max_bytes])
         try:
             for opcode, argument, offset in operations:
                 self.position = start + offset
                 yield opcode.name, argument
         except ValueError as error:
-            raise self.error(str(error)[:MAX_STRING]) from error  # it may quote the file
+            raise self.error(str(error)[:MAX_STRING_LENGTH]) from error  # the message may quote the file
 
     def step(self, opcode: str, argument: Any) -> None:
-        """One opcode of protocol 2. Those that build other objects (INST, OBJ, NEWOBJ, EXT*) are refused."""
+        """Execute one opcode of protocol 2. Opcodes that build other objects (INST, OBJ, NEWOBJ, EXT*) are refused."""
         match opcode:
             case "BINGET" | "LONG_BINGET":
                 if argument not in self.memo:
-                    raise self.error(f"nothing in the memo at {argument}")
+                    raise self.error(f"memo entry {argument} does not exist")
                 self.stack.append(self.memo[argument])
             case "BINPUT" | "LONG_BINPUT":
                 self.memo[argument] = self.top()
@@ -129,7 +131,7 @@ class PickleInterpreter:
             case "EMPTY_DICT":
                 self.stack.append({})
             case "MARK":
-                self.below_marks.append(self.stack)
+                self.outer_stacks.append(self.stack)
                 self.stack = []
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 items = [self.pop() for _ in range(int(opcode[-1]))]
@@ -149,7 +151,7 @@ class PickleInterpreter:
             case "GLOBAL":
                 if argument not in GLOBALS:
                     raise self.error(f"global {argument!r} is not allowed")
-                self.stack.append(Global(argument))
+                self.stack.append(GlobalName(argument))
             case "REDUCE":
                 self.reduce()
             case "BUILD":
@@ -157,8 +159,8 @@ class PickleInterpreter:
             case "BINPERSID":
                 self.persistent()
             case "PROTO":
-                if argument != 2:  # the only one that torch.save writes by default
-                    raise self.error(f"protocol {argument} instead of 2")
+                if argument != 2:  # torch.save's default
+                    raise self.error(f"protocol {argument} is not supported (expected 2)")
             case _:
                 raise self.error(f"opcode {opcode} is not allowed")
 
@@ -172,29 +174,29 @@ class PickleInterpreter:
         return self.stack[-1]
 
     def pop_to_mark(self) -> list[object]:
-        if not self.below_marks:
+        if not self.outer_stacks:
             raise self.error("no open mark")
-        items, self.stack = self.stack, self.below_marks.pop()
+        items, self.stack = self.stack, self.outer_stacks.pop()
         return items
 
     def append(self, items: list[object]) -> None:
         if not isinstance(target := self.top(), list):
-            raise self.error("no list to append to")
+            raise self.error("append to a value that is not a list")
         target.extend(items)
 
     def set_items(self, items: list[object]) -> None:
         if not isinstance(target := self.top(), dict) or len(items) % 2:
-            raise self.error("no dict to set items of, or a key without a value")
+            raise self.error("set items of a value that is not a dict, or a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Small integers only: with large ones a file could make every key collide.
+            # Only small integers: with large ones, a file could make all keys collide in the hash table
             if type(key) is not str and not (type(key) is int and 0 <= key < MAX_INTEGER_KEY):
-                raise self.error(f"a dict key of type {type(key).__name__}")
+                raise self.error(f"dict keys of type {type(key).__name__} are not allowed")
             target[key] = value
 
     def reduce(self) -> None:
         arguments, function = self.pop(), self.pop()
-        if not isinstance(function, Global) or type(arguments) is not tuple:
-            raise self.error("REDUCE of something that is not a function")
+        if not isinstance(function, GlobalName) or type(arguments) is not tuple:
+            raise self.error("REDUCE without a function and a tuple of arguments")
         if function.name == ORDERED_DICT and not arguments:
             self.stack.append({})
         elif function.name == REBUILD_TENSOR and len(arguments) == 6:
@@ -202,29 +204,30 @@ class PickleInterpreter:
         elif function.name == REBUILD_PARAMETER and len(arguments) == 3 and isinstance(arguments[0], StoredTensor):
             self.stack.append(arguments[0])
         else:
-            raise self.error(f"{function.name!r} called with arguments it does not take")
+            raise self.error(f"{function.name!r} is called with unsupported arguments")
 
     def build(self) -> None:
-        """Only the `_metadata` (module versions) that state_dict() hangs on its OrderedDict; it is dropped."""
+        """Drop `_metadata`, the module versions that state_dict() sets on its OrderedDict. Refuse other attributes."""
         state, target = self.pop(), self.top()
         if not isinstance(target, dict) or not isinstance(state, dict) or len(state) != 1 or "_metadata" not in state:
-            raise self.error("BUILD of something other than a state dict's _metadata")
+            raise self.error("BUILD is allowed only for a state dict's _metadata")
 
     def persistent(self) -> None:
-        """('storage', type, key, location, numel); the legacy format adds a sixth, which torch leaves None."""
+        """Push a storage for ('storage', type, key, location, numel). The legacy format adds a None."""
         match self.pop():
-            case ("storage", Global(name=name), str(key), str(), int(numel), *rest) if name in STORAGE_TYPES and (
+            case ("storage", GlobalName(name=name), str(key), str(), int(numel), *rest) if name in STORAGE_TYPES and (
                 rest in ([], [None])
             ):
                 pass
             case _:
-                raise self.error("a persistent id that is not a whole storage")
+                raise self.error("a persistent id that is not a complete storage")
         if not 0 <= numel < 1 << 60:
             raise self.error(f"storage {key!r} has {numel} elements")
-        known = self.storages.setdefault(key, TorchStorage(key, STORAGE_TYPES[name], numel))
-        if (known.dtype, known.numel) != (STORAGE_TYPES[name], numel):
-            raise self.error(f"storage {key!r} has two types or sizes")
-        self.stack.append(known)
+        dtype = STORAGE_TYPES[name]
+        storage = self.storages.setdefault(key, TorchStorage(key, dtype, numel))
+        if (storage.dtype, storage.numel) != (dtype, numel):
+            raise self.error(f"storage {key!r} appears with two dtypes or sizes")
+        self.stack.append(storage)
 
     def tensor(
         self, storage: object, offset: object, shape: object, strides: object, _grad: object, hooks: object
@@ -232,30 +235,32 @@ class PickleInterpreter:
         if not isinstance(storage, TorchStorage) or hooks not in ({}, None):
             raise self.error("a tensor without a storage, or with hooks")
         if not isinstance(offset, int) or not (are_sizes((offset,)) and are_sizes(shape) and are_sizes(strides)):
-            raise self.error("a tensor whose offset, shape or strides are no sizes")
+            raise self.error("a tensor with an invalid offset, shape or strides")
         if len(shape) != len(strides) or any(size > MAX_DIMENSION for size in shape):
-            raise self.error(f"a tensor of shape {shape}, strides {strides}")
-        # A dimension of one is never stepped along, so torch may leave any stride there.
-        stepped = [size > 1 and 0 not in shape for size in shape]
-        strides = tuple(stride if steps else 0 for stride, steps in zip(strides, stepped, strict=True))
-        reach = 0 if 0 in shape else 1
-        for stride, size, steps in sorted(zip(strides, shape, stepped, strict=True)):
-            if steps and stride < reach:  # an expanded tensor could be of any size, on a storage of one element
-                raise self.error("a tensor whose elements overlap")
-            reach += stride * (size - 1)
-        if offset + reach > storage.numel:
-            raise self.error(f"a tensor that reaches outside of storage {storage.key!r}")
+            raise self.error(f"a tensor with impossible shape {shape} or strides {strides}")
+
+        # torch may store any stride for a dimension of size 1, where it has no effect
+        is_used = [size > 1 and 0 not in shape for size in shape]
+        strides = tuple(stride if used else 0 for stride, used in zip(strides, is_used, strict=True))
+        extent = 0 if 0 in shape else 1  # elements from the first to the last, both included
+        for stride, size, used in sorted(zip(strides, shape, is_used, strict=True)):
+            if used and stride < extent:  # an expanded tensor can have any size on a storage of one element
+                raise self.error("a tensor with overlapping elements")
+            extent += stride * (size - 1)
+        if offset + extent > storage.numel:
+            raise self.error(f"a tensor reaches past the end of storage {storage.key!r}")
         return StoredTensor(storage, offset, shape, strides)
 
 
 def are_sizes(value: object) -> TypeGuard[tuple[int, ...]]:
+    """Whether a value is a short tuple of integers >= 0."""
     if not isinstance(value, tuple) or len(value) > MAX_DIMENSIONS:
         return False
     return all(type(item) is int and item >= 0 for item in value)
 
 
-def read_pickle(file: MappedFile, start: int, size: int = MAX_BYTES) -> PickleInterpreter:
-    """Interpret the pickle that begins at `start` and takes `size` bytes at most. Raises `CheckpointError`."""
-    machine = PickleInterpreter(file, start)
-    machine.run(size)
-    return machine
+def read_pickle(file: MappedFile, start: int, max_bytes: int = MAX_BYTES) -> PickleInterpreter:
+    """Interpret the pickle at `start`, of at most `max_bytes` bytes. Raises `CheckpointError`."""
+    interpreter = PickleInterpreter(file, start)
+    interpreter.run(max_bytes)
+    return interpreter

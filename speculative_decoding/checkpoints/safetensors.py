@@ -1,7 +1,7 @@
-"""Reader for one safetensors file. The `safetensors` package checks it; the data is read through a map of the file.
+"""Reader for one safetensors file. The `safetensors` package checks the header; the data is memory-mapped.
 
-The package's own arrays cannot be bfloat16, and its map of the file stays in memory. That tensors lie in one file, in C
-order, it shares with `.npz`.
+The package's own arrays do not support bfloat16, and its map keeps the whole file resident. Like `.npz`, the format
+stores each tensor contiguously in C order.
 """
 
 from __future__ import annotations
@@ -25,39 +25,43 @@ DTYPES = {
 
 
 class MappedCheckpoint(Checkpoint):
-    """Tensors whose numbers lie in one file, in C order."""
+    """Tensors stored contiguously in one mapped file, in C order."""
 
     def __init__(self, file: MappedFile, tensors: Mapping[str, tuple[TensorInfo, ByteRange]]) -> None:
         super().__init__(file.path, {name: info for name, (info, _) in tensors.items()})
         self._file = file
-        self._extents = {name: extent for name, (_, extent) in tensors.items()}
+        self._locations = {name: location for name, (_, location) in tensors.items()}
 
     def __getitem__(self, name: str) -> mx.array:
-        return self._file.array(self.info(name), self._extents[name])
+        return self._file.array(self.info(name), self._locations[name])
 
     def read_shard(self, name: str, shard: Shard) -> mx.array:
         info = self.info(name)
-        steps = [math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape))]
-        part, start = replace(info, shape=shard.shape(info.shape)), shard.of(info.shape)[0] * steps[shard.axis]
-        return self._file.array(part, self._extents[name], start, tuple(steps))
+        strides = tuple(math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape)))
+        offset = shard.start(info.shape) * strides[shard.axis]
+        piece = replace(info, shape=shard.shape(info.shape))
+        return self._file.array(piece, self._locations[name], offset, strides)
 
 
 def read_safetensors(path: Path) -> Checkpoint:
+    """Open a safetensors file. Raises `CheckpointError` if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     file = MappedFile(path, "safetensors")
     try:
         with safe_open(path, framework="numpy"):
-            pass  # opening checks the header: its size, every shape against its bytes, overlaps and holes
+            pass  # checks the header: its size, each shape against its bytes, overlaps and gaps
         data_start = 8 + int.from_bytes(file.data[:8], "little")
         header = json.loads(file.data[8:data_start])
     except (SafetensorError, OSError, ValueError) as error:
         raise file.error(f"not a readable safetensors file ({error})") from error
     header.pop("__metadata__", None)
+
     tensors = {}
     for name, entry in header.items():
-        dtype, shape, (start, stop) = DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+        dtype, shape = DTYPES.get(entry["dtype"]), tuple(entry["shape"])
         if dtype is None or not (info := TensorInfo(shape, dtype)).has_valid_shape:
-            raise file.error(f"tensor {name!r} has type {entry['dtype']}, shape {shape}, which is not supported")
+            raise file.error(f"tensor {name!r}: unsupported dtype {entry['dtype']} or shape {shape}")
+        start, stop = entry["data_offsets"]
         tensors[name] = info, ByteRange(data_start + start, stop - start)
     return MappedCheckpoint(file, tensors)

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from speculative_decoding import load
 from speculative_decoding.checkpoints.base import Checkpoint
-from speculative_decoding.checkpoints.gguf import gguf_config, hugging_face_name, read_gguf, types
+from speculative_decoding.checkpoints.gguf import ggml_types, gguf_config, hugging_face_name, read_gguf
 from speculative_decoding.checkpoints.safetensors import read_safetensors
 from speculative_decoding.checkpoints.torch_bin import read_torch
 from speculative_decoding.errors import CheckpointError, InputError
@@ -23,8 +23,8 @@ from tests.support.checkpoint_files import GGUF_METADATA, GgufArray, gguf_bytes,
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 gguf = pytest.importorskip("gguf")
-TYPES = types()
-QUANTISED = {number: kind for number, kind in TYPES.items() if kind.block > 1}
+TYPES = ggml_types()
+QUANTISED = {number: kind for number, kind in TYPES.items() if kind.block_size > 1}
 Q = "enc.blk.0.attn_q.weight"
 HF_Q = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
@@ -42,7 +42,7 @@ def with_metadata(**changes: Any) -> dict[str, tuple[str, Any]]:
 
 def random_blocks(number: int, rows: int, blocks: int) -> np.ndarray:
     """Random bytes but for the half-precision scales, which are kept finite."""
-    raw = np.random.default_rng(number).integers(0, 256, (rows, blocks, TYPES[number].nbytes), np.uint8)
+    raw = np.random.default_rng(number).integers(0, 256, (rows, blocks, TYPES[number].block_bytes), np.uint8)
     # Scales stand at one end of a block: clearing the exponent's top bit keeps them finite.
     for at in (1, 3, -1, -3):
         raw[..., at] &= 0xBF
@@ -82,13 +82,13 @@ def test_every_name_of_llama_cpps_t5_is_known(gated: bool) -> None:
 T5_OUTER = {"shared", "lm_head", "encoder.final_layer_norm", "decoder.final_layer_norm"}
 
 
-@pytest.mark.parametrize("number", QUANTISED, ids=lambda number: TYPES[number].kind.name)
+@pytest.mark.parametrize("number", QUANTISED, ids=lambda number: TYPES[number].name)
 def test_quantised_types_equal_the_packages_dequantisation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr("speculative_decoding.checkpoints.gguf.CHUNK_ELEMENTS", 2000)  # so that rows come in parts
     raw = random_blocks(number, rows=37, blocks=2)
-    tensor = GgufArray(number, (37, 2 * TYPES[number].block), raw.tobytes())
+    tensor = GgufArray(number, (37, 2 * TYPES[number].block_size), raw.tobytes())
     checkpoint = read_gguf(written(tmp_path / "model.gguf", gguf_bytes(GGUF_METADATA, {Q: tensor})))
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))
     assert np.isfinite(expected).all() and checkpoint.info(HF_Q).dtype == mx.float32
@@ -114,7 +114,7 @@ def test_our_files_are_sound_to_the_package_too(tmp_path: Path) -> None:
     ours = read_gguf(path)
     assert len(theirs) == len(ours)
     for name, tensor in theirs.items():
-        array = ours[hugging_face_name(name, gated=True) or ""].astype(mx.float32)
+        array = ours[hugging_face_name(name, is_gated=True) or ""].astype(mx.float32)
         assert np.array_equal(np.array(array), gguf.quants.dequantize(tensor.data, tensor.tensor_type))
 
 
