@@ -175,15 +175,15 @@ def test_rows_accept_former_names_of_options() -> None:
     assert row.request == current and row.carried == {}
 
 
-def test_a_job_whose_checkpoint_has_former_names_resumes(tmp_path: Path) -> None:
+def test_a_job_whose_journal_has_former_names_resumes(tmp_path: Path) -> None:
     path = tmp_path / "out"
     settings = {"num_draft_tokens": 3, "src_lang": None, "tgt_lang": "deu_Latn", "decoder_prefix": "a"}
     former = {"num_draft": 3, "source_language": None, "target_language": "deu_Latn", "prefix": "a"}
     content = {"version": output.VERSION, "lines": 0, "size": 0, "input_sha256": "", "settings": former}
-    output.checkpoint_path(path).write_text(json.dumps(content))
-    assert output.read_checkpoint(path, settings) == output.ResumePoint()
+    output.journal_path(path).write_text(json.dumps(content))
+    assert output.read_journal(path, settings) == output.ResumePoint()
     with pytest.raises(InputError, match="num_draft_tokens was 3, is 4"):
-        output.read_checkpoint(path, settings | {"num_draft_tokens": 4})
+        output.read_journal(path, settings | {"num_draft_tokens": 4})
 
 
 def test_seeds_depend_on_the_line_alone() -> None:
