@@ -90,4 +90,4 @@ def auto_parts(target: EncoderDecoder, draft: object) -> tuple[NgramDrafter, Bat
     else:
         model = model_drafter(draft, target)
     usual = GenerationOptions()
-    return new_ngram(target, usual.max_ngram_size, usual.min_ngram_size), model, target.config.vocab_size
+    return new_ngram(target, usual.max_ngram_size), model, target.config.vocab_size

@@ -84,7 +84,7 @@ class Session:
     slots: int = 8
 
     def __post_init__(self) -> None:
-        self._ngrams: dict[tuple[int, int], NgramDrafter] = {}  # by the sizes that they look up
+        self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
         for name, (kind, wanted) in KINDS.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InputError(f"{name} must be {wanted}, not {short(value)}")
@@ -230,13 +230,11 @@ class Session:
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
         ngram, ours = self.ngram, self.options
         if options.drafter in ("ngram", "auto"):
-            sizes = options.max_ngram_size, options.min_ngram_size
+            size = options.max_ngram_size
             if ngram is None:
-                ngram = self._ngrams[sizes] = self._ngrams.get(sizes) or new_ngram(self.model, *sizes)
-            elif sizes != (ours.max_ngram_size, ours.min_ngram_size):
-                raise InputError(
-                    "max_ngram_size and min_ngram_size have no effect with an ngram; leave one of them out"
-                )
+                ngram = self._ngrams[size] = self._ngrams.get(size) or new_ngram(self.model, size)
+            elif size != ours.max_ngram_size:
+                raise InputError("max_ngram_size has no effect with an ngram; leave one of them out")
         return choose_drafter(options, self.model, self._draft, ngram, shares_encoder=self._shares_encoder)
 
     @cached_property

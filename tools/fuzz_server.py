@@ -71,7 +71,7 @@ def sensible(dice: random.Random) -> dict[str, Any]:
         "seed": dice.choice([0, 2**32 - 1]),
         "stop": dice.choice([[], ["e"], "the", ["\u0000", "a" * 256]]),
         "acceptance": dice.choice(["rejection", "block", "coupled"]),
-        "num_draft_tokens": dice.choice([0, 1, 64, "auto", "heuristic"]),
+        "num_draft_tokens": dice.choice([0, 1, 64, "auto"]),
         "decoder_prefix": dice.choice(["", "It", [5, 8], " "]),
         "logprobs": dice.choice([0, True, False]),
         "stream": dice.choice([True, False]),

@@ -31,7 +31,7 @@ from .models import ModelNames
 from .parser import flag, metavar, word
 from .views import make_console
 
-WHEN_IT_STARTS = ("max_ngram_size", "min_ngram_size")  # the drafter of copies is made with them
+WHEN_IT_STARTS = ("max_ngram_size",)  # the drafter of copies is made with them
 FOR_FILES = ("num_return_sequences",)  # the console shows one text as it comes
 
 

@@ -24,7 +24,6 @@ from .parser import chosen_as, flag, given_options, in_words_of_flags, require_w
 
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
 NEEDS = {"draft_vocab": USES_MODEL, "draft_vocab_text": USES_MODEL, "ngram_store": COPIES}
-OF_A_DRAFT_MODEL = ("draft_vocab", "confidence_threshold")
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,9 @@ class Plan:
         """
         ngram = store = None
         if self.drafter in COPIES if copies is None else copies:
-            most, least = self.options.max_ngram_size, self.options.min_ngram_size
             store = self._open_store(pair)
             pieces = pair.tokenizer.vocabulary.pieces
-            ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=most, min_ngram_size=least)
+            ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=self.options.max_ngram_size)
         vocabulary = self._draft_vocabulary(pair)
         pair.load_weights()
         draft: DraftModel | DraftHead | None = None
@@ -135,7 +133,7 @@ def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags) -> 
     named = {each for each, value in given.items() if value not in (default(each), 0)}  # 0 drafts nothing anyway
     named |= {each for each in NEEDS if getattr(flags, each) is not None}
     if folders.draft is None:
-        for each in ("drafter",) if name == "model" else OF_A_DRAFT_MODEL if name != "none" else ():
+        for each in ("drafter",) if name == "model" else ("draft_vocab",) if name != "none" else ():
             if each in named:
                 raise InputError(
                     f"{flag(each)} {given.get(each, '')}".rstrip() + " has no effect without a draft model; "

@@ -14,7 +14,7 @@ from ..jobs.output import journal_path
 from ..sampling import GenerationOptions
 from ..sampling.values import Number, Switch, Text, Whole
 from .models import ModelNames
-from .parser import File, Parser, add_flags, flag
+from .parser import File, Parser, add_flags, flag, refuse_removed_options
 
 FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
 APART = {  # flags that do not go with these
@@ -128,6 +128,7 @@ def add_decoding_flags(
     add_flags(parser, "models", ModelNames)
     add_flags(parser, title, GenerationOptions, without=(*FOR_PYTHON, *without), lists=lists)
     add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
+    refuse_removed_options(parser)
 
 
 def require_consistent(given: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from ..errors import InputError
-from ..sampling.options import abouts
+from ..sampling.options import REMOVED, abouts, refusal
 from ..sampling.values import Either, Number, Several, Switch, Text, Value
 
 FLAGS = {  # of fields with another name
@@ -141,9 +141,25 @@ def word(value: Value) -> Callable[[str], Any]:
         try:
             return value.parse(text)
         except (ValueError, TypeError, OverflowError):
-            raise argparse.ArgumentTypeError(f"must be {value.wanted}, not {text!r}") from None
+            raise argparse.ArgumentTypeError(refusal(value, text)) from None
 
     return parse
+
+
+def refuse_removed_options(parser: argparse.ArgumentParser) -> None:
+    """Flags of removed options, hidden from --help, that fail with the name of their replacement."""
+    for name, instead in REMOVED.items():
+        reason = f"was removed; use {with_flags(instead)}"
+        parser.add_argument(flag(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS, type=refusing(reason))
+
+
+def refusing(reason: str) -> Callable[[str], Any]:
+    """An argparse `type` that accepts no value."""
+
+    def refuse(text: str) -> Any:
+        raise argparse.ArgumentTypeError(reason)
+
+    return refuse
 
 
 def several_of(choices: Collection[str]) -> Callable[[str], list[str]]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from ..errors import InputError
 from .adaptive import AdaptiveLength
-from .base import Choice, Drafted, DraftLength, FixedLength, HeuristicLength
+from .base import Choice, Drafted, DraftLength, FixedLength
 from .costs import RoundCosts
 
-__all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", "HeuristicLength", "choose_length"]
+__all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", "choose_length"]
 
 
 def choose_length(
@@ -17,19 +17,18 @@ def choose_length(
     costs: Callable[[int], RoundCosts] | None = None,
     prior: Sequence[float] = (),
 ) -> DraftLength:
-    """num_draft_tokens: a number, one of `sampling.SCHEDULES`, or a `DraftLength` as it is. costs, prior: see
-    `AdaptiveLength`; "auto" alone needs them.
+    """The draft length that `num_draft_tokens` names.
+
+    Args:
+        num_draft_tokens: a number, "auto" for `AdaptiveLength`, or a `DraftLength`, which is returned as it is.
+        costs: see `AdaptiveLength`.
+        prior: see `AdaptiveLength`.
     """
     if isinstance(num_draft_tokens, DraftLength):
         return num_draft_tokens
     if isinstance(num_draft_tokens, int):
         return FixedLength(num_draft_tokens)
-    if not isinstance(num_draft_tokens, str):
-        raise InputError(
-            "num_draft_tokens must be a whole number, the name of a schedule or a DraftLength, "
-            f"not {num_draft_tokens!r}"
-        )
-    if num_draft_tokens == "auto":
-        assert costs is not None
-        return AdaptiveLength(costs, prior=prior)
-    return HeuristicLength(transient=num_draft_tokens == "heuristic_transient")
+    if num_draft_tokens != "auto":
+        raise InputError(f"num_draft_tokens must be a whole number, auto or a DraftLength, not {num_draft_tokens!r}")
+    assert costs is not None
+    return AdaptiveLength(costs, prior=prior)

@@ -1,6 +1,4 @@
-"""How many tokens to draft in the next round: the interface, a fixed number, and the schedules of Hugging Face's
-transformers. Knows counts; nothing of tokens, models or time.
-"""
+"""How many tokens to draft in the next round: the interface, and a fixed number."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class DraftLength(ABC):
 
 
 class FixedLength(DraftLength):
-    """Always `most` tokens; Hugging Face's schedule "constant"."""
+    """Always `most` tokens."""
 
     def __init__(self, most: int) -> None:
         if most < 0:
@@ -67,38 +65,3 @@ class FixedLength(DraftLength):
 
     def describe(self) -> str:
         return f"drafts {self.most} tokens a round"
-
-
-class HeuristicLength(DraftLength):
-    """Two more after a round that accepted all, else one fewer, but at least one.
-
-    Hugging Face's schedules "heuristic" and, if `transient`, "heuristic_transient", which starts anew with each
-    request (transformers, generation/candidate_generator.py, update_candidate_strategy). They start at 20. Two
-    differences: there a round without a draft counts as one that accepted all, which would raise the number without
-    end for a drafter that finds nothing, so here it does not count; and `most` is a limit, which they do not have.
-    """
-
-    def __init__(self, start: int = 20, *, transient: bool = False, most: int = 64) -> None:
-        if start < 1:
-            raise InputError(
-                f"num_draft_tokens must be >= 1 for a heuristic schedule, not {start}; 0 turns drafting off"
-            )
-        self.most = max(start, most)
-        self._start = self._count = start
-        self._transient = transient
-
-    def begin(self) -> None:
-        if self._transient:
-            self._count = self._start
-
-    def choose(self, rows: Sequence[Choice]) -> list[int]:
-        return [min(self._count, row.room) for row in rows]
-
-    def observe(self, rows: Sequence[Drafted]) -> None:
-        for row in rows:
-            if row.drafted:
-                is_all = row.accepted == row.drafted
-                self._count = min(self.most, self._count + 2) if is_all else max(1, self._count - 1)
-
-    def describe(self) -> str:
-        return f"drafts {self._count} tokens a round by now, {self._start} at first"

@@ -71,7 +71,7 @@ def choose_drafter(
         if draft_model is None:
             raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
         return model_drafter(draft_model, target, shares_encoder)
-    ngram = ngram or new_ngram(target, options.max_ngram_size, options.min_ngram_size)
+    ngram = ngram or new_ngram(target, options.max_ngram_size)
     if choice == "ngram" or draft_model is None:
         return SeparateDrafters(ngram.fresh, vocab_size)
     return AutoDrafter(ngram, model_drafter(draft_model, target, shares_encoder), vocab_size)
@@ -85,10 +85,10 @@ def model_drafter(
     return BatchModelDrafter(draft_model, target.config.vocab_size, shares_encoder=shares_encoder)
 
 
-def new_ngram(target: EncoderDecoder, max_ngram_size: int, min_ngram_size: int) -> NgramDrafter:
+def new_ngram(target: EncoderDecoder, max_ngram_size: int) -> NgramDrafter:
     """One without a store and without experience."""
     pieces = None if target.pieces is None else pieces_of(target.pieces)
-    return NgramDrafter(pieces=pieces, max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
+    return NgramDrafter(pieces=pieces, max_ngram_size=max_ngram_size)
 
 
 _last_pieces: tuple[Mapping[int, str], Pieces] | None = None

@@ -50,11 +50,10 @@ class Alignment:
     `place` says where the output goes on.
 
     max_size: the longest context that is looked up.
-    min_size: the shortest that is believed where the output does not follow the source step by step.
     """
 
-    def __init__(self, source: Sequence[int], pieces: Pieces, max_size: int, min_size: int) -> None:
-        self._source, self._pieces, self._min_size = source, pieces, min_size
+    def __init__(self, source: Sequence[int], pieces: Pieces, max_size: int) -> None:
+        self._source, self._pieces = source, pieces
         self._index = SuffixIndex(max_size, [pieces.classes.get(token, token) for token in source])
         self._read: list[int] = []  # classes of the output tokens
         # Where the source goes on if the output follows it: at first, behind the task prefix.
@@ -78,7 +77,7 @@ class Alignment:
         behind one replaced word. None if there is nothing to go by.
         """
         found = self._index.find(self._read)
-        if found and len(found) >= self._min_size:
+        if found:
             ends = found[-1]
             self._expected = ends[min(bisect_left(ends, self._expected), len(ends) - 1)]
             self._mismatches = 0

@@ -16,7 +16,7 @@ from .draft_model import DraftModel, OutputHead
 
 class BatchModelDrafter(BatchDrafter):
     """Decodes ahead with a model, each row sampling as the target will, and stays lazy: nothing here waits for the
-    device, unless a confidence threshold makes it.
+    device.
     """
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
@@ -138,7 +138,6 @@ class Chain:
         self._rows = [each.row for each in each_slot]
         self._options: list[GenerationOptions] = [row.options for row in self._rows]
         self._lengths = [by_slot[slot].count if slot in by_slot else 0 for slot in range(slots)]
-        self._has_threshold = any(row.confidence_threshold for row in self._options)
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
         self._is_certain = [row.is_comparable for row in self._options]
@@ -147,7 +146,7 @@ class Chain:
             starts = keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
             self._keys = split(starts, MOST_DRAFTED)  # a round's own: its draft is judged as a whole
         ahead = history_of(self._rows, mx.zeros((slots, most - 1)))  # of the whole draft; only its length is asked
-        self._takes_likeliest = is_greedy and not self._has_threshold and are_raw(self._options, ahead, most)
+        self._takes_likeliest = is_greedy and are_raw(self._options, ahead, most)
 
     @property
     def is_done(self) -> bool:
@@ -170,7 +169,7 @@ class Chain:
         """(B, 1, V) -> (B, 1)."""
         options, count = self._options, len(self._ids)
         history = history_of(self._rows, mx.concatenate(self._ids, axis=1) if self._ids else None)
-        probs, decisive = None, scores(logits, options, history)
+        decisive = scores(logits, options, history)
         if all(row.is_greedy for row in options):
             new = mx.argmax(decisive, axis=-1)
         else:
@@ -178,14 +177,10 @@ class Chain:
             noisy = chances + self._noise(count)[:, None]
             greedy = mx.array([row.is_greedy for row in options])[:, None, None]
             new = mx.argmax(mx.where(greedy, decisive, noisy), axis=-1)
-            probs = mx.exp(chances)
             if not all(self._is_certain):
                 certain = mx.array(self._is_certain)[:, None, None]
                 point = mx.arange(logits.shape[-1]) == new[..., None]
-                self._probs.append(mx.where(certain, point.astype(mx.float32), probs))
-        if self._has_threshold:
-            plain = mx.softmax(decisive.astype(mx.float32), axis=-1)
-            self._stop_unsure(new, plain if probs is None else mx.where(greedy, plain, probs))
+                self._probs.append(mx.where(certain, point.astype(mx.float32), mx.exp(chances)))
         return new
 
     def _noise(self, count: int) -> mx.array:
@@ -193,16 +188,6 @@ class Chain:
         coupled = keys([(row.options.seed, len(row.tokens) + count, Use.COUPLED) for row in self._rows])
         is_coupled = mx.array([row.acceptance == "coupled" for row in self._options])[:, None]
         return gumbel(mx.where(is_coupled, coupled, self._keys[:, count]), self._head.vocab_size)
-
-    def _stop_unsure(self, new: mx.array, probs: mx.array) -> None:
-        """End a row's draft behind a token below its threshold. It is kept: to stop in front of it would bias the
-        output. Waits for the device.
-        """
-        chances: list[float] = mx.take_along_axis(probs, new[..., None], axis=-1).flatten().tolist()  # type: ignore[assignment]
-        so_far = len(self._ids) + 1
-        for slot, (row, chance) in enumerate(zip(self._options, chances, strict=True)):
-            if chance < row.confidence_threshold:
-                self._lengths[slot] = min(self._lengths[slot], so_far)
 
 
 def shared(held: Sequence[int], tokens: Sequence[int]) -> int:

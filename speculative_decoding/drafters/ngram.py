@@ -52,7 +52,7 @@ class NgramDrafter(Drafter):
         copying begins behind a task prefix, and resumes behind a replaced word rather than a replaced token.
     search_input, search_output: where to look. Hugging Face's prompt lookup is the output only.
     store: is searched, and learns every request; it may be shared and outlive the drafter.
-    max_ngram_size, min_ngram_size: the longest context looked up, and the shortest believed.
+    max_ngram_size: the longest context looked up.
     min_chance: draft only as far as all tokens are right with this chance, in the experience of this drafter, by origin
         and length of match. 0 always copies as many as are to be drafted.
 
@@ -70,17 +70,16 @@ class NgramDrafter(Drafter):
         search_output: bool = True,
         store: TextStore | None = None,
         max_ngram_size: int = 16,
-        min_ngram_size: int = 1,
         min_chance: float = 0.15,
     ) -> None:
-        GenerationOptions(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)  # checks them
+        GenerationOptions(max_ngram_size=max_ngram_size)  # checks them
         if not 0 <= min_chance < 1:
             raise InputError(f"min_chance must be >= 0 and < 1, not {min_chance}")
         if not (search_input or search_output or store is not None):
             raise InputError("an n-gram drafter needs a text to search: the input, the output or a store")
         self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.of(pieces or {})
         self._search_input, self._search_output, self._store = search_input, search_output, store
-        self._max_size, self._min_size, self._min_chance = max_ngram_size, min_ngram_size, min_chance
+        self._max_size, self._min_chance = max_ngram_size, min_chance
         self.chances = CopyChances()
         self.begin(())
 
@@ -96,7 +95,7 @@ class NgramDrafter(Drafter):
 
     def _restart(self) -> None:
         source = self._source if self._search_input else []
-        self._alignment = Alignment(source, self._pieces, self._max_size, self._min_size)
+        self._alignment = Alignment(source, self._pieces, self._max_size)
         self._output = SuffixIndex(self._max_size)
         self._match: Match | None = None  # for the last tokens, until it is known whether it was right
         self._taught = 0  # how many of the request's tokens the store has learned
@@ -152,7 +151,7 @@ class NgramDrafter(Drafter):
             yield "source", length, self._source[start : start + count]
         if self._search_output:
             found = self._output.find(tokens)
-            if len(found) >= self._min_size:
+            if found:
                 earliest = found[-1][0]
                 yield "output", len(found), self._output.tokens[earliest : earliest + count]
         if self._store is not None:
@@ -161,7 +160,7 @@ class NgramDrafter(Drafter):
             length, continuation = self._store.look_up(recent, count)
             if length >= len(tokens):  # it reaches into the source: its end and the start token are in every request
                 length = max(length - 2, 0)
-            if length >= self._min_size:
+            if length:
                 yield "store", length, continuation
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import ALIASES, MOST_DRAFTED, OTHER_NAMES, abouts, current_names
+from ..sampling.options import ALIASES, MOST_DRAFTED, OTHER_NAMES, REMOVED, abouts, current_names
 from ..sampling.values import Text, Value, Whole
 
 MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
@@ -98,7 +98,7 @@ def plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 
-OUR_NAMES = OTHER_NAMES | ALIASES | {name: name for name in (*FIELDS, *FOR_ALL_ROWS)}
+OUR_NAMES = OTHER_NAMES | ALIASES | REMOVED | {name: name for name in (*FIELDS, *FOR_ALL_ROWS)}
 LOOKS_LIKE = {plain(name): ours for name, ours in OUR_NAMES.items()}
 
 
@@ -207,7 +207,13 @@ def check_fields(given: Mapping[str, Any]) -> None:
         elif meant in FOR_ALL_ROWS:
             raise InputError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
         elif meant is not None:
-            instead = f"write {meant}" if meant else "there is nothing like it here: leave it out"
+            instead = (
+                f"use {meant}"
+                if name in REMOVED
+                else f"write {meant}"
+                if meant
+                else "there is nothing like it here: leave it out"
+            )
             raise InputError(f"unknown option {name!r}; {instead}, or rename the field if it is none")
     if not given.get("prompt", "").strip():
         raise InputError("prompt is empty; give it some text" if "prompt" in given else 'has no "prompt"')

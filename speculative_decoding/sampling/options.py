@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 ACCEPTANCE = ("rejection", "block", "coupled")
 DRAFTERS = ("model", "ngram", "auto", "none")
-SCHEDULES = ("auto", "heuristic", "heuristic_transient")
+SCHEDULES = ("auto",)
 MAX_SEED = 2**32 - 1
 MOST_DRAFTED = 64
 MOST_TOKENS = 1 << 20
@@ -30,16 +30,7 @@ MOST_SEQUENCES = 1 << 10
 
 SHARED = "shared"  # by all rows of a batch
 # Not with beams: nothing is sampled and nothing is drafted, and of stop strings transformers says nothing that fits.
-WITHOUT_BEAMS = (
-    "temperature",
-    "drafter",
-    "num_draft_tokens",
-    "delta",
-    "confidence_threshold",
-    "stop",
-    "strict",
-    "logprobs",
-)
+WITHOUT_BEAMS = ("temperature", "drafter", "num_draft_tokens", "delta", "stop", "strict", "logprobs")
 
 
 class About(NamedTuple):
@@ -149,8 +140,7 @@ class GenerationOptions:
     num_draft_tokens: Annotated[
         int | str | Any,
         Either((Whole(0, MOST_DRAFTED), Text(SCHEDULES)), "a DraftLength"),
-        f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it; "
-        "or as in transformers: heuristic, heuristic_transient",
+        f"tokens drafted per round, 0 to {MOST_DRAFTED}; or auto: as many as their cost and acceptance make worth it",
     ] = "auto"
     acceptance: Annotated[
         str,
@@ -159,14 +149,7 @@ class GenerationOptions:
         "coupled, whose output for a seed does not depend on the draft",
     ] = "rejection"
     delta: Annotated[float, Number(0, 1), "accept more than the target would write; above 0 the output is lossy"] = 0.0
-    confidence_threshold: Annotated[
-        float,
-        Number(0, 1),
-        "stop a draft behind a token to which the draft model gave less; waits for each token; 0 is off",
-        SHARED,
-    ] = 0.0
     max_ngram_size: Annotated[int, Whole(1), "the longest stretch of text to look up", SHARED] = 16
-    min_ngram_size: Annotated[int, Whole(1), "the shortest match that is believed", SHARED] = 1
     strict: Annotated[
         bool | None,
         Switch(),
@@ -184,11 +167,6 @@ class GenerationOptions:
         for name, about in abouts().items():
             if default(name) is not None or getattr(self, name) is not None:  # None: nobody chose
                 object.__setattr__(self, name, accepted(name, about.value, getattr(self, name)))
-        if self.min_ngram_size > self.max_ngram_size:
-            raise InputError(
-                f"max_ngram_size must be >= min_ngram_size ({self.min_ngram_size}), not {self.max_ngram_size}; "
-                "change one of them"
-            )
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens must be <= max_tokens ({self.max_tokens}), not {self.min_tokens}; change one")
         if self.acceptance != "rejection" and self.delta:
@@ -262,19 +240,12 @@ class GenerationOptions:
             return "with num_beams 1"
         if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
             return "at temperature 0"
-        if self.drafter == "none" and name in ("num_draft_tokens", "delta", "confidence_threshold"):
+        if self.drafter == "none" and name in ("num_draft_tokens", "delta"):
             return "" if name == "num_draft_tokens" and self.num_draft_tokens == 0 else "with drafter none"
-        if (
-            self.num_draft_tokens == 0
-            and name in ("drafter", "delta", "confidence_threshold")
-            and self.drafter != "none"
-        ):
+        if self.num_draft_tokens == 0 and name in ("drafter", "delta") and self.drafter != "none":
             return "with num_draft_tokens 0"
-        if isinstance(self.drafter, str):
-            if name == "confidence_threshold" and self.drafter == "ngram":
-                return "with drafter ngram: it stops a draft model"
-            if name in ("max_ngram_size", "min_ngram_size") and self.drafter not in ("ngram", "auto"):
-                return f"with drafter {self.drafter}: it is for ngram and auto"
+        if name == "max_ngram_size" and isinstance(self.drafter, str) and self.drafter not in ("ngram", "auto"):
+            return f"with drafter {self.drafter}: it is for ngram and auto"
         return ""
 
 
@@ -295,7 +266,14 @@ def accepted(name: str, value: Value, given: Any) -> Any:
     try:
         return value.accept(given)
     except (ValueError, TypeError):
-        raise InputError(f"{name} must be {value.wanted}, not {short(given)}") from None
+        raise InputError(f"{name} {refusal(value, given)}") from None
+
+
+def refusal(value: Value, given: Any) -> str:
+    """Why an option does not take a value, in words that follow its name."""
+    if isinstance(given, str) and given in REMOVED_SCHEDULES:
+        return f"{given} was removed; use auto"
+    return f"must be {value.wanted}, not {short(given)}"
 
 
 def short(value: Any) -> str:
@@ -308,11 +286,19 @@ def short(value: Any) -> str:
 
 def unknown(name: str) -> str:
     """Why there is no such option, in a line, with what may have been meant."""
+    if name in REMOVED:
+        return f"there is no option {name!r} any more; use {REMOVED[name]}"
     meant = OTHER_NAMES.get(name, next(iter(get_close_matches(str(name), abouts(), 1)), ""))
     return f"there is no option {name!r}; " + (
         f"did you mean {meant}?" if meant else f"there are {', '.join(abouts())}"
     )
 
+
+REMOVED = {
+    "confidence_threshold": "num_draft_tokens auto",
+    "min_ngram_size": "max_ngram_size alone",
+}  # with replacements
+REMOVED_SCHEDULES = ("heuristic", "heuristic_transient")  # of num_draft_tokens; auto replaces them
 
 OTHER_NAMES = {  # other libraries' names, and our own flags'; "": there is nothing like it
     "num_beam_groups": "",
@@ -330,7 +316,7 @@ OTHER_NAMES = {  # other libraries' names, and our own flags'; "": there is noth
     "output_prefix": "decoder_prefix",
     "eos_token_id": "eos_token_ids",
     "stop_strings": "stop",
-    "assistant_confidence_threshold": "confidence_threshold",
+    "assistant_confidence_threshold": "num_draft_tokens",
 }
 
 

@@ -30,7 +30,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"drafter": "none"},
     "model": {"drafter": "model", "draft_model": DRAFT},
     "model, trimmed": {"drafter": "model", "draft_model": TRIMMED},
-    "model, unsure": {"drafter": "model", "draft_model": DRAFT, "confidence_threshold": 0.5},
     "default": {"draft_model": DRAFT},
     "default, without a draft model": {},
     "ngram": {"drafter": "ngram", "ngram": NgramDrafter(min_chance=0.0)},
@@ -79,7 +78,7 @@ def test_coupled_rows_depend_on_their_seeds_alone(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
-@pytest.mark.parametrize("drafter", ["model", "model, trimmed", "model, unsure"])
+@pytest.mark.parametrize("drafter", ["model", "model, trimmed"])
 def test_samples_do_not_depend_on_the_neighbours(drafter: str, acceptance: str) -> None:
     """The draws of a row have their keys from its own seed and positions, so also these rows are their single runs.
 
@@ -254,7 +253,7 @@ class Erratic(DraftLength):
 @pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
 def test_whatever_a_length_decides_changes_nothing(drafter: str) -> None:
     length = Erratic()
-    for num_draft_tokens in (length, "auto", "heuristic", "heuristic_transient"):
+    for num_draft_tokens in (length, "auto"):
         check_identity(4, drafter, num_draft_tokens=num_draft_tokens, max_tokens=20)
     assert length.skipped > 5
 

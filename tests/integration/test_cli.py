@@ -21,6 +21,7 @@ from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
+from speculative_decoding.jobs.output import checkpoint_path
 from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, abouts, default
@@ -216,7 +217,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--num-draft", "-1"], "--num-draft: must be a whole number, 0 to 64 or one of auto, heuristic"),
+        (["--num-draft", "-1"], "--num-draft: must be a whole number, 0 to 64 or one of auto"),
         (["--num-draft", "many"], "--num-draft"),
         (["--delta", "1.5"], "--delta: must be a number, 0 to 1, not '1.5'"),
         (["--delta", "nan"], "--delta"),
@@ -240,7 +241,9 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--acceptance", "coupled"], "--acceptance has no effect at --temperature 0"),
         (["--drafter", "none", "--num-draft", "3"], "--num-draft has no effect with --drafter none"),
         (["--regular-decode", "--delta", "0.5"], "--delta has no effect with --drafter none"),
-        (["--drafter", "ngram", "--confidence-threshold", "0.5"], "--confidence-threshold has no effect"),
+        (["--confidence-threshold", "0.5"], "--confidence-threshold: was removed; use --num-draft auto"),
+        (["--min-ngram-size", "2"], "--min-ngram-size: was removed; use --max-ngram-size alone"),
+        (["--num-draft", "heuristic"], "--num-draft: heuristic was removed; use auto"),
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
@@ -365,6 +368,17 @@ def test_a_full_device_is_one_line(
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         assert main_command.main(["--prompt", PROMPT, name, "/dev/full"]) == 2
         assert f"main.py: error: {name} /dev/full: cannot be written (No space left" in capfd.readouterr().err
+
+
+def test_a_job_stores_the_defaults_of_removed_options(
+    tmp_path: Path, main_py: Callable[..., tuple[int, str, str]]
+) -> None:
+    """So jobs begun by earlier versions, which had these options, resume."""
+    prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    prompts.write_text("a\n")
+    assert main_py("--input", str(prompts), "--output", str(output), "-m", "2", *FIXED)[0] == 0
+    stored = json.loads(checkpoint_path(output).read_text())["settings"]
+    assert {"confidence_threshold": 0.0, "min_ngram_size": 1}.items() <= stored.items()
 
 
 def test_what_the_encoding_of_standard_output_lacks_is_escaped(

@@ -46,7 +46,7 @@ NAMES = [
     *("/show-draft", "/drafter", "/num-draft", "/max-tokens", "/output-prefix", "/stop", "/eos-token-id", "/seed"),
     *("/temperature", "/top-k", "/top-p", "/min-p", "/repetition-penalty", "/acceptance", "/delta"),
     *("/no-repeat-ngram-size", "/min-tokens", "/source-language", "/target-language"),
-    *("/confidence-threshold", "/strict", "/allow-long-prompt"),
+    *("/strict", "/allow-long-prompt"),
 ]
 
 
@@ -163,7 +163,7 @@ def test_settings_change_what_comes(talk) -> None:  # type: ignore[no-untyped-de
     assert "drafts 2 tokens a round" in talk("/num-draft 2")[1]
     assert talk(GERMAN)[0] == f"{TEXT}\n" and "accepted 7 of 8 drafted" in talk(GERMAN)[1]
     assert "accepted" not in talk("/num-draft 0", GERMAN)[1]
-    talk("/num-draft heuristic")
+    talk("/num-draft auto")
     assert talk(GERMAN)[0] == f"{TEXT}\n"
     assert talk("/stop Wert", GERMAN)[0] == "Die Methode gibt den \n" and "stop: ()" in talk("/stop")[1]
     talk("/num-draft 5", "/temperature 2")
@@ -296,7 +296,7 @@ def test_options_that_a_console_would_ignore_are_refused(
 def test_completion() -> None:
     assert completions("/s") == ["/seed", "/source-language", "/stop", "/strict", "/show-draft", "/stats"]
     assert completions("/acceptance c") == ["coupled"]
-    assert completions("/num-draft ") == ["auto", "heuristic", "heuristic_transient"]
+    assert completions("/num-draft ") == ["auto"]
     assert completions("The /s") == completions("/max-tokens ") == completions("/x y") == []
     assert completions("/model t5-web-docs-") == ["t5-web-docs-draft", "t5-web-docs-head"]
     assert completions("/draft-model t5-web-docs-h") == ["t5-web-docs-head"]
@@ -309,7 +309,7 @@ SETTINGS = {
     "default": [],
     "model": FIXED,
     "store": ["--ngram-store", "STORE"],
-    "adapting": ["--num-draft", "heuristic"],
+    "adapting": ["--num-draft", "auto"],
     "samples": ["--temperature", "1", "--seed", "5", *FIXED],
 }
 

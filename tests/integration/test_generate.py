@@ -24,7 +24,6 @@ from tests.support.tiny import (
     DRAFTERS,
     EOS,
     EXACT,
-    OPTIONS_OF,
     SOURCES,
     VOCAB,
     Scripted,
@@ -48,7 +47,7 @@ def regular_of(row: Row) -> list[int]:
 def check_identity(drafter: str, num_draft_tokens: int, sources: int = len(SOURCES)) -> None:
     for source, regular in zip(SOURCES[:sources], REGULAR[:sources], strict=True):
         made = DRAFTERS[drafter](TARGET, DRAFT, regular)
-        rounds = run(TARGET, source, made, num_draft_tokens=num_draft_tokens, **OPTIONS_OF.get(drafter, {}))
+        rounds = run(TARGET, source, made, num_draft_tokens=num_draft_tokens)
         assert tokens_of(rounds) == regular
 
 
@@ -71,7 +70,7 @@ def test_side_by_side_rows_of_any_draft_length_and_any_limit_are_regular_decodin
     """num_draft_tokens 0 to 12 and max_tokens from 1, in one batch; the limit is exact, and named as the reason."""
     limits = [(0, 30), (1, 30), (2, 30), (5, 30), (12, 30), (4, 1), (4, 2), (4, 3), (4, 7), (4, 29)]
     requests = [
-        (source, options_of(drafter, num_draft_tokens=num_draft_tokens, max_tokens=max_tokens))
+        (source, options_of(num_draft_tokens=num_draft_tokens, max_tokens=max_tokens))
         for source in SOURCES
         for num_draft_tokens, max_tokens in limits
     ]
@@ -137,7 +136,7 @@ def test_a_planted_fault_breaks_identity(
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
     """At temperature 2 the end comes at every place, also inside drafts that run past it."""
-    requests = [(SOURCES[0], options_of(drafter, temperature=2.0, seed=seed)) for seed in range(16)]
+    requests = [(SOURCES[0], options_of(temperature=2.0, seed=seed)) for seed in range(16)]
     found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
     assert all(EOS not in told.tokens[:-1] for told in found)
     assert len({len(told.tokens) for told in found}) > 5
@@ -179,7 +178,7 @@ def without_cache(source: tuple[int, ...], penalty: float, max_tokens: int) -> l
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: str) -> None:
     requests = [
-        (source, options_of(drafter, repetition_penalty=PENALTY, num_draft_tokens=number + 2, max_tokens=20))
+        (source, options_of(repetition_penalty=PENALTY, num_draft_tokens=number + 2, max_tokens=20))
         for number, source in enumerate(SOURCES)
     ]
     made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: without_cache(tuple(row.source), PENALTY, 20))
@@ -206,7 +205,7 @@ def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
     """Drafts of 0 to 12 tokens, side by side."""
     expected = {options["seed"]: regular for _, options, regular in coupled_requests()}
     requests = [
-        (source, options_of(drafter, num_draft_tokens=options["seed"] % 13, **options))
+        (source, options_of(num_draft_tokens=options["seed"] % 13, **options))
         for source, options, _ in coupled_requests()
     ]
     made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: expected[row.options.seed])
@@ -330,7 +329,7 @@ def test_a_stop_string_cuts_at_every_place_of_an_accepted_draft(drafter: str) ->
     for source, regular in zip(SOURCES, REGULAR, strict=True):
         letters = Letters().decode(regular)
         stops = {letters[i : i + size] for i, size in product(range(min(len(letters), 9)), (1, 3))}
-        requests += [(source, options_of(drafter, stop=("~", stop))) for stop in sorted(stops)]
+        requests += [(source, options_of(stop=("~", stop))) for stop in sorted(stops)]
     found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
     for (source, options), told in zip(requests, found, strict=True):
         regular, (_, stop) = REGULAR[SOURCES.index(source)], options.stop
@@ -346,7 +345,7 @@ def test_a_stop_string_cuts_at_every_place_of_an_accepted_draft(drafter: str) ->
 def test_an_extra_end_of_sequence_id_cuts_at_every_place_of_an_accepted_draft(drafter: str) -> None:
     regular = max(REGULAR, key=lambda tokens: len(set(tokens)))
     source = SOURCES[REGULAR.index(regular)]
-    requests = [(source, options_of(drafter, eos_token_ids=(token, 0))) for token in sorted(set(regular) - {EOS})]
+    requests = [(source, options_of(eos_token_ids=(token, 0))) for token in sorted(set(regular) - {EOS})]
     found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
     for (_, options), told in zip(requests, found, strict=True):
         assert told.tokens == regular[: regular.index(options.eos_token_ids[0]) + 1]

@@ -7,7 +7,8 @@ import mlx.nn as nn
 import pytest
 
 from speculative_decoding import GenerationOptions, InputError, Round, Session, generate, load
-from speculative_decoding.draft_length import AdaptiveLength, FixedLength, HeuristicLength
+from speculative_decoding.draft_length import AdaptiveLength, FixedLength
+from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.drafters import DraftModel, NgramDrafter, NoDrafter, TextStore
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
@@ -88,7 +89,7 @@ def test_a_quantised_target_is_not_its_own_draft() -> None:
 
 
 def test_a_length_that_learns_is_one_for_the_session(session: Session) -> None:
-    length = HeuristicLength(start=3)
+    length = AdaptiveLength(lambda rows: RoundCosts({1: 1.0, 4: 1.1, 8: 1.2}))
     ours = Session(session.model, session.tokenizer, session.draft_model, GenerationOptions(num_draft_tokens=length))
     before = length.describe()
     ours.generate(PROMPT)
@@ -105,10 +106,8 @@ def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None
         ]
 
     assert all(isinstance(length, FixedLength) for length in lengths(3))
-    for name in ("heuristic", "auto"):  # learn from request to request, apart for each number of rows
-        one, again, other = lengths(name)
-        assert one is again and one is not other
-    assert isinstance(lengths("heuristic")[0], HeuristicLength)
+    one, again, other = lengths("auto")  # learns from request to request, apart for each number of rows
+    assert one is again and one is not other
     with pytest.raises(InputError, match="num_draft_tokens must be .*, not 'many'"):
         lengths("many")
 
@@ -128,11 +127,11 @@ def test_sizes_of_a_call_are_its_own_whatever_was_looked_up_before(session: Sess
 
     model, tokenizer = session
     fresh, used = Session(model, tokenizer), Session(model, tokenizer)
-    expected = calls(fresh, min_ngram_size=5)
-    assert calls(used) > expected
-    assert calls(used, min_ngram_size=5) == expected
+    expected = calls(fresh, max_ngram_size=1)
+    assert calls(used) != expected
+    assert calls(used, max_ngram_size=1) == expected
     with pytest.raises(InputError, match="no effect with an ngram"):
-        calls(Session(model, tokenizer, ngram=NgramDrafter()), min_ngram_size=5)
+        calls(Session(model, tokenizer, ngram=NgramDrafter()), max_ngram_size=1)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from speculative_decoding.loading.tokenizer import (
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import LEAST_CAPACITY, DecoderCache
 from tests.parity.test_scoring import Numbers, text_of
-from tests.support.tiny import DRAFTERS, EOS, OPTIONS_OF, SOURCES, noisy_copy, run, tiny_model, tokens_of
+from tests.support.tiny import DRAFTERS, EOS, SOURCES, noisy_copy, run, tiny_model, tokens_of
 from tests.unit.loading.test_tokenizer import Bytes
 
 TARGET = tiny_model()
@@ -204,8 +204,8 @@ def test_the_bundled_pair_streams_the_text_of_its_tokens() -> None:
 def test_log_probabilities_are_those_of_the_score(drafter: str, temperature: float) -> None:
     """Raw ones, whatever the sampling; and asking for them changes nothing."""
     source, regular = (each[2 if temperature else 1] for each in (SOURCES, REGULAR))
-    options: dict[str, Any] = {"repetition_penalty": 1.3, "seed": 1, "max_tokens": 12, "decoder_prefix": regular[:2]}
-    options |= {"temperature": temperature, "top_k": 9 if temperature else 0} | OPTIONS_OF.get(drafter, {})
+    options: dict[str, Any] = {"repetition_penalty": 1.3, "seed": 1, "max_tokens": 12, "prefix": regular[:2]}
+    options |= {"temperature": temperature, "top_k": 9 if temperature else 0}
     plain, responses = (
         list(
             stream_generate(
@@ -246,13 +246,7 @@ def test_behind_a_forced_prefix_comes_what_comes_without(drafter: str, strict: b
         if given >= len(regular):
             continue
         made = DRAFTERS[drafter](TARGET, DRAFT, regular)
-        options: dict[str, Any] = {
-            "decoder_prefix": regular[:given],
-            "max_tokens": 10,
-            "num_draft_tokens": 3,
-            "strict": strict,
-        }
-        options |= OPTIONS_OF.get(drafter, {})
+        options: dict[str, Any] = {"prefix": regular[:given], "max_tokens": 10, "num_draft_tokens": 3, "strict": strict}
         responses = list(stream_generate(TARGET, Numbers(), text_of(source), drafter=made, **options))
         assert [each.token for each in responses] == regular[given : given + 10]
 
@@ -275,7 +269,6 @@ def test_rounds_tell_what_was_proposed_and_accepted(drafter: str) -> None:
         rounds: list[Round] = []
         made = DRAFTERS[drafter](TARGET, DRAFT, regular)
         options: dict[str, Any] = {"drafter": made, "max_tokens": 30, "on_round": rounds.append}
-        options |= OPTIONS_OF.get(drafter, {})
         responses = list(stream_generate(TARGET, Numbers(), text_of(source), **options))
         assert tokens_of(rounds) == [each.token for each in responses]
         expected = [(event.accepted, i < event.accepted) for event in rounds for i in range(len(event.tokens))]

@@ -138,7 +138,7 @@ def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecode
 
     def outputs(target: EncoderDecoder, name: str, given: Mapping[str, Any], slots: int) -> list[list[int]]:
         drafter = BatchHeadDrafter(head, target) if name == "head" else drafter_of_rows(name, target, draft, ids)
-        requests = [(source, options_of(name, max_tokens=8, **given)) for source in SOURCES]
+        requests = [(source, options_of(max_tokens=8, **given)) for source in SOURCES]
         return [told.tokens for told in together(target, requests, drafter, slots)]
 
     for way in WAYS if model.config.d_model == draft.config.d_model else [("head", {}, 8)]:

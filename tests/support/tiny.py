@@ -159,7 +159,7 @@ def head_drafter(target: EncoderDecoder, frequent: Sequence[int] = ()) -> BatchH
 
 
 # Every drafter that exists, by name: made from (target, draft model, regular output). They all inherit the laws of
-# tests/integration/test_generate.py, with the options of OPTIONS_OF.
+# tests/integration/test_generate.py.
 DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Drafter | BatchDrafter]] = {
     "none": lambda target, draft, regular: NoDrafter(),
     "model": lambda target, draft, regular: model_drafter(target, draft),
@@ -167,10 +167,8 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     "model, trimmed vocabulary": lambda target, draft, regular: model_drafter(
         target, DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2))))
     ),
-    "model, confidence threshold": lambda target, draft, regular: model_drafter(target, draft),
     "head": lambda target, draft, regular: head_drafter(target),
     "head, trimmed vocabulary": lambda target, draft, regular: head_drafter(target, (EOS, *range(2, VOCAB, 2))),
-    "head, confidence threshold": lambda target, draft, regular: head_drafter(target),
     "n-grams": lambda target, draft, regular: NgramDrafter(),
     "n-grams of the output": lambda target, draft, regular: NgramDrafter(search_input=False, min_chance=0.0),
     "n-grams of the input": lambda target, draft, regular: NgramDrafter(
@@ -191,8 +189,6 @@ DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Dr
     "stops after two": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=2),
     "proposes nothing": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=0),
 }
-UNSURE = {"confidence_threshold": 0.2}
-OPTIONS_OF: dict[str, dict[str, Any]] = {"model, confidence threshold": UNSURE, "head, confidence threshold": UNSURE}
 
 
 TOKENIZER = {

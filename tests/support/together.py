@@ -17,7 +17,7 @@ from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
-from tests.support.tiny import DRAFTERS, EOS, OPTIONS_OF, VOCAB, OneLanguage
+from tests.support.tiny import DRAFTERS, EOS, VOCAB, OneLanguage
 
 
 class Letters(OneLanguage):
@@ -79,9 +79,9 @@ def drafter_of_rows(
     return ForEachRow(make_for)
 
 
-def options_of(name: str = "none", **options: Any) -> GenerationOptions:
+def options_of(**options: Any) -> GenerationOptions:
     """By default drafts of 4, 30 tokens at most."""
-    return GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | OPTIONS_OF.get(name, {}) | options)
+    return GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | options)
 
 
 def together(

@@ -65,21 +65,13 @@ REFUSED = [
         ["--drafter", "none", "--draft-vocab", "9", "--draft-vocab-text", "f"],
         "--draft-vocab belongs to --drafter model or auto, not none",
     ),
-    (["--regular-decode", "--confidence-threshold", "0.5"], "--confidence-threshold has no effect with --drafter none"),
     (["--max-ngram-size", "4", "--drafter", "model"], "--max-ngram-size has no effect with --drafter model: it is"),
-    (["--min-ngram-size", "4", "--drafter", "none"], "--min-ngram-size has no effect with --drafter none"),
-    (["--drafter", "ngram", "--min-ngram-size", "20"], "--max-ngram-size must be >= --min-ngram-size (20), not 16"),
     ([*STORE, "--drafter", "model"], "--ngram-store belongs to --drafter ngram or auto, not model"),
     (["--draft-vocab", "100"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
     (["--draft-vocab-text", "f"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
 ]
 REFUSED_ALONE = [
     (["--drafter", "model"], "--drafter model has no effect without a draft model; name one with --draft-model"),
-    (["--confidence-threshold", "0.5"], "--confidence-threshold 0.5 has no effect without a draft model"),
-    (
-        ["--drafter", "auto", "--confidence-threshold", "0.5"],
-        "--confidence-threshold 0.5 has no effect without a draft",
-    ),
     (["--draft-vocab", "9", "--draft-vocab-text", "f"], "--draft-vocab has no effect without a"),
 ]
 
@@ -97,12 +89,12 @@ def test_options_that_would_be_ignored_are_one_line(
 
 
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")
-OF_DRAFTERS = {**NEEDS, "confidence_threshold": USES_MODEL, "max_ngram_size": COPIES, "min_ngram_size": COPIES}
+OF_DRAFTERS = {**NEEDS, "max_ngram_size": COPIES}
 
 
 def test_every_option_is_refused_by_every_drafter_that_ignores_it(folders: Folders) -> None:
     vocabulary = ["--draft-vocab", "9", "--draft-vocab-text", "f"]
-    values = {"confidence_threshold": "0.5", "ngram_store": "s"}
+    values = {"ngram_store": "s"}
     for option, drafters in OF_DRAFTERS.items():
         own = vocabulary if option.startswith("draft_vocab") else [flag(option), values.get(option, "4")]
         for drafter in ("model", "ngram", "auto", "none"):
@@ -134,11 +126,10 @@ def opened(*arguments: str) -> tuple[Plan, Pair]:
 def test_options_reach_the_draft_model(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Die Methode gibt den Wert.\n\nDie Methode.\n", encoding="utf-8")
-    arguments = ["--draft-vocab", "4", "--draft-vocab-text", str(text), "--confidence-threshold", "0.3"]
+    arguments = ["--draft-vocab", "4", "--draft-vocab-text", str(text)]
     made, pair = opened(*arguments, "--num-draft", "3")
     with made.session(pair) as session:
         assert isinstance(session.draft_model, DraftModel)
-        assert session.options.confidence_threshold == 0.3
         vocabulary = session.draft_model.vocabulary
         assert vocabulary is not None and len(vocabulary.ids) == 4
         frequent = pair.tokenizer.encode("Die Methode")[:2]

@@ -391,7 +391,7 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
         InputError, match="num_draft_tokens 20: on this device passes with the same bits have room for 14"
     ):
         session.generate("5 9 3", num_draft_tokens=20, strict=True)
-    for schedule in ("heuristic", "auto", 14):  # drafts are cut to what exact passes have room for
+    for schedule in ("auto", 14):  # drafts are cut to what exact passes have room for
         session.generate("5 9 3", num_draft_tokens=schedule, strict=True, max_tokens=30)
     timed = len(probes[0].timed)
     session.calibrate(again=True)

@@ -29,23 +29,23 @@ def proposed(made: NgramDrafter, tokens: Sequence[int], count: int = 8) -> list[
     return draft
 
 
-def naive_output_match(tokens: Sequence[int], most: int, least: int, count: int) -> list[int]:
-    for size in range(min(most, len(tokens)), least - 1, -1):
+def naive_output_match(tokens: Sequence[int], most: int, count: int) -> list[int]:
+    for size in range(min(most, len(tokens)), 0, -1):
         for end in range(size, len(tokens)):
             if tokens[end - size : end] == tokens[-size:]:
                 return list(tokens[end : end + count])
     return []
 
 
-@pytest.mark.parametrize(("most", "least"), [(1, 1), (2, 1), (3, 2), (16, 1), (16, 4)])
-def test_output_only_copies_behind_the_earliest_longest_match(most: int, least: int) -> None:
+@pytest.mark.parametrize("most", [1, 2, 3, 16])
+def test_output_only_copies_behind_the_earliest_longest_match(most: int) -> None:
     generator = random.Random(most)
     drafted = 0
     for _ in range(20):
-        made = drafter([3, 4, 5, 1], search_input=False, max_ngram_size=most, min_ngram_size=least, min_chance=0.0)
+        made = drafter([3, 4, 5, 1], search_input=False, max_ngram_size=most, min_chance=0.0)
         tokens = [START]
         while len(tokens) < 60:
-            expected = naive_output_match(tokens, most, least, 6)
+            expected = naive_output_match(tokens, most, 6)
             assert proposed(made, tokens, 6) == expected
             drafted += len(expected)
             tokens += generator.choices(range(2, 5), k=generator.randrange(1, 4))
@@ -214,8 +214,7 @@ def test_a_replay_counts_the_rounds_of_the_loop() -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"min_ngram_size": 0}, "min_ngram_size"),
-        ({"min_ngram_size": 3, "max_ngram_size": 2}, "max_ngram_size must be >= min_ngram_size"),
+        ({"max_ngram_size": 0}, "max_ngram_size"),
         ({"min_chance": -0.1}, "min_chance"),
         ({"min_chance": 1.0}, "min_chance"),
         ({"search_input": False, "search_output": False}, "a text to search"),

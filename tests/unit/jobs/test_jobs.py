@@ -120,6 +120,7 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; write max_tokens, or rename"),
         (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; write temperature"),
         (b'{"prompt": "a", "do_sample": true}', "unknown option 'do_sample'; write temperature"),
+        (b'{"prompt": "a", "min_ngram_size": 2}', "unknown option 'min_ngram_size'; use max_ngram_size alone"),
         (b'{"prompt": "a", "num_beam_groups": 4}', "unknown option 'num_beam_groups'; there is nothing like it here"),
         (b'{"prompt": "a", "num_beams": 4}', "option 'num_beams' holds for all rows; give it on the command line"),
         (b'{"prompt": "a", "--top-k": 4}', "unknown option '--top-k'; write top_k"),

@@ -78,7 +78,7 @@ def test_the_file_changes_the_text() -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_any_draft_gives_the_text_that_the_file_asks_for(drafter: str) -> None:
     """Side by side and alone; a text that is cut ends with the forced end, and says that it was cut."""
-    requests = [(source, options_of(drafter, max_tokens=LENGTH)) for source in SOURCES]
+    requests = [(source, options_of(max_tokens=LENGTH)) for source in SOURCES]
     made = drafter_of_rows(drafter, MODEL, DRAFT, lambda row: regular(SOURCES.index(row.source)))
     for number, told in enumerate(together(MODEL, requests, made, slots=3)):
         assert told.tokens == regular(number)

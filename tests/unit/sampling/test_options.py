@@ -20,7 +20,7 @@ from speculative_decoding import GenerationOptions, InputError, Session, batch_g
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.sampling.options import ALIASES, MOST_TOKENS, abouts, default
+from speculative_decoding.sampling.options import ALIASES, MOST_TOKENS, REMOVED, abouts, default
 from speculative_decoding.sampling.values import Either, Number, Several, Switch, Text, Whole
 from tests.support.tiny import EOS, OneLanguage, noisy_copy, tiny_model
 from tests.typing.typed_calls import right_calls, wrong_calls
@@ -52,14 +52,12 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "num_return_sequences": ([1], [*COUNT, 1025]),
     "drafter": (["model", "ngram", "auto", "none", NgramDrafter(), None], ["Model", "", 5, True, ["model"]]),
     "num_draft_tokens": (
-        [0, 1, 64, "auto", "heuristic", "heuristic_transient", FixedLength(3)],
+        [0, 1, 64, "auto", FixedLength(3)],
         [-1, 65, 2.5, 2.0, True, "5", "fast", "", None, [3]],
     ),
     "acceptance": (["rejection", "block", "coupled"], ["typical", "", None, 1]),
     "delta": ([0, 0.5, 1], [-0.1, 1.1, NAN, None, True]),
-    "confidence_threshold": ([0, 0.4, 1], [-0.1, 1.5, NAN, None]),
     "max_ngram_size": ([1, 2, 10**9], COUNT),
-    "min_ngram_size": ([1, 16], COUNT),
     "strict": ([True, False, None], [1, 0, "yes"]),
     "allow_long_prompt": SWITCH,
     "logprobs": SWITCH,
@@ -115,7 +113,7 @@ WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "top_k": ({"0": 0, "50": 50}, ["-1", "2.5", "five", ""]),
     "top_p": ({"1": 1.0, ".5": 0.5}, ["0", "1.1", "nan"]),
     "seed": ({"4294967295": 2**32 - 1}, ["4294967296", "-1", "1.0"]),
-    "num_draft_tokens": ({"0": 0, "64": 64, "auto": "auto", "heuristic": "heuristic"}, ["65", "-1", "5.0", "fast", ""]),
+    "num_draft_tokens": ({"0": 0, "64": 64, "auto": "auto"}, ["65", "-1", "5.0", "fast", ""]),
     "drafter": ({"ngram": "ngram", "none": "none"}, ["None", "draft", ""]),
     "acceptance": ({"block": "block"}, ["Block", ""]),
     "stop": ({"a b": "a b"}, [""]),  # each time the flag is given
@@ -203,6 +201,20 @@ def test_calls_accept_former_names_of_options() -> None:
     assert found.tokens == SESSION.generate("abc", num_draft_tokens=3, decoder_prefix=[4], max_tokens=4).tokens
 
 
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_option_names_its_replacement(name: str) -> None:
+    with pytest.raises(InputError) as error:
+        ANY.generate("abc", **{name: 2})
+    assert str(error.value) == f"there is no option {name!r} any more; use {REMOVED[name]}"
+
+
+@pytest.mark.parametrize("name", ["heuristic", "heuristic_transient"])
+def test_a_removed_schedule_names_its_replacement(name: str) -> None:
+    with pytest.raises(InputError) as error:
+        ANY.generate("abc", num_draft_tokens=name)
+    assert str(error.value) == f"num_draft_tokens {name} was removed; use auto"
+
+
 def test_a_name_like_no_other_gets_none() -> None:
     with pytest.raises(InputError, match="^there is no option 'zzzz'; there are temperature, .*, timed$"):
         GenerationOptions().changed({"zzzz": 1})
@@ -213,7 +225,6 @@ def test_a_name_like_no_other_gets_none() -> None:
     [
         ({"acceptance": "block", "delta": 0.1}, "delta relaxes acceptance rejection only, not block"),
         ({"acceptance": "coupled", "delta": 0.1}, "delta relaxes acceptance rejection only, not coupled"),
-        ({"min_ngram_size": 5, "max_ngram_size": 4}, "max_ngram_size must be >= min_ngram_size (5), not 4"),
     ],
 )
 def test_options_that_contradict_each_other_are_named(options: dict[str, Any], named: str) -> None:
@@ -236,15 +247,14 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]]
     ),
     *(
         ({"drafter": "none"}, {name: value}, "with drafter none", {"drafter": "model"})
-        for name, value in {"num_draft_tokens": 3, "delta": 0.2, "confidence_threshold": 0.4}.items()
+        for name, value in {"num_draft_tokens": 3, "delta": 0.2}.items()
     ),
     *(
         ({"num_draft_tokens": 0}, {name: value}, "with num_draft_tokens 0", {"num_draft_tokens": 3})
-        for name, value in {"drafter": "model", "delta": 0.2, "confidence_threshold": 0.4}.items()
+        for name, value in {"drafter": "model", "delta": 0.2}.items()
     ),
-    ({"drafter": "ngram"}, {"confidence_threshold": 0.4}, "with drafter ngram", {"drafter": "auto"}),
     ({"drafter": "model"}, {"max_ngram_size": 4}, "with drafter model", {"drafter": "auto"}),
-    ({"drafter": "none"}, {"min_ngram_size": 4}, "with drafter none", {"drafter": "ngram"}),
+    ({"drafter": "none"}, {"max_ngram_size": 4}, "with drafter none", {"drafter": "ngram"}),
 ]
 
 
@@ -273,9 +283,7 @@ def test_defaults_said_aloud_and_options_that_were_there_before_are_no_mistake()
 def test_rows_of_a_batch_differ_where_they_may() -> None:
     fixed = {
         "drafter": "auto",
-        "confidence_threshold": 0.5,
         "max_ngram_size": 3,
-        "min_ngram_size": 2,
         "strict": True,
         "allow_long_prompt": True,
         "timed": True,
@@ -400,8 +408,8 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
     assert alone.options_with({}).num_draft_tokens == default("num_draft_tokens") == "auto"
     with pytest.raises(InputError, match="num_draft_tokens has no effect with drafter none"):
         alone.options_with({"drafter": "none", "num_draft_tokens": 3})
-    with pytest.raises(InputError, match="confidence_threshold has no effect with drafter ngram"):
-        alone.options_with({"confidence_threshold": 0.3})
+    with pytest.raises(InputError, match="max_ngram_size has no effect with drafter none"):
+        alone.options_with({"max_ngram_size": 3, "drafter": "none"})
     with pytest.raises(InputError, match="drafter has no effect with num_draft_tokens 0"):
         SESSION.options_with({"drafter": "model", "num_draft_tokens": 0})
 
@@ -412,10 +420,7 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
         *(({"slots": slots}, "slots must be a whole number >= 1, not") for slots in (0, -1, 2.5, "2", True)),
         ({"max_memory_gb": -1}, "max_memory_gb must be a number above 0, not -1"),
         ({"max_memory_gb": "x"}, "max_memory_gb must be a number above 0, not 'x'"),
-        (
-            {"num_draft_tokens": object()},
-            "num_draft_tokens must be a whole number, the name of a schedule or a DraftLength, not",
-        ),
+        ({"num_draft_tokens": object()}, "num_draft_tokens must be a whole number, auto or a DraftLength, not"),
         ({"drafter": object()}, "drafter must be"),
     ],
     ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in every process
