@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from speculative_decoding.draft_length.calibration import device_name
 from speculative_decoding.linux_cpu import blas
 from speculative_decoding.version import __version__
 
@@ -31,7 +32,7 @@ def environment() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
         "commit": output(*git) or "unknown",
-        "chip": chip(),
+        "chip": device_name(),
         "cores": os.cpu_count() or 1,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -41,12 +42,6 @@ def environment() -> dict[str, Any]:
         "blas_threads": blas.threads(),
         "load_before": round(os.getloadavg()[0], 2),
     }
-
-
-def chip() -> str:
-    mac = ("sysctl", "-n", "machdep.cpu.brand_string")
-    found = output(*mac) if platform.system() == "Darwin" else output("grep", "-m1", "^model name", "/proc/cpuinfo")
-    return found.rpartition(": ")[2] or platform.machine()
 
 
 def output(*command: str) -> str:

@@ -20,8 +20,8 @@ from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.draft_length import AdaptiveLength, Choice, Drafted, FixedLength
 from speculative_decoding.draft_length.base import DraftLength
-from speculative_decoding.draft_length.costs import RoundCosts, interpolated, measured_widths
-from speculative_decoding.draft_length.passes import Guard
+from speculative_decoding.draft_length.costs import RoundCosts, interpolate, measure_widths
+from speculative_decoding.draft_length.passes import SpeedMonitor
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
@@ -44,7 +44,7 @@ class Device(NamedTuple):
     curve: Mapping[int, float]
 
     def cost(self, width: int) -> float:
-        return interpolated(self.curve, width)
+        return interpolate(self.curve, width)
 
 
 class Drafts(NamedTuple):
@@ -159,8 +159,8 @@ class Session:
 
     def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
         self._device, self._drafts, self._dice, self._seed = device, drafts, random.Random(seed), seed
-        self._slowdown, self._guard = 1.0, Guard()
-        self._costs = RoundCosts(measured_widths(self._measure), drafts.step, drafts.start)
+        self._slowdown, self._guard = 1.0, SpeedMonitor()
+        self._costs = RoundCosts(measure_widths(self._measure), drafts.step, drafts.start)
         self._length = AdaptiveLength(lambda rows: self._costs, prior=prior)
         self.seconds = 0.0
         self.remeasured = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.draft_length.calibration import Calibration, Measured, Store
+from speculative_decoding.draft_length.calibration import Calibration, CalibrationStore, Measurements
 from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
@@ -69,8 +69,8 @@ def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Sess
     """One whose calibration is its own, and is not stored."""
     session = Session(model, Ids(SOURCES), draft)
     for asks_model in (False, True):
-        store = Store({})
-        store.measured, store.path, store.is_fixed = Measured(), None, False
+        store = CalibrationStore({})
+        store.measured, store.path, store.is_fixed = Measurements(), None, False
         session.planner._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)
     return session
 

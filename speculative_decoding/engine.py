@@ -28,7 +28,7 @@ from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import GenerationOptions
-from .sampling.random import seed_of_sample
+from .sampling.random import sample_seed
 
 QUEUE_PER_SLOT = 4  # requests that a client does well to submit ahead: they are sorted by length, so little is padded
 
@@ -185,7 +185,7 @@ class Engine:
         """`submit`, one request for each sample of the prompt, which is encoded once."""
         requests = [self.submit(prompt, options, length)]
         for number in range(1, options.num_samples):
-            own = replace(options, seed=seed_of_sample(options.seed, number))
+            own = replace(options, seed=sample_seed(options.seed, number))
             requests.append(self.submit(prompt, own, length))
             requests[-1].row.source = requests[0].row.source
         return requests
@@ -303,7 +303,7 @@ class Engine:
             self._batch = batch = Batch(self._model, self._drafter, cache, [None] * slots, self._widths)
         batch.rows[slot] = row
         if self._widths.fixed_capacity:
-            cache.reserve(row.given + row.options.max_tokens + self._widths.widest(slots))
+            cache.reserve(row.given + row.options.max_tokens + self._widths.max_width(slots))
         read_prefix(batch, row)
         row.length.begin()
         row.encoder_output = encoder_output

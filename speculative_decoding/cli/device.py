@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..decoding.memory import available_memory
-from ..draft_length.calibration import processor
+from ..draft_length.calibration import device_name
 from ..version import __version__
 
 GEMV_WIDE = (0, 32, 1), 15  # the first MLX with it, and the first generation of Apple's GPUs that it serves (M3)
@@ -26,7 +26,7 @@ def device_facts() -> dict[str, Any]:
     architecture = str(info["architecture"]) if "architecture" in info else None
     recommended = info.get("max_recommended_working_set_size")
     return {
-        "name": processor(),
+        "name": device_name(),
         "kind": "GPU" if is_gpu else "CPU",
         "architecture": architecture,
         "generation": generation(architecture or ""),

@@ -17,9 +17,9 @@ import mlx.nn as nn
 from .. import checkpoints, models
 from ..decoding.divergence import first_divergence
 from ..decoding.request import begin
-from ..draft_length.calibration import VARIABLE
+from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
-from ..draft_length.recommendation import recommended
+from ..draft_length.recommendation import recommend_length
 from ..errors import InputError
 from ..loading.load import BUNDLED, HUB_NAME, Storage, checked_config, transformed
 from ..models.base import checked_sources
@@ -88,7 +88,7 @@ def diagnose(plan: Plan) -> dict[str, Any]:
         "device": device,
         "tf32": tf32(device),
         "notes": mlx_notes(device, versions()["mlx"]),
-        "calibration": "given" if os.environ.get(VARIABLE) else "measured",
+        "calibration": "given" if os.environ.get(CALIBRATION_VARIABLE) else "measured",
         "target": {"name": public_name(folder), "architecture": type(pair.target).__name__, "precision": own.name}
         | {"bytes": own.nbytes, **sizes},
         "draft": None,
@@ -197,7 +197,7 @@ def measured(session: Session) -> dict[str, Any]:
         "exactness": {"possible": price.is_possible, "price": price.share, "default": price.is_worth_it},
         "draft_seconds": None
         if session.draft_model is None
-        else {"step": fast.step, "start": fast.start, "source": fast.source},
+        else {"step": fast.step, "start": fast.start, "source": fast.prefill},
         "recommended": [
             {"acceptance": rate, "passes": name, **recommendation(costs, fast, rate, session)}
             for name, costs in (("fast", fast), ("exact", exact))
@@ -209,7 +209,7 @@ def measured(session: Session) -> dict[str, Any]:
 
 def recommendation(costs: RoundCosts, fast: RoundCosts, rate: float, session: Session) -> dict[str, Any]:
     has_steps = session.draft_model is not None
-    found = recommended(costs, [rate], baseline=fast.baseline, has_steps=has_steps)
+    found = recommend_length(costs, [rate], baseline=fast.baseline, has_steps=has_steps)
     return {"draft_length": found.length, "speedup": found.speedup}
 
 

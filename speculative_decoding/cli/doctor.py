@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from ..draft_length.calibration import VARIABLE
+from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..errors import writing
 from ..loading.atomic_io import atomic_write
 from .common import printing, say
@@ -121,7 +121,11 @@ def passes(own: Found, bar: str, *, is_given: bool) -> list[str]:
         choice = "It is the default here." if exactness["default"] else "It is off by default here."
         said += f" Decoding with exact passes alone (--strict) costs {exactness['price']:.1%} of the speed. {choice}"
     lines += wrapped(said)
-    return [*lines, *wrapped(f"Not measured: the figures are those of the file in {VARIABLE}.")] if is_given else lines
+    return (
+        [*lines, *wrapped(f"Not measured: the figures are those of the file in {CALIBRATION_VARIABLE}.")]
+        if is_given
+        else lines
+    )
 
 
 def draft(own: Found) -> list[str]:

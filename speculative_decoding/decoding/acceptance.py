@@ -17,8 +17,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..drafters.base import Draft, Row, draft_probs, history_of
-from ..sampling import GenerationOptions, History, Use, logprobs, perturbed, scores
-from ..sampling.random import categorical, keys, uniform
+from ..sampling import GenerationOptions, History, Use, logprobs, perturbed_logprobs, scores
+from ..sampling.random import categorical, random_keys, uniform
 
 TINY = 1e-30
 
@@ -52,7 +52,7 @@ class AcceptanceRule(ABC):
         probs = mx.exp(logprobs(logits, options, history_of(rows, draft.tokens)))
         stop, weights = self(draft, probs)
         starts = [(row.options.seed, len(row.tokens)) for row in rows]
-        accept_keys, next_keys = (keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
+        accept_keys, next_keys = (random_keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
         dice = throw_dice(draft, probs, stop, weights, accept_keys, next_keys)
         return Verdict(*dice, self.total_variation(draft, probs))
 
@@ -165,7 +165,7 @@ class Coupled(Greedy):
         return stop, mx.ones_like(stop)
 
     def scores(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
-        return perturbed(logits, options, history)
+        return perturbed_logprobs(logits, options, history)
 
 
 def kind_of_rule(options: GenerationOptions) -> type[AcceptanceRule]:

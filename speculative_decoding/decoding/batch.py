@@ -87,7 +87,7 @@ class Batch:
     @property
     def most_drafted(self) -> int:
         """The longest draft for which there is a pass."""
-        return self.widths.widest(len(self.rows)) - 1
+        return self.widths.max_width(len(self.rows)) - 1
 
     def fed(self, draft: Draft) -> mx.array:
         """(B, L) ids for the target: each row's last token and its draft. Padding follows, until the next rewind."""

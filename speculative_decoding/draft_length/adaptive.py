@@ -96,7 +96,7 @@ class AdaptiveLength(DraftLength):
             return [0] * len(rows)
         costs = self._costs(len(rows))
         lengths, self._gain = self._best(rows, costs)
-        self._gain *= (costs.fastest or costs.baseline) / costs.baseline
+        self._gain *= (costs.fastest_baseline or costs.baseline) / costs.baseline
         self._lengths |= lengths
         self._idle = 0 if any(self._lengths.values()) else LOOK
         return [min(row.room, self._lengths[row.kind]) for row in rows]
@@ -132,8 +132,8 @@ class AdaptiveLength(DraftLength):
             pairs = [(width, width) for width in range(1, self.most + 1)]
         else:
             pairs = [(width, steps) for width in range(1, self.most + 1) for steps in range(width + 1)]
-        baseline, source = costs.baseline, costs.source / TYPICAL_TOKENS
-        unread = 0.0 if self._lengths.get(MODEL) else costs.source  # it has read no source while it was not asked
+        baseline, source = costs.baseline, costs.prefill / TYPICAL_TOKENS
+        unread = 0.0 if self._lengths.get(MODEL) else costs.prefill  # it has read no source while it was not asked
         best, best_rate = (0, 0), WORTHWHILE * count / baseline
         for width, steps in pairs:
             tokens = count + copied[width] + modelled[steps]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,13 @@ from ..errors import InputError
 from ..loading.atomic_io import atomic_write
 from ..models.base import EncoderDecoder
 from ..version import __version__, native_libraries
-from .costs import RoundCosts, measured_widths
+from .costs import RoundCosts, measure_widths
 from .probe import SWEEPS, Bits, Probe
 
-VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
+CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 1
-COMPARED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32)  # widths whose bits are compared, on every device the same
+# Widths whose bits are compared, the same on every device.
+COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32)
 DRAFTED = 16  # widths up to this one count when a class is chosen
 MOST_POSITIONS = 256  # rows * width; wider passes of large batches are not measured
 MOST_OF_BATCH = 6  # widths measured for several rows
@@ -42,7 +44,7 @@ DAMAGED = KeyError, TypeError, ValueError, AttributeError, IndexError
 
 
 @dataclass
-class Measured:
+class Measurements:
     """What is stored. passes: by rows, seconds by width. drafts: by draft and rows, (step, start, source).
     same_bits: by rows, whether each width that was compared has the bits of the exact class.
     fixed_capacity: whether bits depend on the capacity of the cache.
@@ -54,7 +56,7 @@ class Measured:
     fixed_capacity: bool = False
 
     @classmethod
-    def from_json(cls, raw: Any) -> Measured:
+    def from_json(cls, raw: Any) -> Measurements:
         """Raises one of `DAMAGED` for anything that `as_json` has not written."""
         if raw["format"] != FORMAT:
             raise ValueError(raw["format"])
@@ -72,15 +74,15 @@ class Measured:
         return json.dumps({"format": FORMAT, "key": key, **vars(self)}, indent=1) + "\n"
 
 
-class Store:
+class CalibrationStore:
     """Measurements in a file of the cache folder, or in memory alone where there is none."""
 
     def __init__(self, key: Mapping[str, Any]) -> None:
-        self.measured, self.key = Measured(), key
+        self.measured, self.key = Measurements(), key
         self.path: Path | None = None
         self.is_fixed = False  # given by the user, so nothing is measured
         self.is_said = False  # that the device is measured
-        if named := os.environ.get(VARIABLE):
+        if named := os.environ.get(CALIBRATION_VARIABLE):
             self.measured, self.is_fixed = given(Path(named)), True
             return
         name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
@@ -88,7 +90,7 @@ class Store:
             self.path = cache_folder("calibration") / f"{name}.json"
         with suppress(OSError, *DAMAGED):
             if self.path is not None:
-                self.measured = Measured.from_json(json.loads(self.path.read_text(encoding="utf-8")))
+                self.measured = Measurements.from_json(json.loads(self.path.read_text(encoding="utf-8")))
 
     def save(self) -> None:
         if self.path is not None and not self.is_fixed:
@@ -97,25 +99,25 @@ class Store:
 
     def forget(self) -> None:
         if not self.is_fixed:
-            self.measured = Measured()
+            self.measured = Measurements()
 
 
 @cache
-def store_of(key: str) -> Store:
+def shared_store(key: str) -> CalibrationStore:
     """One for each key (as JSON) in a process: sessions with and without a draft share the target's measurements."""
-    return Store(json.loads(key))
+    return CalibrationStore(json.loads(key))
 
 
-def given(path: Path) -> Measured:
+def given(path: Path) -> Measurements:
     """The file that the user named. Raises `InputError`."""
     try:
-        found = Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
+        found = Measurements.from_json(json.loads(path.read_text(encoding="utf-8")))
         if not found.passes:
             raise ValueError("passes")
         return found
     except (OSError, *DAMAGED) as error:
         raise InputError(
-            f"{VARIABLE}: {path} is not a calibration file ({error!r}); leave it unset to measure"
+            f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r}); leave it unset to measure"
         ) from error
 
 
@@ -125,7 +127,7 @@ class Calibration:
     draft: names the draft that `probe` times, "" for none.
     """
 
-    def __init__(self, probe: Probe, store: Store, draft: str = "") -> None:
+    def __init__(self, probe: Probe, store: CalibrationStore, draft: str = "") -> None:
         self._probe, self._store, self._draft = probe, store, draft
         self._costs: dict[int, RoundCosts] = {}
 
@@ -137,7 +139,7 @@ class Calibration:
 
     def costs(self, rows: int) -> RoundCosts:
         """Of a round with so many rows, measured at the next power of two."""
-        rows = bucket(rows)
+        rows = next_power_of_two(rows)
         if rows not in self._costs:
             if self._store.is_fixed:
                 return self._costs.setdefault(rows, nearest(self._store.measured, self._draft, rows))
@@ -155,11 +157,11 @@ class Calibration:
     def exact_costs(self, rows: int) -> RoundCosts:
         """With passes of the exact class alone; none where batches have other bits than single rows."""
         costs = self.costs(rows)
-        return costs.only([width for width in costs.passes if self.same_bits(rows, width)])
+        return costs.restricted_to([width for width in costs.passes if self.same_bits(rows, width)])
 
     def same_bits(self, rows: int, width: int) -> bool:
         """Whether passes of this shape have the bits of the exact class, as far as samples tell."""
-        rows = bucket(rows)
+        rows = next_power_of_two(rows)
         own = self._store.measured.same_bits.setdefault(rows, {})
         if self._store.is_fixed:
             return own.get(width, True)
@@ -183,7 +185,7 @@ class Calibration:
     def batches_match(self, slots: int) -> bool:
         """Whether a row of up to so many has the bits of its prompt alone, as far as samples tell."""
         passes = self.exact_costs(1).passes
-        sizes = [1 << power for power in range(1, bucket(slots).bit_length())]
+        sizes = [1 << power for power in range(1, next_power_of_two(slots).bit_length())]
         ends = {size: [width for width in passes if width <= min(DRAFTED, MOST_POSITIONS // size)] for size in sizes}
         return bool(passes) and all(
             self.same_bits(size, width) for size, widths in ends.items() for width in {min(passes), *widths[-1:]}
@@ -191,10 +193,10 @@ class Calibration:
 
     @property
     def exact_widths(self) -> list[int]:
-        """The class, of the widths in `COMPARED`."""
+        """The class, of the widths in `COMPARED_WIDTHS`."""
         self._compare_widths()
         own = self._store.measured.same_bits.get(1, {})
-        return [width for width in COMPARED if own.get(width, self._store.is_fixed)]
+        return [width for width in COMPARED_WIDTHS if own.get(width, self._store.is_fixed)]
 
     @property
     def fixed_capacity(self) -> bool:
@@ -209,7 +211,7 @@ class Calibration:
             self._probe.forget()
             measured = {costs.width(width) for width in widths}
             factors = {width: self._probe.pass_seconds(rows, width) / costs.passes[width] for width in measured}
-            self._costs[bucket(rows)] = costs.scaled(factors)
+            self._costs[next_power_of_two(rows)] = costs.scaled(factors)
 
     def _measure_passes(self, rows: int) -> dict[int, float]:
         self._say()
@@ -218,10 +220,10 @@ class Calibration:
             widths = [
                 each for each in self.costs(1).passes if each == 1 or each <= min(DRAFTED, MOST_POSITIONS // rows)
             ]
-            return [measured_widths(measure, widths, MOST_OF_BATCH) for _ in range(SWEEPS)][-1]
-        found = [measured_widths(measure) for _ in range(SWEEPS)][-1]
+            return [measure_widths(measure, widths, MOST_OF_BATCH) for _ in range(SWEEPS)][-1]
+        found = [measure_widths(measure) for _ in range(SWEEPS)][-1]
         if not all(self.same_bits(1, width) for width in found):
-            found |= [measured_widths(measure, self.exact_widths) for _ in range(SWEEPS)][-1]
+            found |= [measure_widths(measure, self.exact_widths) for _ in range(SWEEPS)][-1]
         return dict(sorted(found.items()))
 
     def _compare_widths(self) -> None:
@@ -231,15 +233,15 @@ class Calibration:
             return
         self._say()
         classes: list[tuple[list[Bits], list[int]]] = []
-        for width in COMPARED:
+        for width in COMPARED_WIDTHS:
             bits = self._probe.bits(width)
             group = next((widths for found, widths in classes if found == bits), None)
             if group is None:
                 classes.append((bits, [width]))
             else:
                 group.append(width)
-        best = exact_class([widths for _, widths in classes])
-        own |= {width: width in best for width in COMPARED}
+        best = choose_exact_widths([widths for _, widths in classes])
+        own |= {width: width in best for width in COMPARED_WIDTHS}
         self._store.measured.fixed_capacity = self._probe.capacity_matters(best[0])
         self._store.save()
 
@@ -252,17 +254,17 @@ class Calibration:
             )
 
 
-def exact_class(classes: Sequence[Sequence[int]]) -> Sequence[int]:
+def choose_exact_widths(classes: Sequence[Sequence[int]]) -> Sequence[int]:
     """The class of widths with the most draft lengths; of equals, the one with the narrowest pass."""
     return max(classes, key=lambda widths: (sum(width <= DRAFTED for width in widths), -min(widths)))
 
 
-def bucket(rows: int) -> int:
+def next_power_of_two(rows: int) -> int:
     """The next power of two."""
     return 1 << (rows - 1).bit_length()
 
 
-def nearest(measured: Measured, draft: str, rows: int) -> RoundCosts:
+def nearest(measured: Measurements, draft: str, rows: int) -> RoundCosts:
     """Of a file that need not have all numbers of rows, nor name this draft."""
     at = max((each for each in measured.passes if each <= rows), default=min(measured.passes))
     costs = measured.drafts.get(draft) or next((own for name, own in measured.drafts.items() if name and draft), {})
@@ -284,12 +286,12 @@ def fingerprint(network: nn.Module) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def key_of(target: EncoderDecoder) -> str:
+def calibration_key(target: EncoderDecoder) -> str:
     """All that a measurement of this target depends on, as JSON."""
     device = mx.default_device()
     facts = {
         "target": fingerprint(target),
-        "device": f"{device.type.name} {processor()}",
+        "device": f"{device.type.name} {device_name()}",
         "system": platform.release() if sys.platform == "darwin" else sys.platform,
         "mlx": mx.__version__,  # type: ignore[attr-defined]
         "package": __version__,
@@ -301,10 +303,14 @@ def key_of(target: EncoderDecoder) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
-def processor() -> str:
-    """The name of the device that computes."""
+def device_name() -> str:
+    """The name of the GPU or CPU that computes."""
     if mx.default_device().type == mx.gpu:
         return str(mx.device_info().get("device_name", "GPU"))
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "CPU")
+    with suppress(OSError, subprocess.SubprocessError):
+        if sys.platform == "darwin":
+            command = ("sysctl", "-n", "machdep.cpu.brand_string")
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return platform.processor() or platform.machine()

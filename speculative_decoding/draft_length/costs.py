@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-WIDEST = 17  # positions: the longest draft and one more; wider passes, as over a forced prefix, are rare
-MOST_WIDTHS = 9  # measured for one number of rows
+MAX_WIDTH = 17  # positions: the longest draft and one more; wider passes, as over a forced prefix, are rare
+MAX_MEASURED_WIDTHS = 9  # measured for one number of rows
 STEEP = 0.08  # an interval is bisected where the cost rises by more than this over it
 SAVING = 0.03  # a width is kept if its pass is at least this much cheaper than the next wider one
 ALIKE = 1.25  # ratio of two changes of speed that measurements with an error cannot tell apart
@@ -23,15 +23,15 @@ class RoundCosts:
     passes: the target's pass by its width, the number of positions that it computes for each row. These are all the
         widths that passes have: a draft that needs fewer positions is padded to the next one.
     step: one drafted token of a draft model or a draft head. start: a draft of theirs besides its steps.
-    source: encoding a request's source with the draft model.
-    fastest: a round without a draft in the fastest pass there is, where that is not among these.
+    prefill: encoding a request's source with the draft model.
+    fastest_baseline: a round without a draft in the fastest pass there is, where that is not among these.
     """
 
     passes: Mapping[int, float]
     step: float = 0.0
     start: float = 0.0
-    source: float = 0.0
-    fastest: float = 0.0
+    prefill: float = 0.0
+    fastest_baseline: float = 0.0
 
     @cached_property
     def _widths(self) -> list[int]:
@@ -51,22 +51,22 @@ class RoundCosts:
         """By tokens: asked for many times a round."""
         return [self.passes[self.width(tokens)] for tokens in range(self._widths[-1] + 1)] if self.passes else []
 
-    def round_seconds(self, drafted: int, steps: int = 0, sources: int = 0) -> float:
+    def round_seconds(self, drafted: int, steps: int = 0, prefills: int = 0) -> float:
         """A round whose longest draft has `drafted` tokens, after `steps` steps of the draft model."""
         drafting = self.start + steps * self.step if steps else 0.0
-        return self.pass_seconds(drafted + 1) + drafting + sources * self.source
+        return self.pass_seconds(drafted + 1) + drafting + prefills * self.prefill
 
     @property
     def baseline(self) -> float:
         """A round without a draft."""
         return self.pass_seconds(1)
 
-    def only(self, widths: Sequence[int]) -> RoundCosts:
+    def restricted_to(self, widths: Sequence[int]) -> RoundCosts:
         """With passes of these widths alone."""
         passes = {width: self.passes[width] for width in self.passes if width in widths}
-        return replace(self, passes=passes, fastest=self.baseline)
+        return replace(self, passes=passes, fastest_baseline=self.baseline)
 
-    def also(self, width: int) -> RoundCosts:
+    def with_width(self, width: int) -> RoundCosts:
         """With passes of this width too, at the cost of the next wider one."""
         passes = self.passes | {width: self.pass_seconds(width)}  # type: ignore[operator]
         return replace(self, passes=dict(sorted(passes.items())))
@@ -78,11 +78,13 @@ class RoundCosts:
         mean = sum(factors.values()) / len(factors)
         if max(factors.values()) < ALIKE * min(factors.values()):
             factors = dict.fromkeys(factors, mean)
-        passes = {width: seconds * interpolated(factors, width) for width, seconds in self.passes.items()}
-        return RoundCosts(passes, self.step * mean, self.start * mean, self.source * mean, self.fastest * mean)
+        passes = {width: seconds * interpolate(factors, width) for width, seconds in self.passes.items()}
+        return RoundCosts(
+            passes, self.step * mean, self.start * mean, self.prefill * mean, self.fastest_baseline * mean
+        )
 
 
-def interpolated(values: Mapping[int, float], at: float) -> float:
+def interpolate(values: Mapping[int, float], at: float) -> float:
     """Linear between the given points, constant outside of them."""
     points = sorted(values)
     above = bisect_left(points, at)
@@ -92,8 +94,10 @@ def interpolated(values: Mapping[int, float], at: float) -> float:
     return values[low] + (values[high] - values[low]) * (at - low) / (high - low)
 
 
-def measured_widths(
-    measure: Callable[[int], float], candidates: Sequence[int] = range(1, WIDEST + 1), most: int = MOST_WIDTHS
+def measure_widths(
+    measure: Callable[[int], float],
+    candidates: Sequence[int] = range(1, MAX_WIDTH + 1),
+    most: int = MAX_MEASURED_WIDTHS,
 ) -> dict[int, float]:
     """Seconds of a pass by width, at up to `most` of the candidates: more of them where the cost changes.
 
@@ -115,7 +119,7 @@ def measured_widths(
             break
         _, middle = max(rises)
         seconds[middle] = measure(middle)
-    return worth_having(monotone({width: seconds[width] for width in sorted(seconds)}))
+    return drop_redundant_widths(monotone({width: seconds[width] for width in sorted(seconds)}))
 
 
 def monotone(seconds: Mapping[int, float]) -> dict[int, float]:
@@ -130,7 +134,7 @@ def monotone(seconds: Mapping[int, float]) -> dict[int, float]:
     return dict(zip(seconds, values, strict=True))
 
 
-def worth_having(seconds: Mapping[int, float]) -> dict[int, float]:
+def drop_redundant_widths(seconds: Mapping[int, float]) -> dict[int, float]:
     """Without the widths that cost nearly as much as the next wider one: MLX traces a graph for each width. The
     narrowest stays, of which the baseline's passes are.
     """

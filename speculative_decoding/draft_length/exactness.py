@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .calibration import Calibration, bucket
+from .calibration import Calibration, next_power_of_two
 from .costs import RoundCosts
-from .recommendation import recommended
+from .recommendation import recommend_length
 
 USUAL = (0.7,)  # acceptance of a draft of which nothing is known
 MOST_PRICE = 0.03  # of the speed: exactness is the default where it costs less
@@ -24,9 +24,11 @@ class Price(NamedTuple):
         return self.is_possible and self.share < MOST_PRICE
 
 
-def price_of(calibration: Calibration, num_draft_tokens: int | None, slots: int, prior: Sequence[float]) -> Price:
+def exactness_price(
+    calibration: Calibration, num_draft_tokens: int | None, slots: int, prior: Sequence[float]
+) -> Price:
     """num_draft_tokens: None: an adaptive length; 0: no draft. slots: rows that are decoded together, or fewer."""
-    rows = bucket(slots)
+    rows = next_power_of_two(slots)
     if not calibration.batches_match(slots):
         return Price(1.0, False)
     fast, exact = calibration.costs(rows), calibration.exact_costs(rows)
@@ -44,4 +46,4 @@ def price_of(calibration: Calibration, num_draft_tokens: int | None, slots: int,
 
 def speed(costs: RoundCosts, prior: Sequence[float]) -> float:
     """Tokens per second with the best draft length."""
-    return recommended(costs, prior or USUAL, baseline=1.0, has_steps=costs.step > 0).speedup
+    return recommend_length(costs, prior or USUAL, baseline=1.0, has_steps=costs.step > 0).speedup

@@ -10,7 +10,7 @@ from statistics import median
 from .costs import RoundCosts
 
 
-class Guard:
+class SpeedMonitor:
     """Notices that rounds no longer take what the measured curve says: the device's speed has changed."""
 
     ROUNDS, TOLERANCE = 50, 1.25
@@ -47,19 +47,19 @@ class PassWidths:
     exact: bool = False
     fixed_capacity: bool = False
     measure_again: Callable[[int, Sequence[int]], None] | None = None
-    guard: Guard = field(default_factory=Guard)
+    monitor: SpeedMonitor = field(default_factory=SpeedMonitor)
 
     def width(self, rows: int, tokens: int) -> int:
         """Of a pass over so many tokens."""
         return self.costs(rows).width(tokens)
 
-    def widest(self, rows: int) -> int:
+    def max_width(self, rows: int) -> int:
         """No pass may be wider."""
         return max(self.costs(rows).passes) if self.exact else sys.maxsize
 
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:
         """(start, count, width) of the passes that read so many tokens: one, or as many as exactness takes."""
-        most = min(tokens, self.widest(rows)) or 1
+        most = min(tokens, self.max_width(rows)) or 1
         for start in range(0, tokens, most):
             count = min(most, tokens - start)
             yield start, count, self.width(rows, count) if self.exact else count
@@ -70,7 +70,7 @@ class PassWidths:
             return
         costs = self.costs(rows)
         predicted = costs.round_seconds(drafted, steps)
-        if predicted < float("inf") and self.guard.observe(predicted, seconds):
+        if predicted < float("inf") and self.monitor.observe(predicted, seconds):
             self.measure_again(rows, (costs.width(1), costs.width(drafted + 1)))
 
 

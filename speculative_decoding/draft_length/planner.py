@@ -12,9 +12,9 @@ from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
 from . import choose_length
 from .base import DraftLength
-from .calibration import Calibration, fingerprint, key_of, store_of
-from .costs import WIDEST, RoundCosts
-from .exactness import Price, price_of
+from .calibration import Calibration, calibration_key, fingerprint, shared_store
+from .costs import MAX_WIDTH, RoundCosts
+from .exactness import Price, exactness_price
 from .passes import UNPADDED, PassWidths
 from .probe import Probe
 
@@ -73,13 +73,13 @@ class PassPlanner:
         """The share of the speed that exact passes cost with these options, as measured."""
         num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
         fixed = num_draft_tokens if isinstance(num_draft_tokens, int) else None
-        return price_of(self.calibration(options), fixed, slots, self._prior)
+        return exactness_price(self.calibration(options), fixed, slots, self._prior)
 
     def calibration(self, options: GenerationOptions) -> Calibration:
         """Measured costs of the target's passes, and of the draft if these options run it."""
         runs_draft = self._runs_draft(options)
         if runs_draft not in self._calibrations:
-            store = store_of(key_of(self._target))
+            store = shared_store(calibration_key(self._target))
             if runs_draft:
                 assert self._draft is not None
                 probe = Probe(self._target, self._make_drafter)
@@ -134,7 +134,7 @@ class PassPlanner:
         if isinstance(num_draft_tokens, int):
             extra_widths = [num_draft_tokens + 1]
         else:  # for schedules that draft more tokens than the widest measured pass holds
-            extra_widths = [width for width in calibration.exact_widths if exact and width > WIDEST]
+            extra_widths = [width for width in calibration.exact_widths if exact and width > MAX_WIDTH]
 
         planned: dict[int, tuple[RoundCosts, RoundCosts]] = {}  # by rows: measured costs, and those planned from them
 
@@ -145,7 +145,7 @@ class PassPlanner:
             found = calibration.exact_costs(rows) if exact else measured
             for width in extra_widths:
                 if not exact or calibration.same_bits(rows, width):
-                    found = found.also(width)
+                    found = found.with_width(width)
             planned[rows] = measured, found
             return found
 

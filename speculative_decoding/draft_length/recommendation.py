@@ -16,7 +16,9 @@ class Recommendation(NamedTuple):
     speedup: float
 
 
-def recommended(costs: RoundCosts, acceptance: Sequence[float], *, baseline: float, has_steps: bool) -> Recommendation:
+def recommend_length(
+    costs: RoundCosts, acceptance: Sequence[float], *, baseline: float, has_steps: bool
+) -> Recommendation:
     """acceptance: of each drafted position, given that those before it were accepted; the last holds for all further
     ones.
     baseline: seconds of a pass without a draft. has_steps: whether a draft model or head drafts; copies take no steps.
@@ -27,7 +29,7 @@ def recommended(costs: RoundCosts, acceptance: Sequence[float], *, baseline: flo
         survives *= acceptance[min(length, len(acceptance)) - 1]
         expected += survives
         seconds = costs.round_seconds(length, length * has_steps)
-        seconds += expected * costs.source / TYPICAL_TOKENS * has_steps
+        seconds += expected * costs.prefill / TYPICAL_TOKENS * has_steps
         speedup = expected * baseline / seconds
         if speedup > max(least, best.speedup):
             best = Recommendation(length, speedup)

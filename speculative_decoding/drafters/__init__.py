@@ -98,7 +98,7 @@ def pieces_of(pieces: Mapping[int, str]) -> Pieces:
     """Looks at every piece: some milliseconds, which callers without a session would pay for each prompt."""
     global _last_pieces
     if _last_pieces is None or _last_pieces[0] is not pieces:
-        _last_pieces = pieces, Pieces.of(pieces)
+        _last_pieces = pieces, Pieces.from_vocabulary(pieces)
     return _last_pieces[1]
 
 

@@ -29,7 +29,7 @@ class Pieces:
     ends_prefix: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, pieces: Mapping[int, str]) -> Pieces:
+    def from_vocabulary(cls, pieces: Mapping[int, str]) -> Pieces:
         """From `tokenizer.vocabulary.pieces`."""
         first: dict[str, int] = {}
         classes = {}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..models.cache import DecoderCache
-from ..sampling import GenerationOptions, Use, are_raw, logprobs, scores
+from ..sampling import GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
 from ..sampling.options import MOST_DRAFTED
-from ..sampling.random import gumbel, keys, split
+from ..sampling.random import gumbel, random_keys, split
 from .base import MODEL, BatchDrafter, Draft, Row, Wanted, history_of, token_rows
 from .draft_model import DraftModel, OutputHead
 
@@ -143,10 +143,10 @@ class Chain:
         self._is_certain = [row.is_comparable for row in self._options]
         is_greedy, most = all(row.is_greedy for row in self._options), max(self._lengths)
         if not is_greedy:
-            starts = keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
+            starts = random_keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
             self._keys = split(starts, MOST_DRAFTED)  # a round's own: its draft is judged as a whole
         ahead = history_of(self._rows, mx.zeros((slots, most - 1)))  # of the whole draft; only its length is asked
-        self._takes_likeliest = is_greedy and are_raw(self._options, ahead, most)
+        self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, ahead, most)
 
     @property
     def is_done(self) -> bool:
@@ -185,7 +185,7 @@ class Chain:
 
     def _noise(self, count: int) -> mx.array:
         """(B, V) Gumbel noise for the token behind `count` drafted ones."""
-        coupled = keys([(row.options.seed, len(row.tokens) + count, Use.COUPLED) for row in self._rows])
+        coupled = random_keys([(row.options.seed, len(row.tokens) + count, Use.COUPLED) for row in self._rows])
         is_coupled = mx.array([row.acceptance == "coupled" for row in self._options])[:, None]
         return gumbel(mx.where(is_coupled, coupled, self._keys[:, count]), self._head.vocab_size)
 

@@ -17,7 +17,7 @@ from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
 from .text_store import TextStore
 
-LOOKED_AHEAD = 16  # ids of a match, also where fewer are to be drafted: what was not drafted is observed too
+LOOKAHEAD = 16  # ids of a match, also where fewer are to be drafted: what was not drafted is observed too
 
 # The chance before anything was seen, for matches of 0, 1, 2-3, 4-7, 8 or more tokens.
 PRIOR = (0.5, 0.5, 0.7, 0.8, 0.9)
@@ -31,7 +31,7 @@ class Match:
 
     origin: "source", "output" or "store"; "" if nothing was found.
     length: how many of the last tokens stand in front of `continuation` there as well (0: a guess without a match).
-    continuation: ids, `LOOKED_AHEAD` at most unless more were to be drafted, less where the text ends.
+    continuation: ids, `LOOKAHEAD` at most unless more were to be drafted, less where the text ends.
     chance: how likely each of them is right if those before it are, by the experience of this drafter.
     """
 
@@ -77,7 +77,7 @@ class NgramDrafter(Drafter):
             raise InputError(f"min_chance must be >= 0 and < 1, not {min_chance}")
         if not (search_input or search_output or store is not None):
             raise InputError("an n-gram drafter needs a text to search: the input, the output or a store")
-        self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.of(pieces or {})
+        self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.from_vocabulary(pieces or {})
         self._search_input, self._search_output, self._store = search_input, search_output, store
         self._max_size, self._min_chance = max_ngram_size, min_chance
         self.chances = CopyChances()
@@ -102,20 +102,20 @@ class NgramDrafter(Drafter):
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         match = self.match(tokens, num_draft_tokens)
-        return list(match.continuation[: reach(match.chance, self._min_chance, num_draft_tokens)])
+        return list(match.continuation[: likely_length(match.chance, self._min_chance, num_draft_tokens)])
 
     def longest(self, tokens: Sequence[int]) -> int:
         match = self.match(tokens)
-        count = min(len(match.continuation), reach(match.chance, self._min_chance, LOOKED_AHEAD))
-        return count if count < LOOKED_AHEAD else sys.maxsize  # it was not looked for more
+        count = min(len(match.continuation), likely_length(match.chance, self._min_chance, LOOKAHEAD))
+        return count if count < LOOKAHEAD else sys.maxsize  # it was not looked for more
 
-    def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKED_AHEAD) -> Match:
+    def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKAHEAD) -> Match:
         """The best match for the committed decoder ids `tokens`, however unlikely; `propose` copies from it."""
         self._synchronise(tokens)
-        if self._match is None or num_draft_tokens > LOOKED_AHEAD:
+        if self._match is None or num_draft_tokens > LOOKAHEAD:
             matches = (
                 Match(origin, length, continuation, self.chances.chance(origin, length))
-                for origin, length, continuation in self._found(tokens, max(num_draft_tokens, LOOKED_AHEAD))
+                for origin, length, continuation in self._found(tokens, max(num_draft_tokens, LOOKAHEAD))
                 if continuation
             )
             self._match = max(matches, key=lambda match: match.chance, default=Match())
@@ -196,7 +196,7 @@ class CopyChances:
         return self._counts.setdefault((origin, digits), [self._prior[digits] * PRIOR_WEIGHT, PRIOR_WEIGHT])
 
 
-def reach(chance: float, least: float, most: int) -> int:
+def likely_length(chance: float, least: float, most: int) -> int:
     """The longest draft, `most` tokens at most, that is right as a whole with a chance of at least `least`."""
     count, whole = 0, chance
     while count < most and whole >= least:

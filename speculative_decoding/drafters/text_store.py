@@ -78,7 +78,7 @@ class TextStore:
         """Write a JSON file that appears whole or not at all. Raises `InputError` if it cannot be written."""
         content = json.dumps({"kind": KIND, **asdict(self), "tokens": self._index.tokens})
         with writing("n-gram store", Path(path)):
-            atomic_write(Path(path), f"{json.dumps(head_of(content))}\n{content}\n")
+            atomic_write(Path(path), f"{json.dumps(header_of(content))}\n{content}\n")
 
     @classmethod
     def load(cls, path: str | Path, expected_vocabulary: str | None = None) -> TextStore:
@@ -89,7 +89,7 @@ class TextStore:
         """
         try:
             head, content, end = Path(path).read_text(encoding="utf-8").split("\n")
-            if end or json.loads(head) != head_of(content):
+            if end or json.loads(head) != header_of(content):
                 raise ValueError(f"its first line is not {FORMAT!r}, version {FORMAT_VERSION}, with the right checksum")
             store = cls._restored(json.loads(content))
         except OSError as error:
@@ -115,7 +115,7 @@ class TextStore:
         return store
 
 
-def head_of(content: str) -> dict[str, Any]:
+def header_of(content: str) -> dict[str, Any]:
     """The first line of a file."""
     digest = hashlib.sha256(content.encode()).hexdigest()
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest}

@@ -1,7 +1,7 @@
 """What may be asked of decoding, and the distribution that tokens are drawn from. Knows no model and no draft."""
 
 from .constraints import Constraints, History
-from .distribution import are_raw, logprobs, perturbed, scores, token_logprobs
+from .distribution import leaves_logits_unchanged, logprobs, perturbed_logprobs, scores, token_logprobs
 from .options import ACCEPTANCE, DRAFTERS, SCHEDULES, GenerationOptions
 from .random import Use
 
@@ -13,9 +13,9 @@ __all__ = [
     "GenerationOptions",
     "History",
     "Use",
-    "are_raw",
+    "leaves_logits_unchanged",
     "logprobs",
-    "perturbed",
+    "perturbed_logprobs",
     "scores",
     "token_logprobs",
 ]

@@ -29,8 +29,8 @@ class Constraints:
     """
 
     no_repeat_ngram_size: int = 0
-    never: tuple[tuple[int, ...], ...] = ()
-    early: tuple[tuple[int, int], ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+    not_before: tuple[tuple[int, int], ...] = ()
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def forces(self, place: int) -> bool:
@@ -62,8 +62,8 @@ def is_constrained(history: History, length: int) -> bool:
     """Whether any of the `length` positions is."""
     return any(
         own.no_repeat_ngram_size
-        or own.never
-        or any(places.start < place for _, place in own.early)
+        or own.banned
+        or any(places.start < place for _, place in own.not_before)
         or any(at in places for at, _ in own.forced)
         for own, places in zip(history.constraints, history.places(length), strict=False)
     )
@@ -99,7 +99,7 @@ class Context:
 
     def __init__(self, history: History, length: int) -> None:
         rows = history.constraints
-        reach = max(max(own.no_repeat_ngram_size, *map(len, own.never), 0) for own in rows)
+        reach = max(max(own.no_repeat_ngram_size, *map(len, own.banned), 0) for own in rows)
         longest = reach + max(history.lengths)
         ids = [[*[NOBODY] * (longest - len(tokens)), *tokens] for tokens in history.tokens]
         self.ids = mx.array(ids, mx.int32)
@@ -135,8 +135,8 @@ def repeated(context: Context, history: History, vocab_size: int) -> Iterator[mx
 
 def never(context: Context, history: History, vocab_size: int) -> Iterator[mx.array]:
     """Ids that would end one of `never`, likewise."""
-    for stretches in {own.never for own in history.constraints} - {()}:
-        has_it = mx.array([own.never == stretches for own in history.constraints])[:, None, None]
+    for stretches in {own.banned for own in history.constraints} - {()}:
+        has_it = mx.array([own.banned == stretches for own in history.constraints])[:, None, None]
         for size in {len(ids) for ids in stretches}:
             banned = mx.array([ids for ids in stretches if len(ids) == size], mx.int32)
             matches = has_it & context.ends_with(banned[:, i] for i in range(size - 1))
@@ -147,7 +147,7 @@ def too_early(history: History, length: int, vocab_size: int) -> Iterator[mx.arr
     """Ids that may not come yet, likewise. Those that may by now cost nothing."""
     places = history.places(length)
     rows = [
-        [(token, place) for token, place in own.early if at.start < place]
+        [(token, place) for token, place in own.not_before if at.start < place]
         for own, at in zip(history.constraints, places, strict=True)
     ]
     if most := max(map(len, rows)):

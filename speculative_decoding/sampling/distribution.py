@@ -14,12 +14,12 @@ import mlx.core as mx
 
 from .constraints import History, constrain, is_constrained
 from .options import GenerationOptions
-from .random import Use, gumbel, keys
+from .random import Use, gumbel, random_keys
 
 BLOCK = 64
 
 
-def are_raw(rows: Sequence[GenerationOptions], history: History, length: int) -> bool:
+def leaves_logits_unchanged(rows: Sequence[GenerationOptions], history: History, length: int) -> bool:
     """Whether `scores` leaves the logits of these positions as they are."""
     return not any(row.has_penalty for row in rows) and not is_constrained(history, length)
 
@@ -48,7 +48,7 @@ def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: Histo
     return x - mx.logsumexp(x, axis=-1, keepdims=True)
 
 
-def perturbed(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
+def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
     """(B, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al. 2024, 2408.07978).
 
     The noise depends on the seed and a token's position alone, so draft and target, which both ask for a position,
@@ -62,7 +62,7 @@ def perturbed(logits: mx.array, rows: Sequence[GenerationOptions], history: Hist
         for row, count in zip(rows, history.lengths, strict=True)
         for i in range(length)
     ]
-    noise = gumbel(keys(places), logits.shape[-1]).reshape(logits.shape)
+    noise = gumbel(random_keys(places), logits.shape[-1]).reshape(logits.shape)
     return logprobs(logits, rows, history) + noise
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import mlx.core as mx
 
-Place = tuple[int, int, "Use"]  # a request's seed, a position of its output, a use
+Draw = tuple[int, int, "Use"]  # a request's seed, a position of its output, a use
 
 
 class Use(IntEnum):
@@ -23,12 +23,12 @@ class Use(IntEnum):
     COUPLED = 3
 
 
-def seed_of_sample(seed: int, number: int) -> int:
+def sample_seed(seed: int, number: int) -> int:
     """Of several samples with one seed; the first, number 0, has it itself. How many there are plays no part."""
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
-def keys(places: Sequence[Place]) -> mx.array:
+def random_keys(places: Sequence[Draw]) -> mx.array:
     """(N, 2): a random key for each place. Rounds begin at different positions, so no two rounds share a key."""
     return mx.array([[seed, position * len(Use) + use] for seed, position, use in places], mx.uint32)
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED, abouts, accepted, current_names
-from ..sampling.random import seed_of_sample
+from ..sampling.random import sample_seed
 from ..sampling.values import Either, Several, Switch, Text, Whole
 from .decoding_thread import PromptUpdate, ServedPrompt
 from .errors import ServerError
@@ -72,7 +72,7 @@ class CompletionRequest:
         if rounds and not stream:
             raise ServerError(400, "rounds has no effect without stream; leave it out", "rounds")
         include_usage = usage_wanted(stream_options, stream)
-        seeds = [seed_of_sample(options.seed, number) for number in range(n)]
+        seeds = [sample_seed(options.seed, number) for number in range(n)]
         rows = [(prompt, replace(options, seed=seed)) for prompt in prompts for seed in seeds]
         return cls(rows, stream, include_usage, rounds, n)
 

@@ -18,7 +18,7 @@ from speculative_decoding.decoding import acceptance
 from speculative_decoding.draft_length import Choice, adaptive
 from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
 from speculative_decoding.draft_length.costs import RoundCosts
-from speculative_decoding.draft_length.recommendation import Recommendation, recommended
+from speculative_decoding.draft_length.recommendation import Recommendation, recommend_length
 from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.kernel_checks import kernel_checks
@@ -196,7 +196,7 @@ COSTS = [
 def test_recommendations_are_those_of_the_adaptive_length(
     costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = recommended(costs, [rate], baseline=costs.baseline, has_steps=True)
+    found = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
     monkeypatch.setattr(adaptive, "HOPE", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
     length._lengths[MODEL] = 1  # while it drafts: sources have been read
@@ -206,7 +206,7 @@ def test_recommendations_are_those_of_the_adaptive_length(
 
 
 def test_exact_passes_are_compared_with_the_fast_baseline() -> None:
-    found = recommended(RoundCosts({2: 2.0}), [0.5], baseline=1.0, has_steps=False)
+    found = recommend_length(RoundCosts({2: 2.0}), [0.5], baseline=1.0, has_steps=False)
     assert found == Recommendation(1, 0.75)
 
 

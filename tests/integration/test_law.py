@@ -63,8 +63,8 @@ def may_come(token: int, history: Sequence[int], own: Constraints) -> bool:
     """One id by itself: what would stand there, read again."""
     after, size = [*history, token], own.no_repeat_ngram_size
     stretches = [after[i : i + size] for i in range(len(after) - size + 1)] if size else []
-    is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.never)
-    is_early = any(token == each and len(history) < place for each, place in own.early)
+    is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.banned)
+    is_early = any(token == each and len(history) < place for each, place in own.not_before)
     return not (is_never or is_early or (stretches and stretches[-1] in stretches[:-1]))
 
 
@@ -201,9 +201,12 @@ TRIMMED = DraftModel(DRAFT.model, DraftVocabulary((EOS, 2, 6)))
 # Of outputs of three tokens: stretches within them and with the start token, what is too early, what is forced.
 REPEATS = {
     "temperature": 1.6,
-    "constraints": Constraints(no_repeat_ngram_size=1, never=((4,), (5, 6)), early=((EOS, 3),)),
+    "constraints": Constraints(no_repeat_ngram_size=1, banned=((4,), (5, 6)), not_before=((EOS, 3),)),
 }
-FORCED = {"temperature": 1.6, "constraints": Constraints(2, early=((EOS, 2), (3, 3)), forced=((1, (0,)), (3, (2, 6))))}
+FORCED = {
+    "temperature": 1.6,
+    "constraints": Constraints(2, not_before=((EOS, 2), (3, 3)), forced=((1, (0,)), (3, (2, 6)))),
+}
 
 
 @pytest.mark.parametrize("options", [REPEATS, FORCED], ids=["repeats", "forced"])
@@ -217,7 +220,7 @@ def test_constrained_outputs_follow_the_targets_law(rule: str, options: dict[str
 def test_a_draft_none_of_whose_tokens_may_come_leaves_the_law_alone(rule: str) -> None:
     """Behind a token that may: a distribution that is NaN there would bias what the block rule says of the first."""
     only = DraftModel(DRAFT.model, DraftVocabulary((EOS,)))  # and the source's 2, 3 and 4
-    banned = Constraints(never=tuple(product((2, 3, 4), (1, 2, 3, 4))))
+    banned = Constraints(banned=tuple(product((2, 3, 4), (1, 2, 3, 4))))
     check_law(OPTIONS[1] | {"acceptance": rule, "constraints": banned}, draft=only)
 
 

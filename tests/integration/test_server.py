@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from speculative_decoding import InputError, Session
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.sampling.random import seed_of_sample
+from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.translation import TranslationPrompts
 from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
@@ -69,7 +69,7 @@ def test_several_prompts_and_choices_come_in_their_order(client: openai.OpenAI, 
     prompts = [GERMAN, GRAMMAR]
     assert [each.text for each in create(client, prompts).choices] == [session.generate(each).text for each in prompts]
     found = create(client, prompts, n=2, seed=5, **SAMPLED)
-    seeds = [5, seed_of_sample(5, 1)]
+    seeds = [5, sample_seed(5, 1)]
     expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in seeds]
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
     assert [each.seed for each in found.choices] == seeds * 2

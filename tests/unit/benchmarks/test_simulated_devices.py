@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import simulated_devices, simulated_kernels
 from speculative_decoding.draft_length import AdaptiveLength, Choice
-from speculative_decoding.draft_length.calibration import VARIABLE, Calibration
+from speculative_decoding.draft_length.calibration import CALIBRATION_VARIABLE, Calibration
 from speculative_decoding.draft_length.costs import RoundCosts
 
 
@@ -56,13 +56,13 @@ def test_a_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, mon
 def test_exact_mode_is_exact_on_every_kind_of_kernels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(CALIBRATION_VARIABLE)
     assert [*simulated_kernels.problems(print)] == []
     assert "tokens differ where classes are ignored" in capsys.readouterr().out
 
 
 def test_classes_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setattr(simulated_kernels, "KERNELS", {"planted": (1, 2, 6, 16)})
     monkeypatch.setattr(Calibration, "same_bits", lambda self, rows, width: True)
     assert any("tokens differ in exact mode" in problem for problem in simulated_kernels.problems())

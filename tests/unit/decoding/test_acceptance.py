@@ -29,8 +29,8 @@ from speculative_decoding.decoding.judge import Outcome, commit, judge
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.drafters import Draft, NoDrafter, Row, SeparateDrafters
 from speculative_decoding.drafters.base import history_of
-from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed
-from speculative_decoding.sampling.random import keys
+from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed_logprobs
+from speculative_decoding.sampling.random import random_keys
 
 VOCAB = 3
 Table = Callable[[tuple[int, ...]], NDArray[np.float64]]  # what was written so far -> the next token's distribution
@@ -319,7 +319,7 @@ def neighbours_delta(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def neighbours_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("scores", "logprobs", "perturbed"):
+    for name in ("scores", "logprobs", "perturbed_logprobs"):
         monkeypatch.setattr(acceptance, name, with_neighbours(getattr(acceptance, name)))
 
 
@@ -335,7 +335,7 @@ def neighbours_past(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_key_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "keys", lambda places: keys([places[0]] * len(places)))
+    monkeypatch.setattr(acceptance, "random_keys", lambda places: random_keys([places[0]] * len(places)))
 
 
 def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +461,7 @@ def test_the_coupled_fast_path_decides_as_the_rule(lengths: list[int] | None) ->
     """Six rows with one seed and one past, wrong at another place each."""
     logits, row = 2 * mx.random.normal((1, 5, 8), key=mx.random.key(0)), row_of(6, temperature=0.8, seed=3)
     past = History([row.tokens], mx.zeros((1, 4), mx.uint32))
-    best = mx.argmax(perturbed(logits, [row.options], past), axis=-1)
+    best = mx.argmax(perturbed_logprobs(logits, [row.options], past), axis=-1)
     wrong_at = mx.array([[i == place for i in range(4)] for place in range(6)])
     draft = Draft(mx.where(wrong_at, (best[:, :4] + 1) % 8, best[:, :4]), None, lengths)
     stop, _ = Coupled()(draft, mx.broadcast_to((mx.arange(8) == best[..., None]).astype(mx.float32), (6, 5, 8)))
@@ -484,7 +484,7 @@ def test_the_dice_follow_stop_and_residual(rule: AcceptanceRule) -> None:
 
     draft = Draft(mx.broadcast_to(mx.array([drafted]), (rows, 2)), repeat(q))
     stop, weights = rule(draft, repeat(p))
-    accept_keys, next_keys = (keys([(seed, 1, use) for seed in range(rows)]) for use in (Use.ACCEPT, Use.NEXT))
+    accept_keys, next_keys = (random_keys([(seed, 1, use) for seed in range(rows)]) for use in (Use.ACCEPT, Use.NEXT))
     thrown = throw_dice(draft, repeat(p), stop, weights, accept_keys, next_keys)
     found = np.zeros((3, VOCAB))
     np.add.at(found, tuple(map(np.array, thrown)), 1 / rows)

@@ -24,7 +24,7 @@ from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.generation_config import GenerationConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.sampling.distribution import logsumexp
-from speculative_decoding.sampling.random import seed_of_sample
+from speculative_decoding.sampling.random import sample_seed
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import load_golden
 from tests.support.beam_goldens import GOLDENS, decoded, expected, options_of, records
@@ -211,7 +211,7 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
     assert len({tuple(each.tokens) for each in many.sequences}) > 10
     one = SESSION.generate(PROMPTS[0], **options)
     assert one.tokens == few.tokens == few.sequences[0].tokens and one.sequences == ()
-    third = SESSION.generate(PROMPTS[0], **options | {"seed": seed_of_sample(5, 3)})
+    third = SESSION.generate(PROMPTS[0], **options | {"seed": sample_seed(5, 3)})
     assert third.tokens == many.sequences[3].tokens
     assert many.stats.prompt_tokens == one.stats.prompt_tokens
     assert many.stats.generated_tokens == sum(len(each.tokens) for each in many.sequences)

@@ -1,4 +1,4 @@
-"""Calibration: which widths have the same bits, what is stored and read again, and the guard. No clock decides here."""
+"""Calibration: widths with the same bits, stored measurements, and the speed monitor. No result depends on a clock."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from speculative_decoding import InputError, Session
 from speculative_decoding.draft_length import calibration as module
 from speculative_decoding.draft_length import probe as probe_module
 from speculative_decoding.draft_length.calibration import (
-    COMPARED,
-    VARIABLE,
+    CALIBRATION_VARIABLE,
+    COMPARED_WIDTHS,
     Calibration,
-    Store,
-    bucket,
-    exact_class,
-    key_of,
+    CalibrationStore,
+    calibration_key,
+    choose_exact_widths,
+    next_power_of_two,
 )
-from speculative_decoding.draft_length.exactness import price_of
-from speculative_decoding.draft_length.passes import Guard, PassWidths
+from speculative_decoding.draft_length.exactness import exactness_price
+from speculative_decoding.draft_length.passes import PassWidths, SpeedMonitor
 from speculative_decoding.draft_length.probe import Bits, Probe
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.models.base import EncoderDecoder
@@ -86,18 +86,18 @@ class FakeProbe(Probe):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Of calibrations; nothing is given by the environment."""
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    module.store_of.cache_clear()
+    module.shared_store.cache_clear()
     yield tmp_path / "cache/speculative-decoding/calibration"
-    module.store_of.cache_clear()
+    module.shared_store.cache_clear()
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
 def of(probe: Probe, draft: str = "") -> Calibration:
-    return Calibration(probe, Store(KEY), draft)
+    return Calibration(probe, CalibrationStore(KEY), draft)
 
 
 def test_of_published_kernels_the_class_with_most_widths_is_chosen(folder: Path) -> None:
@@ -113,11 +113,11 @@ def test_of_published_kernels_the_class_with_most_widths_is_chosen(folder: Path)
         ([[1, 2, 3, 4], [5, 6], [16, 24, 32]], [1, 2, 3, 4]),
         ([[1], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]),
         ([[1], [2, 3], [4, 5], [24, 32, 16]], [2, 3]),  # of equals, the narrowest
-        ([[width] for width in COMPARED], [1]),
+        ([[width] for width in COMPARED_WIDTHS], [1]),
     ],
 )
 def test_the_class_follows_from_the_classes_alone(classes: list[list[int]], expected: list[int]) -> None:
-    assert exact_class(classes) == expected == exact_class(classes[::-1])
+    assert choose_exact_widths(classes) == expected == choose_exact_widths(classes[::-1])
 
 
 @pytest.mark.parametrize("speed", [1.0, 50.0])
@@ -198,7 +198,7 @@ def test_few_passes_are_timed_and_larger_batches_when_they_are_needed(folder: Pa
     assert 2 <= len({*probe.timed}) <= 10 and {rows for rows, _ in probe.timed} == {1}
     for rows in (3, 4):
         calibration.costs(rows)
-    assert {rows for rows, _ in probe.timed} == {1, 4} and bucket(3) == 4
+    assert {rows for rows, _ in probe.timed} == {1, 4} and next_power_of_two(3) == 4
     assert all(rows * width <= 256 for rows, width in probe.timed)
 
 
@@ -230,7 +230,7 @@ def test_a_given_file_is_used_instead(tmp_path: Path, monkeypatch: pytest.Monkey
     given = {"format": 1, "passes": {"1": {"1": 0.5, "4": 1.0}}, "drafts": {}, "same_bits": {}, "fixed_capacity": False}
     path = tmp_path / "curve.json"
     path.write_text(json.dumps(given))
-    monkeypatch.setenv(VARIABLE, str(path))
+    monkeypatch.setenv(CALIBRATION_VARIABLE, str(path))
     probe = FakeProbe()
     calibration = of(probe, "a head")
     for rows in (1, 8):
@@ -239,18 +239,18 @@ def test_a_given_file_is_used_instead(tmp_path: Path, monkeypatch: pytest.Monkey
     calibration.forget()
     assert calibration.costs(1).baseline == 0.5 and probe.timed == probe.compared == []
     path.write_text("{}")
-    with pytest.raises(InputError, match=f"{VARIABLE}: .*curve.json is not a calibration file"):
-        Store(KEY)
+    with pytest.raises(InputError, match=f"{CALIBRATION_VARIABLE}: .*curve.json is not a calibration file"):
+        CalibrationStore(KEY)
 
 
 def test_the_key_tells_targets_and_libraries_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = key_of(tiny_model())
-    assert key == key_of(tiny_model(seed=8))  # values change neither speed nor kernels
+    key = calibration_key(tiny_model())
+    assert key == calibration_key(tiny_model(seed=8))  # values change neither speed nor kernels
     half = tiny_model()
     half.set_dtype(mx.bfloat16)
-    others = [key_of(half), key_of(tiny_model(d_ff=64)), key_of(tiny_model(num_layers=3))]
+    others = [calibration_key(half), calibration_key(tiny_model(d_ff=64)), calibration_key(tiny_model(num_layers=3))]
     monkeypatch.setitem(native_libraries, "blas", "another")
-    others.append(key_of(tiny_model()))
+    others.append(calibration_key(tiny_model()))
     assert len({key, *others}) == 5
 
 
@@ -258,21 +258,21 @@ def test_the_key_tells_targets_and_libraries_apart(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_costs_nothing_is_the_default_and_what_costs_more_is_not(folder: Path) -> None:
-    alike, unlike = of(FakeProbe(lambda width: 0)), Calibration(FakeProbe(), Store(KEY | {"mlx": "2"}))
+    alike, unlike = of(FakeProbe(lambda width: 0)), Calibration(FakeProbe(), CalibrationStore(KEY | {"mlx": "2"}))
     for num_draft_tokens in (0, 5, None):
-        assert price_of(alike, num_draft_tokens, 1, ()).is_worth_it
-    plain = price_of(unlike, 0, 1, ())
+        assert exactness_price(alike, num_draft_tokens, 1, ()).is_worth_it
+    plain = exactness_price(unlike, 0, 1, ())
     assert plain.is_possible and not plain.is_worth_it
     assert plain.share == pytest.approx(1 - unlike.costs(1).baseline / unlike.exact_costs(1).baseline)
-    assert price_of(unlike, None, 1, ()).share < plain.share  # drafts fill the wider passes
-    assert not price_of(unlike, 15, 1, ()).is_possible  # no pass of the class has room for 16 positions
-    assert price_of(alike, 40, 1, ()).is_worth_it  # a width that was not compared yet
+    assert exactness_price(unlike, None, 1, ()).share < plain.share  # drafts fill the wider passes
+    assert not exactness_price(unlike, 15, 1, ()).is_possible  # no pass of the class has room for 16 positions
+    assert exactness_price(alike, 40, 1, ()).is_worth_it  # a width that was not compared yet
 
 
 def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:
     calibration = of(FakeProbe(lambda width: 0, batches=False))
-    assert price_of(calibration, None, 1, ()).is_possible
-    assert not price_of(calibration, None, 8, ()).is_possible and not calibration.batches_match(8)
+    assert exactness_price(calibration, None, 1, ()).is_possible
+    assert not exactness_price(calibration, None, 8, ()).is_possible and not calibration.batches_match(8)
 
 
 # On this device.
@@ -291,10 +291,10 @@ def brute_force(model: EncoderDecoder, source: Sequence[int], widths: Sequence[i
 def compare_with_brute_force(dtype: mx.Dtype) -> None:
     model = tiny_model(seed=3, position_scale=1.0, d_model=96, d_kv=24, d_ff=320, num_heads=4)
     model.set_dtype(dtype)
-    calibration = Calibration(Probe(model), Store({"dtype": str(dtype)}))
-    logits = brute_force(model, [5, 9, 3, 7, 1], COMPARED)
+    calibration = Calibration(Probe(model), CalibrationStore({"dtype": str(dtype)}))
+    logits = brute_force(model, [5, 9, 3, 7, 1], COMPARED_WIDTHS)
     reference = logits[calibration.exact_widths[0]]
-    same = [width for width in COMPARED if all(map(np.array_equal, logits[width], reference))]
+    same = [width for width in COMPARED_WIDTHS if all(map(np.array_equal, logits[width], reference))]
     assert calibration.exact_widths == same, dtype
 
 
@@ -304,10 +304,13 @@ def test_the_class_is_that_of_a_brute_force_comparison(folder: Path, dtype: mx.D
 
 
 def test_with_mlx_own_blas_too(folder: Path) -> None:
-    program = f"import {__name__} as t, mlx.core as mx; t.compare_with_brute_force(mx.float32)"
+    unset = f"del os.environ['{CALIBRATION_VARIABLE}']"
+    program = (
+        f"import tests, os; {unset}; import {__name__} as t, mlx.core as mx; t.compare_with_brute_force(mx.float32)"
+    )
     environment = os.environ | {"SPECULATIVE_DECODING_BLAS": "none"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import tests, os; del os.environ['{VARIABLE}']; {program}"],
+        [sys.executable, "-W", "ignore", "-c", program],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -337,7 +340,7 @@ def test_bits_that_depend_on_a_batch_or_a_capacity_are_found(
     calibration = of(Probe(tiny_model()))
     assert calibration.batches_match(4) and not calibration.fixed_capacity
     monkeypatch.setattr(EncoderDecoder, "states", planted)
-    calibration = Calibration(Probe(tiny_model()), Store(KEY | {"planted": what}))
+    calibration = Calibration(Probe(tiny_model()), CalibrationStore(KEY | {"planted": what}))
     assert calibration.fixed_capacity == (what == "capacity")
     assert calibration.batches_match(4) == (what == "capacity")
 
@@ -420,35 +423,35 @@ def test_calibrating_again_measures_passes_with_and_without_a_draft(
     assert after == pytest.approx([2 * seconds for seconds in before])
 
 
-# The guard.
+# The monitor.
 
 
-def rounds_until(guard: Guard, ratio: float, most: int = 500) -> int | None:
-    return next((i for i in range(most) if guard.observe(1.0, ratio)), None)
+def rounds_until(monitor: SpeedMonitor, ratio: float, most: int = 500) -> int | None:
+    return next((i for i in range(most) if monitor.observe(1.0, ratio)), None)
 
 
 @pytest.mark.parametrize("ratio", [0.85, 1.0, 1.2])
-def test_the_guard_lets_small_differences_pass(ratio: float) -> None:
-    assert rounds_until(Guard(), ratio) is None
+def test_the_speed_monitor_lets_small_differences_pass(ratio: float) -> None:
+    assert rounds_until(SpeedMonitor(), ratio) is None
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 1.3, 2.0])
-def test_the_guard_asks_once_and_again_after_another_change(ratio: float) -> None:
-    guard = Guard()
-    assert rounds_until(guard, ratio) == Guard.ROUNDS - 1
-    assert rounds_until(guard, ratio) is None  # measured again, and the rounds are as before: the host's share
-    assert rounds_until(guard, 1.5 * ratio) is not None
+def test_the_speed_monitor_asks_once_and_again_after_another_change(ratio: float) -> None:
+    monitor = SpeedMonitor()
+    assert rounds_until(monitor, ratio) == SpeedMonitor.ROUNDS - 1
+    assert rounds_until(monitor, ratio) is None  # measured again, and the rounds are as before: the host's share
+    assert rounds_until(monitor, 1.5 * ratio) is not None
 
 
 def test_an_engine_measures_again_when_rounds_take_longer() -> None:
     asked: list[tuple[int, Sequence[int]]] = []
-    fixed = Calibration(FakeProbe(), Store(KEY)).costs(1)
+    fixed = Calibration(FakeProbe(), CalibrationStore(KEY)).costs(1)
     widths = PassWidths(lambda rows: fixed, measure_again=lambda rows, which: asked.append((rows, which)))
-    for _ in range(Guard.ROUNDS):
+    for _ in range(SpeedMonitor.ROUNDS):
         widths.observe(1, 0, 0, 1.0)  # without a draft
         widths.observe(3, 3, 3, 1.0)  # costs of 4 rows
         widths.observe(1, 3, 3, fixed.round_seconds(3, 3))
     assert asked == []
-    for _ in range(Guard.ROUNDS):
+    for _ in range(SpeedMonitor.ROUNDS):
         widths.observe(1, 3, 3, 2 * fixed.round_seconds(3, 3))
     assert asked == [(1, (1, fixed.width(4)))]

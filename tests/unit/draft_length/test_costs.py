@@ -7,9 +7,9 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from speculative_decoding.draft_length.costs import MOST_WIDTHS, WIDEST, RoundCosts, measured_widths, monotone
+from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WIDTH, RoundCosts, measure_widths, monotone
 
-COSTS = RoundCosts({1: 1.0, 4: 2.0, 8: 5.0}, step=0.1, start=0.3, source=0.7)
+COSTS = RoundCosts({1: 1.0, 4: 2.0, 8: 5.0}, step=0.1, start=0.3, prefill=0.7)
 
 
 def test_a_round_costs_its_padded_pass_and_its_draft() -> None:
@@ -42,7 +42,7 @@ def test_monotone_is_the_isotonic_regression(seed: int) -> None:
     assert [*monotone(dict(enumerate(values))).values()] == pytest.approx(closest)
 
 
-@pytest.mark.parametrize("step", range(2, WIDEST + 1))
+@pytest.mark.parametrize("step", range(2, MAX_WIDTH + 1))
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_is_found_at_any_width(step: int, seed: int) -> None:
     """The widest pass below the step is kept, so that a draft that fits there is not padded over it."""
@@ -52,11 +52,11 @@ def test_a_step_is_found_at_any_width(step: int, seed: int) -> None:
         measured.append(width)
         return (1.0 if width < step else 2.0) * dice.uniform(0.98, 1.02)
 
-    passes = measured_widths(measure)
-    assert step - 1 in passes and max(passes) == WIDEST
-    assert len(measured) == len(set(measured)) <= MOST_WIDTHS
+    passes = measure_widths(measure)
+    assert step - 1 in passes and max(passes) == MAX_WIDTH
+    assert len(measured) == len(set(measured)) <= MAX_MEASURED_WIDTHS
     assert [*passes] == sorted(passes) and [*passes.values()] == sorted(passes.values())
 
 
 def test_of_a_flat_curve_two_widths_are_kept() -> None:
-    assert measured_widths(lambda width: 1.0 if width == 1 else 2.0) == {1: 1.0, WIDEST: 2.0}
+    assert measure_widths(lambda width: 1.0 if width == 1 else 2.0) == {1: 1.0, MAX_WIDTH: 2.0}

@@ -12,7 +12,7 @@ from speculative_decoding.drafters.alignment import Alignment, Pieces
 
 WORDS = re.findall(r"\S+", "</s> : , ▁grammar ▁the ▁The The ▁cat s ▁sat ▁on ▁a ▁mat ▁dog ▁ran ▁to ▁red ▁big ed x y z")
 IDS = {piece: index for index, piece in enumerate(WORDS)}
-PIECES = Pieces.of(dict(enumerate(WORDS)))
+PIECES = Pieces.from_vocabulary(dict(enumerate(WORDS)))
 
 
 def ids(text: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from speculative_decoding.drafters.ngram import PRIOR_WEIGHT, CopyChances, reach
+from speculative_decoding.drafters.ngram import PRIOR_WEIGHT, CopyChances, likely_length
 
 MATCH = ("source", 1)  # origin, length
 
@@ -17,7 +17,7 @@ def test_the_reach_is_the_longest_draft_that_is_likely_enough_as_a_whole() -> No
     for chance in (0.0, 0.1, 0.3, 0.5, 0.77, 0.9, 1.0):
         for least in (0.0, 0.15, 0.5, 0.9):
             expected = max((n for n in range(13) if n == 0 or chance**n >= least - 1e-12), default=0)
-            assert reach(chance, least, 12) == expected
+            assert likely_length(chance, least, 12) == expected
 
 
 def test_the_chance_approaches_the_share_of_right_tokens() -> None:
@@ -49,10 +49,10 @@ def test_copies_that_were_given_up_come_back() -> None:
     chances = made(0.5)
     for _ in range(200):
         chances.observe(*MATCH, [1], [2])
-    assert reach(chances.chance(*MATCH), 0.15, 8) == 0
+    assert likely_length(chances.chance(*MATCH), 0.15, 8) == 0
     for _ in range(30):
         chances.observe(*MATCH, [1], [1])
-    assert reach(chances.chance(*MATCH), 0.15, 8) > 0
+    assert likely_length(chances.chance(*MATCH), 0.15, 8) > 0
 
 
 def test_origins_and_classes_of_length_are_told_apart() -> None:

@@ -190,7 +190,7 @@ def test_a_row_of_a_batch_is_proposed_what_it_would_be_alone(
 
 
 def test_a_planted_fault_between_rows_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = model_drafter.keys
-    monkeypatch.setattr(model_drafter, "keys", lambda places: keys([places[0]] * len(places)))
+    random_keys = model_drafter.random_keys
+    monkeypatch.setattr(model_drafter, "random_keys", lambda places: random_keys([places[0]] * len(places)))
     with pytest.raises(AssertionError):
         check_rows_alone(DraftModel(DRAFT), BESIDE[1:4])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speculative_decoding.drafters import NgramDrafter, TextStore
-from speculative_decoding.drafters.ngram import LOOKED_AHEAD
+from speculative_decoding.drafters.ngram import LOOKAHEAD
 from speculative_decoding.errors import InputError
 from tests.support.tiny import SOURCES, run, tiny_model, tokens_of
 from tools.replay_drafters import Request, replay
@@ -94,7 +94,7 @@ def test_a_match_says_how_long_it_is_and_asking_again_changes_nothing() -> None:
 def test_a_draft_may_be_longer_than_a_match_is_looked_at() -> None:
     source = [*range(10, 60), EOS]
     made = drafter(source, min_chance=0.0)
-    assert len(made.match([START, 10, 11]).continuation) == LOOKED_AHEAD
+    assert len(made.match([START, 10, 11]).continuation) == LOOKAHEAD
     assert made.propose([START, 10, 11], 40) == source[2:42]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding.drafters import TextStore
-from speculative_decoding.drafters.text_store import head_of
+from speculative_decoding.drafters.text_store import header_of
 from speculative_decoding.errors import InputError
 
 
@@ -161,7 +161,7 @@ def test_a_file_with_a_right_checksum_and_wrong_content_is_refused(changes: dict
     path = tmp_path / "store.json"
     TextStore(5).save(path)
     content = json.dumps(json.loads(path.read_text().split("\n")[1]) | changes)
-    path.write_text(f"{json.dumps(head_of(content))}\n{content}\n")
+    path.write_text(f"{json.dumps(header_of(content))}\n{content}\n")
     with pytest.raises(InputError, match="damaged or of another kind"):
         TextStore.load(path)
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.models.generation_config import GenerationConfig
-from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs, perturbed, scores
+from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs, perturbed_logprobs, scores
 from speculative_decoding.sampling.constraints import constrain, is_constrained
 from tests.support.operations import operations
 from tests.support.paths import GOLDENS
@@ -20,11 +20,11 @@ GOLDEN = json.loads((GOLDENS / "constraints.json").read_text())
 VOCAB = 7
 ROWS = [
     Constraints(no_repeat_ngram_size=2),
-    Constraints(no_repeat_ngram_size=3, never=((4,), (5, 6), (1, 2, 3))),
+    Constraints(no_repeat_ngram_size=3, banned=((4,), (5, 6), (1, 2, 3))),
     Constraints(),
     Constraints(no_repeat_ngram_size=1),
-    Constraints(early=((1, 6), (3, 5)), forced=((4, (2,)), (8, (0, 1)))),
-    Constraints(no_repeat_ngram_size=2, never=((0,),), early=((1, 9),), forced=((5, (0,)), (5, (3,)))),
+    Constraints(not_before=((1, 6), (3, 5)), forced=((4, (2,)), (8, (0, 1)))),
+    Constraints(no_repeat_ngram_size=2, banned=((0,),), not_before=((1, 9),), forced=((5, (0,)), (5, (3,)))),
 ]
 OPTIONS = [GenerationOptions(), GenerationOptions(repetition_penalty=1.5), *[GenerationOptions()] * 4]
 DICE = random.Random(3)
@@ -40,8 +40,8 @@ def banned_plainly(own: Constraints, before: Sequence[int], vocab_size: int) -> 
         after, size = [*before, token], own.no_repeat_ngram_size
         stretches = [tuple(after[i : i + size]) for i in range(len(after) - size + 1)] if size else []
         is_repeated = bool(stretches) and stretches[-1] in stretches[:-1]
-        is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.never)
-        is_early = any(token == each and len(before) < place for each, place in own.early)
+        is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.banned)
+        is_early = any(token == each and len(before) < place for each, place in own.not_before)
         if is_repeated or is_never or is_early:
             found.add(token)
     return found
@@ -74,7 +74,7 @@ def test_every_position_of_every_row_is_as_a_plain_reading_has_it() -> None:
     assert banned > 30
 
 
-@pytest.mark.parametrize("compute", [scores, logprobs, perturbed])
+@pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
 def test_rows_and_positions_are_constrained_one_by_one(compute: Any) -> None:
     """Alone, and with the ids that were drafted committed: bit for bit the same."""
     together = compute(LOGITS, OPTIONS, history(range(len(ROWS))))
@@ -106,9 +106,9 @@ def test_scores_are_those_of_hugging_face(case: dict[str, Any]) -> None:
 def test_where_nothing_would_be_left_nothing_is_taken_away() -> None:
     """As for a draft that knows but two tokens."""
     logits = mx.where(mx.arange(VOCAB) < 2, LOGITS[:1, :1], -mx.inf)
-    past = History([[0, 5]], constraints=[Constraints(never=((0,), (1,)))])
+    past = History([[0, 5]], constraints=[Constraints(banned=((0,), (1,)))])
     assert mx.array_equal(constrain(logits, past), logits)
-    assert constrain(logits, History([[0, 5]], constraints=[Constraints(never=((0,),))])).tolist()[0][0][0] == -mx.inf
+    assert constrain(logits, History([[0, 5]], constraints=[Constraints(banned=((0,),))])).tolist()[0][0][0] == -mx.inf
 
 
 def test_the_type_of_the_logits_stays() -> None:
@@ -117,7 +117,7 @@ def test_the_type_of_the_logits_stays() -> None:
 
 
 def test_what_nobody_asks_for_costs_nothing_and_many_rows_cost_what_one_does() -> None:
-    late = Constraints(early=((1, 5),), forced=((3, (2,)),))  # all of it behind these positions
+    late = Constraints(not_before=((1, 5),), forced=((3, (2,)),))  # all of it behind these positions
     assert constrain(LOGITS, History(PAST[:1] * 6)) is LOGITS
     assert constrain(LOGITS, History([[0] * 9] * 6, constraints=[late] * 6)) is LOGITS
     assert is_constrained(History([[0, 1, 2]], constraints=[late]), 1)

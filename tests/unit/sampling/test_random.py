@@ -12,16 +12,16 @@ import pytest
 
 from speculative_decoding.sampling import Use
 from speculative_decoding.sampling.options import MAX_SEED
-from speculative_decoding.sampling.random import Place, categorical, gumbel, keys, split, uniform
+from speculative_decoding.sampling.random import Draw, categorical, gumbel, random_keys, split, uniform
 
-PLACES: list[Place] = [*product((0, 1, 2, 77, MAX_SEED), (1, 2, 3, 511), Use)]
+PLACES: list[Draw] = [*product((0, 1, 2, 77, MAX_SEED), (1, 2, 3, 511), Use)]
 PROBS = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
 DRAWS = 20_000
 
 
 def test_keys_differ_by_seed_position_and_use() -> None:
     places = [*product((0, 1, 2, MAX_SEED), range(200), Use)]
-    found = {tuple(key) for key in np.array(keys(places)).tolist()}
+    found = {tuple(key) for key in np.array(random_keys(places)).tolist()}
     assert len(found) == len(places)
 
 
@@ -42,16 +42,16 @@ def drawn(made: mx.array, size: int) -> mx.array:
     ids=["uniform", "gumbel, 7", "gumbel, 300", "categorical", "split"],
 )
 def test_a_place_gives_the_same_bits_alone_and_among_others(draw: Callable[[mx.array], mx.array]) -> None:
-    together = draw(keys(PLACES))
-    assert together.shape[0] == len(PLACES) == len(np.unique(keys(PLACES), axis=0))
+    together = draw(random_keys(PLACES))
+    assert together.shape[0] == len(PLACES) == len(np.unique(random_keys(PLACES), axis=0))
     for i, place in enumerate(PLACES):
-        assert mx.array_equal(draw(keys([place]))[0], together[i])
-    assert mx.array_equal(draw(keys(PLACES[::-1])), together[::-1])
+        assert mx.array_equal(draw(random_keys([place]))[0], together[i])
+    assert mx.array_equal(draw(random_keys(PLACES[::-1])), together[::-1])
 
 
 def test_a_place_keeps_its_numbers_from_version_to_version() -> None:
     """The same seed gives the same text: these are the numbers of Threefry, from its paper's rounds."""
-    made = keys([(0, 1, Use.ACCEPT), (3, 2, Use.NEXT)])
+    made = random_keys([(0, 1, Use.ACCEPT), (3, 2, Use.NEXT)])
     assert made.tolist() == [[0, 5], [3, 10]]
     bits = [threefry(key, (0, 0))[0] for key in made.tolist()]  # type: ignore[arg-type, union-attr]
     assert np.allclose(np.array(uniform(made)), np.array(bits) / 2**32, atol=1e-7)
@@ -73,11 +73,11 @@ def threefry(key: Sequence[int], count: tuple[int, int]) -> tuple[int, int]:
 # Each varies one of the three and holds the others: a request's positions, requests with seeds in turn, the tokens of
 # one draft.
 STREAMS: dict[str, Callable[[Use], mx.array]] = {
-    "positions": lambda use: keys([(11, position, use) for position in range(DRAWS)]),
-    "seeds": lambda use: keys([(seed, 4, use) for seed in range(DRAWS)]),
-    "tokens of a draft": lambda use: split(keys([(seed, 4, use) for seed in range(DRAWS // 64 + 1)]), 64).reshape(
-        -1, 2
-    )[:DRAWS],
+    "positions": lambda use: random_keys([(11, position, use) for position in range(DRAWS)]),
+    "seeds": lambda use: random_keys([(seed, 4, use) for seed in range(DRAWS)]),
+    "tokens of a draft": lambda use: split(
+        random_keys([(seed, 4, use) for seed in range(DRAWS // 64 + 1)]), 64
+    ).reshape(-1, 2)[:DRAWS],
 }
 
 
@@ -130,7 +130,7 @@ def test_uses_of_one_place_know_nothing_of_each_other() -> None:
 
 def test_a_planted_fault_shows() -> None:
     """Positions that share their keys in pairs: each draw is right, but it knows the last."""
-    made = keys([(11, position // 2, Use.NEXT) for position in range(DRAWS)])
+    made = random_keys([(11, position // 2, Use.NEXT) for position in range(DRAWS)])
     ids = np.array(categorical(mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))), (DRAWS, 5)), made))
     pairs = np.zeros((5, 5))
     np.add.at(pairs, (ids[:-1], ids[1:]), 1)

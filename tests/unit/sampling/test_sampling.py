@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding.sampling import GenerationOptions, History, logprobs, perturbed, scores
+from speculative_decoding.sampling import GenerationOptions, History, logprobs, perturbed_logprobs, scores
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 
 GOLDENS = json.loads((GOLDENS_FOLDER / "processors.json").read_text())["cases"]
@@ -91,7 +91,7 @@ PAST = [[0, 5, 7], [0], [0, 3, 3, 3, 8], [0, 1], [0, 2, 4, 6, 8, 10], [0, 7, 7]]
 DRAFTED = mx.array(np.random.default_rng(0).integers(0, 12, (len(MIXED), 3)))
 
 
-@pytest.mark.parametrize("compute", [scores, logprobs, perturbed])
+@pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
 def test_rows_and_positions_are_transformed_one_by_one(compute: Any) -> None:
     """Rows with other options and pasts, at many positions, give bit for bit what each gives alone."""
     together = compute(LOGITS, MIXED, History(PAST, DRAFTED))
@@ -108,7 +108,7 @@ def test_rows_and_positions_are_transformed_one_by_one(compute: Any) -> None:
 def test_coupled_noise_depends_on_seed_and_position_alone() -> None:
     def noise(past: Sequence[int], **settings: Any) -> mx.array:
         options, history = [sampled(**settings)], History([past])
-        return perturbed(LOGITS[:1, :1], options, history) - logprobs(LOGITS[:1, :1], options, history)
+        return perturbed_logprobs(LOGITS[:1, :1], options, history) - logprobs(LOGITS[:1, :1], options, history)
 
     def equal(one: mx.array, other: mx.array) -> bool:
         return bool(mx.allclose(one, other, atol=1e-5))
@@ -121,6 +121,8 @@ def test_coupled_noise_depends_on_seed_and_position_alone() -> None:
 def test_the_arg_max_of_perturbed_logprobs_is_a_sample() -> None:
     draws = 20_000
     repeated = mx.broadcast_to(mx.log(mx.array(PROBS)), (1, draws, 4))
-    ids = mx.argmax(perturbed(repeated, [sampled()], History([[0]], mx.zeros((1, draws - 1), mx.uint32))), axis=-1)
+    ids = mx.argmax(
+        perturbed_logprobs(repeated, [sampled()], History([[0]], mx.zeros((1, draws - 1), mx.uint32))), axis=-1
+    )
     found = np.bincount(np.array(ids)[0], minlength=4) / draws
     assert np.all(np.abs(found - PROBS) < 5 * np.sqrt(np.array(PROBS) / draws))
