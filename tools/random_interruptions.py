@@ -120,19 +120,18 @@ def doing(work: Path) -> str:
 
 def texts_stopped(rounds: int) -> int:
     """The first signal asks, a second stops at once; how many texts were stopped."""
-    from speculative_decoding.cli.commands import State
-    from speculative_decoding.cli.console import Conversation
+    from speculative_decoding.cli.console import answer as answer_line
+    from speculative_decoding.cli.console_commands import ConsoleState
     from speculative_decoding.cli.drafting import plan_of
     from speculative_decoding.cli.flags import main_parser
 
     plan = plan_of(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
-    state = State(plan)
+    state = ConsoleState(plan)
     state.open(plan)
-    conversation = Conversation(state)
 
     def answer() -> tuple[str, str]:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            conversation.answer(PROMPT)
+            answer_line(state, PROMPT)
         return out.getvalue(), err.getvalue()
 
     expected, _ = answer()

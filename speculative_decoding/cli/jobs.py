@@ -21,13 +21,13 @@ from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
 from ..loading.pair import Pair
-from ..sampling import GenerationOptions
 from ..session import Session
 from .common import printing, say, write_stats
-from .compare import note_exactness, summary_notes
+from .compare import note_exactness
 from .drafting import Plan
 from .flags import Files
 from .progress import progress
+from .summary import job_summary
 
 REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
 
@@ -75,7 +75,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: Pr
             way_out = "" if output is None else "; the same command with --resume goes on from there"
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
-    say(summary(totals, plan.options))
+    say(job_summary(totals, plan.options))
     if stats_json is not None:
         write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
@@ -134,23 +134,3 @@ def pace(totals: JobTotals) -> str:
     accepted = f", accepted {totals.stats.acceptance_rate:.1%}" if totals.stats.drafted_tokens else ""
     errors = f", {totals.errors} errors" if totals.errors else ""
     return f"{totals.lines} lines{errors}, {totals.end_to_end_tps:.1f} tokens/s{accepted}"
-
-
-def summary(totals: JobTotals, options: GenerationOptions) -> str:
-    stats, errors = totals.stats, ""
-    if totals.errors:
-        here = f" (in this run first at line {', '.join(map(str, totals.error_lines))})" if totals.error_lines else ""
-        errors = f", {totals.errors} of them errors{here}"
-    text = (
-        f"{totals.lines} lines{errors}; {stats.generated_tokens} tokens of {totals.rows} rows in {totals.seconds:.1f} s"
-    )
-    if totals.rows:
-        text += (
-            f"\nfirst token after {totals.mean_time_to_first_token:.3f} s on average; "
-            f"decoding {totals.decode_tps:.1f} tokens/s, end to end {totals.end_to_end_tps:.1f} tokens/s"
-            f"\n{stats.target_calls} iterations, {stats.tokens_per_target_call:.2f} tokens each"
-            f"\nencode {totals.encode_seconds:.3f} s, decode {totals.decode_seconds:.3f} s; "
-            f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB"
-        )
-    notes = summary_notes(stats, options, totals.rows, totals.cut)
-    return "\n".join([text, *notes])

@@ -17,10 +17,11 @@ from ..errors import InputError
 from ..jobs.input import decode_line, read_lines
 from ..session import Session
 from .common import say, write_stats
-from .compare import Runner, note_exactness, summary, warm_up, ways
+from .compare import PromptRunner, decoding_modes, note_exactness, warm_up
 from .drafting import Plan
 from .flags import Views
 from .parser import flag
+from .summary import run_summary
 from .verify import require_comparable
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
@@ -45,26 +46,26 @@ def decode_prompts(plan: Plan, views: Views) -> int:
         encode_prompt(pair.target, pair.tokenizer, first, plan.options.allow_long_prompt)
     same = True
     with plan.session(pair) as session:
-        runner = Runner.of(views)
-        answer, *others = ways(session)
-        names = [answer, *others] if views.compare else [answer]
+        runner = PromptRunner.from_views(views)
+        modes = decoding_modes(session)
+        answer = modes[0]
         note_exactness(session)
         for prompt in chain([first], prompts):
             if not prompt.strip():  # a blank line of input gives a blank line of output
                 print(flush=True)
                 continue
-            if views.compare and not runner.prompts:
+            if views.compare and not runner.num_prompts:
                 warm_up(session, prompt)
             if several > 1:
                 runner.run_several(session, prompt)
                 continue
-            run = runner.run(session, names, prompt)[answer]
+            run = runner.run(session, modes if views.compare else [answer], prompt)[answer]
             if views.verify:
                 same = verify(session, prompt, run.tokens) and same
         if views.compare:
-            runner.sum_up()
+            runner.print_totals()
         total = runner.totals.get(answer, GenerationStats())
-        say(summary(total, plan.options, runner.prompts, runner.cut))
+        say(run_summary(total, plan.options, runner.num_prompts, runner.num_cut))
         if views.show_draft and isinstance(plan.options.num_draft_tokens, str) and not plan.is_plain:
             say(f"--num-draft {plan.options.num_draft_tokens}: {session.planner.length(session.options).describe()}")
     if views.stats_json is not None:

@@ -1,7 +1,7 @@
-"""A generation and those who watch it as it comes: its plain text, the text with its draft, a trace of its rounds.
+"""Watchers of a generation: its plain text, its text with the draft, and a trace of its rounds.
 
-Accepted is green, rejected red and struck out, the target's own blue. Where there is no colour (`NO_COLOR`, a pipe, a
-dumb terminal) marks take its place: [-rejected-] {+the target's own+}.
+Accepted tokens are green, rejected ones red and struck out, the target's own blue. Without colour (`NO_COLOR`, a pipe,
+a dumb terminal), marks show the same: [-rejected-] {+the target's own+}.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from ..errors import writing
 from ..loading.tokenizer import REPLACEMENT, Tokenizer, continuation_text
 from .common import printing
 
-INTERRUPTED = "interrupted"  # the finish_reason of a generation that was stopped
+INTERRUPTED = "interrupted"  # finish_reason of a generation that the user stopped
 
-COPIED = ("tokens", "proposed", "drafted", "accepted", "kind", "seconds", "draft_seconds", "verify_seconds")
-# Control characters would be obeyed by a terminal; a line end and a tab are text.
+# Replacements of control characters, which a terminal would execute. Newline and tab are text.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 CONTROLS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), REPLACEMENT)
 
-
-Watcher = Callable[[Iterator[Event]], Iterator[Event]]  # shows what each round brought, and hands it on
+Watcher = Callable[[Iterator[Event]], Iterator[Event]]  # shows each event and passes it on
 
 
 def watch(
     events: Iterator[Event], watchers: Sequence[Watcher] = (), is_stopped: Callable[[], bool] = lambda: False
 ) -> GenerationResult:
-    """Run a generation to its end, or to the first round behind which it is to stop. The first watcher sees a round
-    first; with beams all that there is to see comes with the last.
+    """Run a generation to its end, or until `is_stopped` after a round.
+
+    The first watcher sees each event first. Beam search yields a single event, after its last round.
     """
 
     def until_stopped() -> Iterator[Event]:
@@ -56,7 +55,7 @@ def watch(
 
 
 def plain_text(file: TextIO) -> Watcher:
-    """The text as it comes, and a line end behind it."""
+    """Return a watcher that prints the text as it is generated, and a final newline."""
 
     def show(events: Iterator[Event]) -> Iterator[Event]:
         for event in events:
@@ -70,7 +69,7 @@ def plain_text(file: TextIO) -> Watcher:
 
 
 def make_console() -> Console:
-    """Of standard error. Prints text as it is, without highlights, markup and emoji; wraps it only at a terminal."""
+    """Return a console on standard error that prints text unchanged and wraps it only at a terminal."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     console.soft_wrap = not console.is_terminal
     return console
@@ -81,102 +80,122 @@ def has_colour(console: Console) -> bool:
 
 
 def visible(text: str) -> str:
+    """Make control characters visible."""
     return text.translate(CONTROLS)
 
 
-class Kind(NamedTuple):
-    """What stands for it: a colour, or else marks in front and behind."""
+class Mark(NamedTuple):
+    """How a part of the text is shown: a colour, or else marks before and after it."""
 
     style: str
     before: str = ""
-    behind: str = ""
+    after: str = ""
 
 
-PLAIN = Kind("")
-ACCEPTED = Kind("green")
-REJECTED = Kind("red strike", "[-", "-]")
-OWN = Kind("bright_blue", "{+", "+}")  # a correction behind a rejected token, or a bonus behind an accepted draft
+UNMARKED = Mark("")
+ACCEPTED = Mark("green")
+REJECTED = Mark("red strike", "[-", "-]")
+OWN = Mark("bright_blue", "{+", "+}")  # a correction after a rejected token, or a bonus token
 
 
 class DraftView:
-    """A watcher that prints a text with its draft. Never takes back what it printed.
+    """A watcher that prints the text with its draft. Never changes printed text.
 
-    rounds: a line for each round, with its numbers.
+    rounds: print a line for each round, with its numbers.
     """
 
     def __init__(self, console: Console, tokenizer: Tokenizer, *, rounds: bool = False) -> None:
-        self._console, self._tokenizer, self._rounds = console, tokenizer, rounds
+        self._console = console
+        self._tokenizer = tokenizer
+        self._rounds = rounds
         self._colour = has_colour(console)
-        self._kind = PLAIN  # of what was added last: its mark is still open
+        self._open = UNMARKED  # the mark of the last text, not closed yet
 
     def legend(self) -> None:
         line = Text()
-        for words, kind in (("accepted", ACCEPTED), ("rejected", REJECTED), ("correction or bonus", OWN)):
-            self._add(line, words, kind)
-            self._add(line, " ", PLAIN)
+        for words, mark in (("accepted", ACCEPTED), ("rejected", REJECTED), ("correction or bonus", OWN)):
+            self._add(line, words, mark)
+            self._add(line, " ", UNMARKED)
         line.rstrip()
         self._console.print(line)
 
     def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
         before: list[int] = []
         for number, event in enumerate(events, start=1):
-            round, kept, line = event.round, event.round.accepted, Text()
-            self._add(line, "".join(event.texts[:kept]), ACCEPTED)
-            if kept < len(event.texts):  # the first that was not drafted: in its place stood the rejected
-                rejected = continuation_text(self._tokenizer, before + round.tokens[:kept], round.rejected)
-                self._add(line, rejected, REJECTED)
-                self._add(line, "".join(event.texts[kept:]), OWN)
+            round = event.round
+            line = Text()
+            self._add(line, "".join(event.texts[: round.accepted]), ACCEPTED)
+            if round.accepted < len(event.texts):
+                accepted = round.tokens[: round.accepted]
+                self._add(line, continuation_text(self._tokenizer, before + accepted, round.rejected), REJECTED)
+                self._add(line, "".join(event.texts[round.accepted :]), OWN)
             before += round.tokens
             if self._rounds:
                 self._end_round(number, round, line)
             else:
-                self._console.print(line, end="", soft_wrap=True)  # whatever comes next, the terminal wraps
+                self._console.print(line, end="", soft_wrap=True)  # the terminal wraps, because text may follow
             yield event
         if not self._rounds:
-            self._add(line := Text(), "\n", PLAIN)
+            line = Text()
+            self._add(line, "\n", UNMARKED)
             self._console.print(line, end="", soft_wrap=True)
 
-    def _add(self, line: Text, text: str, kind: Kind) -> None:
-        """To the line, in the kind's colour, or between marks that stand where the kind changes."""
+    def _add(self, line: Text, text: str, mark: Mark) -> None:
+        """Append text in the mark's colour. Without colour, print marks where the kind of text changes."""
         if not text:
             return
-        if not self._colour and kind != self._kind:
-            line.append(self._kind.behind + kind.before)
-        line.append(visible(text), kind.style if self._colour else "")
-        self._kind = kind
+        if not self._colour and mark != self._open:
+            line.append(self._open.after + mark.before)
+        line.append(visible(text), mark.style if self._colour else "")
+        self._open = mark
 
     def _end_round(self, number: int, round: Round, line: Text) -> None:
-        """Print the line behind the round's numbers."""
-        kind, close = f", {round.kind}" if round.kind else "", "" if self._colour else self._kind.behind
-        drafted = f"{round.accepted} of {round.drafted} accepted{kind}" if round.drafted else "nothing drafted"
+        """Print the round's numbers and its text."""
+        drafted = "nothing drafted"
+        if round.drafted:
+            kind = f", {round.kind}" if round.kind else ""
+            drafted = f"{round.accepted} of {round.drafted} accepted{kind}"
         draft = "" if round.draft_seconds is None else f" (draft {1000 * round.draft_seconds:.1f})"
         numbers = f"round {number}: {drafted}, {1000 * round.seconds:.1f} ms{draft}: "
+        close = "" if self._colour else self._open.after
         self._console.print(Text(numbers, "dim" if self._colour else "").append_text(line).append(close))
-        self._kind = PLAIN
+        self._open = UNMARKED
 
 
 class Trace:
-    """A watcher that writes a line of JSON for every round, at once and whole, so that an interrupted run leaves whole
-    lines. The file is a new one.
+    """A watcher that appends one line of JSON per round to a new file. An interrupted run leaves only whole lines.
 
-    Each line: request, round (both from 0), position (tokens in front of it), text, those of `COPIED`, finish_reason;
-    the first of a request also encode_seconds.
+    Each line has request and round (both from 0), position (number of earlier tokens), text, fields of the `Round`, and
+    in the first round of a request encode_seconds.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._requests = path, count()
+        self._path = path
+        self._requests = count()
         with writing("--trace", path):
             path.write_text("")
 
     def __call__(self, events: Iterator[Event]) -> Iterator[Event]:
-        request, position = next(self._requests), 0
+        request = next(self._requests)
+        position = 0
         for number, event in enumerate(events):
+            round = event.round
             line: dict[str, Any] = {"request": request, "round": number, "position": position}
             if number == 0:
                 line["encode_seconds"] = event.request.stats.encode_seconds
-            line |= {"text": "".join(event.texts), **{name: getattr(event.round, name) for name in COPIED}}
-            line["finish_reason"] = event.round.finish_reason
+            line |= {
+                "text": "".join(event.texts),
+                "tokens": round.tokens,
+                "proposed": round.proposed,
+                "drafted": round.drafted,
+                "accepted": round.accepted,
+                "kind": round.kind,
+                "seconds": round.seconds,
+                "draft_seconds": round.draft_seconds,
+                "verify_seconds": round.verify_seconds,
+                "finish_reason": round.finish_reason,
+            }
             with writing("--trace", self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            position += len(event.round.tokens)
+            position += len(round.tokens)
             yield event

@@ -18,9 +18,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from speculative_decoding import InputError
+from speculative_decoding.cli import console
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.commands import Quit, State, completions
-from speculative_decoding.cli.console import Conversation
+from speculative_decoding.cli.console import answer
+from speculative_decoding.cli.console_commands import ConsoleState, Quit, completions
 from speculative_decoding.cli.drafting import plan_of
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.models import Pair
@@ -34,15 +36,15 @@ PAIR = ("--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft")
 TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
-def conversation(*arguments: str) -> Conversation:
+def open_console(*arguments: str) -> ConsoleState:
     plan = plan_of(main_parser().parse_args(["--interactive", *PAIR, *arguments]))
-    state = State(plan)
+    state = ConsoleState(plan)
     state.open(plan)
-    return Conversation(state)
+    return state
 
 
 NAMES = [
-    *("/help", "/quit", "/stats", "/prefix", "/model", "/draft-model", "/compare", "/regular-decode"),
+    *("/help", "/quit", "/stats", "/prefix", "/model", "/draft-model", "/compare", "/baseline"),
     *("/show-draft", "/drafter", "/num-draft", "/max-tokens", "/output-prefix", "/stop", "/eos-token-id", "/seed"),
     *("/temperature", "/top-k", "/top-p", "/min-p", "/repetition-penalty", "/acceptance", "/delta"),
     *("/no-repeat-ngram-size", "/min-tokens", "/source-language", "/target-language"),
@@ -51,26 +53,25 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def loaded() -> State:
-    return conversation(*FIXED).state
+def loaded() -> ConsoleState:
+    return open_console(*FIXED)
 
 
 @pytest.fixture
-def talk(loaded: State, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """Say lines to a fresh console over models that are loaded once; (standard output, standard error)."""
-    state = State(loaded.plan)
+def talk(loaded: ConsoleState, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """Send lines to a fresh console whose models are loaded once. Returns (standard output, standard error)."""
+    state = ConsoleState(loaded.plan)
     state.session = replace(loaded.session, options=loaded.plan.options)
-    spoken = Conversation(state)
 
-    def say(*lines: str) -> tuple[str, str]:
+    def talk(*lines: str) -> tuple[str, str]:
         capsys.readouterr()
         for line in lines:
-            spoken.answer(line)
+            answer(state, line)
         out, err = capsys.readouterr()
         return out, err
 
-    say.conversation = spoken  # type: ignore[attr-defined]
-    return say
+    talk.state = state  # type: ignore[attr-defined]
+    return talk
 
 
 def in_process(
@@ -86,7 +87,7 @@ def test_prompts_go_in_text_comes_out(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert status == 0
     first, second, *rest = out.splitlines()
     assert first == TEXT and second and not rest
-    assert "t5-web-docs" in err and "/help lists the commands" in err and " drafted tokens" in err
+    assert "t5-web-docs" in err and "/help lists the commands" in err and " draft tokens" in err
     status, out, err = in_process(
         monkeypatch, capsys, GERMAN, "--show-draft", *FIXED
     )  # the end of the input is a way out too
@@ -100,7 +101,12 @@ def test_mistakes_are_answered_and_the_console_goes_on(
         monkeypatch, capsys, f"/max-token 3\n/qqq\n/max-tokens x\n{'word ' * 600}\n{GERMAN}\n"
     )
     assert status == 0 and out == f"{TEXT}\n"
-    for words in ("did you mean /max-tokens?", "/help lists them", "usage: /max-tokens N", "trained on at most 512"):
+    for words in (
+        "did you mean /max-tokens?",
+        "/help lists all commands",
+        "usage: /max-tokens N",
+        "trained on at most 512",
+    ):
         assert words in err
 
 
@@ -128,7 +134,7 @@ WRONG = {
     "/help": ["a b"],
     "/strict": ["x"],
     "/compare": ["x"],
-    "/regular-decode": ["x"],
+    "/baseline": ["x"],
     "/stats": ["x"],
     "/quit": ["now"],
 }
@@ -138,9 +144,8 @@ WRONG = {
 def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
     name: str, talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # type: ignore[no-untyped-def]
-    spoken: Conversation = talk.conversation
-    state = spoken.state
-    before = (state.options, state.ways, state.session)
+    state: ConsoleState = talk.state
+    before = (state.options, state.modes, state.session)
     lines = iter(f"{name} {each}" for each in WRONG[name])
 
     def read() -> str:
@@ -150,10 +155,10 @@ def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
             raise EOFError from None
 
     monkeypatch.setattr("speculative_decoding.cli.console.read_line", read)
-    assert spoken.run() == 0
+    assert console.run(state) == 0
     err = capsys.readouterr().err
     assert err.count(f"usage: {name}") == err.count(f"{name}: ") == len(WRONG[name])
-    assert (state.options, state.ways, state.session) == before
+    assert (state.options, state.modes, state.session) == before
 
 
 def test_settings_change_what_comes(talk) -> None:  # type: ignore[no-untyped-def]
@@ -161,11 +166,11 @@ def test_settings_change_what_comes(talk) -> None:  # type: ignore[no-untyped-de
     assert out == "Die Methode gibt\n" and "; stopped at --max-tokens 3" in err
     assert "stopped" not in talk("/max-tokens 100", GERMAN)[1]
     assert "drafts 2 tokens a round" in talk("/num-draft 2")[1]
-    assert talk(GERMAN)[0] == f"{TEXT}\n" and "accepted 7 of 8 drafted" in talk(GERMAN)[1]
+    assert talk(GERMAN)[0] == f"{TEXT}\n" and "accepted 7 of 8 draft tokens" in talk(GERMAN)[1]
     assert "accepted" not in talk("/num-draft 0", GERMAN)[1]
     talk("/num-draft auto")
     assert talk(GERMAN)[0] == f"{TEXT}\n"
-    assert talk("/stop Wert", GERMAN)[0] == "Die Methode gibt den \n" and "stop: ()" in talk("/stop")[1]
+    assert talk("/stop Wert", GERMAN)[0] == "Die Methode gibt den \n" and "stop: not set" in talk("/stop")[1]
     talk("/num-draft 5", "/temperature 2")
     texts = [talk(f"/seed {seed}", GERMAN)[0] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
@@ -184,8 +189,8 @@ def test_delta_is_lossy_and_belongs_to_one_rule(talk) -> None:  # type: ignore[n
     with pytest.raises(ValueError, match="acceptance has no effect at temperature 0"):
         talk("/delta 0", "/acceptance coupled")
     sampled = talk("/temperature 1", "/acceptance coupled", GERMAN)[0]
-    assert talk("/regular-decode", GERMAN)[0] == sampled  # the target alone
-    talk("/regular-decode", "/temperature 0")
+    assert talk("/baseline", GERMAN)[0] == sampled  # without a draft
+    talk("/baseline", "/temperature 0")
     assert talk(GERMAN)[0] == f"{TEXT}\n"
 
 
@@ -198,14 +203,14 @@ def test_prefixes(talk) -> None:  # type: ignore[no-untyped-def]
     assert talk("/output-prefix", GERMAN)[0] == f"{TEXT}\n"
 
 
-def test_ways_are_compared_and_the_draft_is_left_out(talk) -> None:  # type: ignore[no-untyped-def]
+def test_modes_are_compared_and_the_baseline_has_no_draft(talk) -> None:  # type: ignore[no-untyped-def]
     assert "compare: on" in talk("/compare")[1]
     out, err = talk("translate English to German: The page is loaded by the browser.")
     assert out == "Die Seite wird vom Browser geladen.\n" and "differs" in err
     assert re.search(r"speculative +8 .*% +identical", err)
-    out, err = talk("/compare", "/regular-decode", GERMAN)
+    out, err = talk("/compare", "/baseline", GERMAN)
     assert out == f"{TEXT}\n" and "10 tokens at" in err and "accepted" not in err
-    assert "drafter: auto" in talk("/regular-decode", "/drafter auto")[1] and talk(GERMAN)[0] == f"{TEXT}\n"
+    assert "drafter: auto" in talk("/baseline", "/drafter auto")[1] and talk(GERMAN)[0] == f"{TEXT}\n"
 
 
 def test_unknown_characters_are_said_once(talk) -> None:  # type: ignore[no-untyped-def]
@@ -214,8 +219,42 @@ def test_unknown_characters_are_said_once(talk) -> None:  # type: ignore[no-unty
     assert err.count("'好'") == 1 and "no 'ж'" in err and "note" not in talk("grammar: ж He go.")[1]
 
 
+def test_help_shows_values_as_the_user_types_them(talk) -> None:  # type: ignore[no-untyped-def]
+    talk("/stop Wert", "/eos-token-id 5", "/temperature 0.5")
+    for name, value in {
+        "stop": "Wert",
+        "eos-token-id": "5",
+        "temperature": "0.5",
+        "top-p": "1",
+        "prefix": "not set",
+        "source-language": "not set",
+        "strict": "off",
+    }.items():
+        assert talk(f"/help {name}")[1].endswith(f"\nnow: {value}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("/nonsense", "/help lists all commands"),
+        ("/foo", "/help lists all commands"),
+        ("/", "/help lists all commands"),
+        ("/temp", "did you mean /temperature?"),
+        ("/top_k", "did you mean /top-k?"),
+        ("/modle", "did you mean /model?"),
+    ],
+)
+def test_only_similar_commands_are_suggested(typed: str, hint: str, talk) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match=rf"^{typed}: unknown command; {re.escape(hint)}"):
+        talk(typed)
+
+
+def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[no-untyped-def]
+    assert "baseline: on" in talk("/regular-decode")[1] and "baseline: off" in talk("/regular-decode")[1]
+
+
 def test_stats(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "nothing was decoded yet" in talk("/stats")[1]
+    assert "no prompt was decoded yet" in talk("/stats")[1]
     talk(GERMAN, GRAMMAR)
     err = talk("/stats")[1]
     assert re.search(r"speculative +18 .*%", err)
@@ -231,28 +270,27 @@ def test_the_draft_is_shown_in_the_text_or_by_round(talk) -> None:  # type: igno
 
 
 def test_models_are_exchanged_and_stay_if_the_new_ones_cannot_be_opened() -> None:
-    spoken = conversation()
-    with spoken.state as state:
+    with open_console() as state:
         for wrong in ("/model nowhere", "/model t5-web-docs nowhere", "/draft-model nowhere"):
             with pytest.raises(ValueError, match="nowhere"):
-                spoken.answer(wrong)
+                answer(state, wrong)
         both = "draft models/t5-web-docs-draft and copies of the text"
-        assert both in state.plan.describe() and state.ways == ["speculative"]
-        spoken.answer("/max-tokens 7")
-        spoken.answer("/model t5-web-docs-draft")
+        assert both in state.plan.describe() and state.modes == ["speculative"]
+        answer(state, "/max-tokens 7")
+        answer(state, "/model t5-web-docs-draft")
         assert state.plan.describe() == "target models/t5-web-docs-draft, copies of the text as a draft"
         with pytest.raises(ValueError, match="drafter 'model' needs a draft model"):
-            spoken.answer("/drafter model")
-        spoken.answer("/draft-model t5-web-docs-draft")
-        assert both in state.plan.describe() and state.ways == ["speculative"] and state.options.max_tokens == 7
-        spoken.answer("/drafter model")
+            answer(state, "/drafter model")
+        answer(state, "/draft-model t5-web-docs-draft")
+        assert both in state.plan.describe() and state.modes == ["speculative"] and state.options.max_tokens == 7
+        answer(state, "/drafter model")
         with pytest.raises(ValueError, match="--drafter model has no effect without a draft model"):
-            spoken.answer("/model t5-web-docs")
+            answer(state, "/model t5-web-docs")
         assert "draft models/t5-web-docs-draft" in state.plan.describe()
 
 
 def test_if_weights_fail_the_old_models_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoken = conversation()
+    state = open_console()
     load, calls = Pair.load_weights, []
 
     def fail_once(self: Pair) -> None:
@@ -263,16 +301,15 @@ def test_if_weights_fail_the_old_models_come_back(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Pair, "load_weights", fail_once)
     with pytest.raises(KeyboardInterrupt):
-        spoken.answer("/model t5-web-docs-draft")
-    assert len(calls) == 2 and "draft models/t5-web-docs-draft" in spoken.state.plan.describe()
-    assert spoken.state.session.generate(GERMAN).text == TEXT
+        answer(state, "/model t5-web-docs-draft")
+    assert len(calls) == 2 and "draft models/t5-web-docs-draft" in state.plan.describe()
+    assert state.session.generate(GERMAN).text == TEXT
 
 
 def test_a_store_in_a_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
-    spoken = conversation("--drafter", "ngram", "--ngram-store", str(path))
-    with spoken.state:
-        spoken.answer(GERMAN)
+    with open_console("--drafter", "ngram", "--ngram-store", str(path)) as state:
+        answer(state, GERMAN)
     assert path.stat().st_size > 200
 
 
@@ -314,7 +351,7 @@ SETTINGS = {
 }
 
 
-def interrupted(spoken: Conversation, moment: int, interrupt: Callable[[], None]) -> bool:
+def interrupted(state: ConsoleState, moment: int, interrupt: Callable[[], None]) -> bool:
     """Decode, and interrupt at that evaluation; whether there was one."""
     evaluate, calls = mx.eval, 0
 
@@ -327,7 +364,7 @@ def interrupted(spoken: Conversation, moment: int, interrupt: Callable[[], None]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx, "eval", evaluated)
-        spoken.answer(GERMAN)
+        answer(state, GERMAN)
     return calls >= moment
 
 
@@ -351,15 +388,15 @@ def ask_twice() -> None:
 def test_interrupted_at_any_moment_the_next_output_is_unchanged(
     setting: str, interrupt: Callable[[], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoken = conversation(*(str(tmp_path / each) if each == "STORE" else each for each in SETTINGS[setting]))
+    state = open_console(*(str(tmp_path / each) if each == "STORE" else each for each in SETTINGS[setting]))
     capsys.readouterr()
-    spoken.answer(GERMAN)
+    answer(state, GERMAN)
     expected = capsys.readouterr().out
     moment = 1
-    while interrupted(spoken, moment, interrupt):
+    while interrupted(state, moment, interrupt):
         _, err = capsys.readouterr()
         assert "stopped" in err
-        spoken.answer(GERMAN)
+        answer(state, GERMAN)
         assert capsys.readouterr().out == expected
         moment += 1
     assert moment > 2
@@ -454,7 +491,7 @@ def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("half a line")
     terminal.interrupt_the_line()  # forgets it
     terminal.type("/max-tokens 100000\n/temperature 50\n")  # a text of thousands of tokens
-    terminal.wait_for("temperature: 50.0")
+    terminal.wait_for("temperature: 50")
     terminal.wait_for("> ")
     terminal.type(f"{GERMAN}\n")
     terminal.wait_for("\r\n")  # the echo
@@ -484,4 +521,4 @@ def test_the_end_of_input_is_a_way_out(terminal: Terminal) -> None:
 
 def test_quit_leaves() -> None:
     with pytest.raises(Quit):
-        Conversation(State(plan_of(main_parser().parse_args([])))).answer("/quit")
+        answer(ConsoleState(plan_of(main_parser().parse_args([]))), "/quit")

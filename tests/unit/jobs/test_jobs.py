@@ -597,7 +597,7 @@ def test_lines_in_records_out_and_status_1_for_errors(
     assert (
         fields[1]["finish_reason"] == "blank" and "at most 512" in fields[2]["error"] and "UTF-8" in fields[3]["error"]
     )
-    assert "4 lines, 2 of them errors (in this run first at line 3, 4)" in err
+    assert "4 lines, 2 of them errors (first errors of this run: lines 3, 4)" in err
     with (tmp_path / "in.txt").open("rb") as stdin:  # - is standard input
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
         assert main(capfd, "--input", "-", "--regular-decode")[:2] == (status, out)

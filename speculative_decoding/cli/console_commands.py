@@ -1,0 +1,309 @@
+"""The console's commands and its state: open models and settings.
+
+A command with the name of a main.py flag has the flag's meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text as Line
+
+from ..errors import InputError, one_line
+from ..loading.load import BUNDLED, MODELS, SELF_DRAFT
+from ..loading.pair import Pair
+from ..sampling import GenerationOptions
+from ..sampling.options import abouts, default
+from ..sampling.values import Several, Switch, Text, Value
+from ..session import Session
+from .compare import PromptRunner, decoding_modes
+from .drafting import Plan, make_plan
+from .flags import FOR_PYTHON
+from .models import ModelNames
+from .parser import flag, metavar, word
+from .summary import comparison_table
+from .views import make_console
+
+WITHOUT_COMMAND = (
+    "max_ngram_size",  # fixed when the n-gram drafter is created
+    "num_return_sequences",  # the console shows one text
+)
+FORMER_NAMES = {"/regular-decode": "/baseline"}
+
+
+class Quit(Exception):
+    """The user wants to leave."""
+
+
+@dataclass
+class ConsoleState:
+    """Open models and settings of the console.
+
+    Args:
+        plan: the open models, and their options at the start.
+        prefix: text before every prompt.
+        compare: decode each prompt in all modes.
+    """
+
+    plan: Plan
+    runner: PromptRunner = field(default_factory=lambda: PromptRunner(make_console()))
+    prefix: str = ""
+    compare: bool = False
+    session: Session = field(init=False)
+    _opened: ExitStack = field(init=False, default_factory=ExitStack)
+
+    def __enter__(self) -> ConsoleState:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @property
+    def console(self) -> Console:
+        return self.runner.console
+
+    @property
+    def options(self) -> GenerationOptions:
+        return self.session.options
+
+    @property
+    def modes(self) -> list[str]:
+        """The modes in which prompts are decoded. The first one gives the answer."""
+        return decoding_modes(self.session)[: None if self.compare else 1]
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Change options. Raises `InputError`, without a change, if they do not fit together or with the models."""
+        self.session.options_with(changes)
+        options = replace(self.options, **changes)
+        replace(self.session, options=options)  # checks the options with the models
+        self.session.options = options
+
+    def open(self, plan: Plan, pair: Pair | None = None) -> None:
+        """Load the models of the plan, including a draft that is not used yet. pair: these models, if found before."""
+        self.session = self._opened.enter_context(plan.session(pair or plan.open(use_draft=True)))
+        self.plan = plan
+
+    def open_other_models(self, model: str, draft_model: str | None) -> None:
+        """Open other models with the current options. If that fails, reopen the previous ones."""
+        if self.plan.folders.processes is not None:
+            raise InputError("several processes share the model; restart with the other one")
+        folders = ModelNames(model, draft_model, self.plan.folders.dtype).find()
+        changed = {name: value for name in abouts() if (value := getattr(self.options, name)) != default(name)}
+        previous = replace(self.plan, options=self.options)
+        plan = make_plan(folders, changed, self.plan.flags)
+        pair = plan.open(use_draft=True)
+        self._opened.close()
+        del self.session  # free the old target before loading the new one
+        try:
+            self.open(plan, pair)
+        except BaseException:
+            self.open(previous)
+            raise
+
+    def recover(self) -> None:
+        """Renew the session after an interruption, which may leave its learned state inconsistent."""
+        self.session = replace(self.session)
+
+
+@dataclass
+class Command:
+    """Decorator that makes a function of the state and the argument text a command.
+
+    Args:
+        usage: the name and its arguments: literal words, and placeholders in capitals.
+        meaning: the help text.
+        current: returns the current value as the user would type it.
+        choices: returns completions of an argument; None means the literal words of `usage`.
+    """
+
+    usage: str
+    meaning: str
+    current: Callable[[ConsoleState], str] | None = None
+    choices: Callable[[], Iterable[str]] | None = None
+    run: Callable[[ConsoleState, str], None] = field(init=False)
+
+    def __call__(self, run: Callable[[ConsoleState, str], None]) -> None:
+        self.run = run
+        COMMANDS[self.name] = self
+
+    @property
+    def name(self) -> str:
+        return self.usage.split()[0]
+
+    def completions(self, start: str) -> list[str]:
+        words = self.choices() if self.choices else re.findall(r"\b[a-z_]+\b", self.usage.removeprefix(self.name))
+        return [word for word in words if word.startswith(start)]
+
+    def execute(self, state: ConsoleState, text: str) -> None:
+        """Run the command and print the new value. Raises `InputError` with the usage for a wrong argument."""
+        try:
+            if self.usage == self.name and text.strip():
+                raise InputError(f"unexpected argument (got {text!r}, expected none)")
+            self.run(state, text)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}; usage: {self.usage}") from error
+        if self.current is not None:
+            state.console.print(f"{self.name.removeprefix('/')}: {self.current(state)}")
+
+
+COMMANDS: dict[str, Command] = {}  # in the order of /help
+
+
+def find(name: str) -> Command:
+    """Return the command. Raises `InputError` that suggests a command with a similar name."""
+    name = FORMER_NAMES.get(name, name)
+    if name in COMMANDS:
+        return COMMANDS[name]
+    words = [command.removeprefix("/") for command in COMMANDS]
+    word = name.removeprefix("/")
+    similar = [each for each in words if word and each.startswith(word)] or get_close_matches(word, words, 1, 0.7)
+    hint = f"did you mean /{similar[0]}?" if similar else "/help lists all commands"
+    raise InputError(f"{name}: unknown command; {hint} (to start a prompt with /, type //)")
+
+
+def completions(line: str) -> list[str]:
+    """Return completions of the last word of a line: command names, or arguments."""
+    name, space, rest = line.partition(" ")
+    if not space:
+        return [command for command in COMMANDS if name and command.startswith(name)]
+    return COMMANDS[name].completions(rest.rpartition(" ")[2]) if name in COMMANDS else []
+
+
+def parse(value: Value, text: str, subject: str) -> Any:
+    try:
+        return word(value)(text)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"{subject} {error}") from error
+
+
+def as_typed(value: Any) -> str:
+    """Return a value as the user would type it."""
+    if value is None or value in ("", ()):
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(as_typed, value))
+    return one_line(str(value))
+
+
+def on_off(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
+@Command("/help [COMMAND]", "list all commands, or explain one", choices=lambda: COMMANDS)
+def show_help(state: ConsoleState, text: str) -> None:
+    if text.strip():
+        command = find(f"/{text.strip().removeprefix('/')}")
+        current = f"\nnow: {command.current(state)}" if command.current else ""
+        state.console.print(f"usage: {command.usage}\n{command.meaning}{current}")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for command in COMMANDS.values():
+        current = f" (now {command.current(state)})" if command.current else ""
+        table.add_row(Line(command.usage), Line(command.meaning + current))
+    state.console.print(table)
+    state.console.print("Any other line is a prompt. To start a prompt with /, type //.")
+
+
+@Command("/prefix [TEXT]", "text before every prompt", lambda state: as_typed(state.prefix))
+def set_prefix(state: ConsoleState, text: str) -> None:
+    state.prefix = text
+
+
+def add_setting(option: str) -> None:
+    """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
+    value, meaning, _ = abouts()[option]
+    placeholder = metavar(value)
+    usage = f"/{flag(option).removeprefix('--')}"
+    if not isinstance(value, Switch):
+        usage += f" [{placeholder}]" if default(option) in ("", ()) else f" {placeholder}"
+
+    def current(state: ConsoleState) -> str:
+        options = state.session.options_with({})  # with the default drafter, if none was chosen
+        found = getattr(options, option)
+        if option == "num_draft_tokens":
+            return f"{found}; {state.session.planner.length(options).describe()}"
+        return on_off(found) if isinstance(value, Switch) else as_typed(found)
+
+    @Command(usage, meaning, current)
+    def change(state: ConsoleState, text: str) -> None:
+        if placeholder != "TEXT":
+            text = text.strip()
+        if isinstance(value, Switch):
+            state.change({option: not getattr(state.options, option)})
+        elif isinstance(value, Several):
+            state.change({option: [parse(value, text, option)] if text else ()})
+        else:
+            state.change({option: parse(value, text, option)})
+
+
+for option in abouts():
+    if option not in (*FOR_PYTHON, *WITHOUT_COMMAND):
+        add_setting(option)
+
+
+@Command("/baseline", "decode without a draft: on or off", lambda state: on_off(state.options.drafter == "none"))
+def toggle_baseline(state: ConsoleState, text: str) -> None:
+    state.change({"drafter": None if state.options.drafter == "none" else "none"})
+
+
+@Command("/compare", "compare with the baseline and the draft model: on or off", lambda state: on_off(state.compare))
+def toggle_compare(state: ConsoleState, text: str) -> None:
+    if len(decoding_modes(state.session)) == 1:
+        raise InputError("no draft to compare; turn /baseline off, or choose a /draft-model")
+    state.compare = not state.compare
+
+
+@Command(
+    "/show-draft [text|rounds]",
+    "show accepted, rejected and corrected tokens in the text, or in one line per round",
+    lambda state: state.runner.show_draft or "off",
+)
+def toggle_draft(state: ConsoleState, text: str) -> None:
+    view = parse(Text(("text", "rounds")), text.strip() or "text", "the view")
+    state.runner.show_draft = None if state.runner.show_draft == view else view
+
+
+def model_names() -> list[str]:
+    """Return the folders under models/."""
+    return sorted({path.name for models in (MODELS, BUNDLED) for path in models.glob("*/") if path.is_dir()})
+
+
+def describe_models(state: ConsoleState) -> str:
+    return replace(state.plan, options=state.options).describe()
+
+
+@Command("/model [TARGET [DRAFT]]", "use other models, or show the current ones", describe_models, model_names)
+def set_model(state: ConsoleState, text: str) -> None:
+    names = text.split()
+    if len(names) > 2:
+        raise InputError(f"too many names (got {len(names)}, expected a target and a draft)")
+    if names:
+        state.open_other_models(names[0], names[1] if len(names) > 1 else None)
+
+
+@Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
+def set_draft_model(state: ConsoleState, text: str) -> None:
+    state.open_other_models(str(state.plan.folders.target), parse(Text(), text.strip(), "the draft"))
+
+
+@Command("/stats", "statistics of this session")
+def show_stats(state: ConsoleState, text: str) -> None:
+    rows = {mode: (stats, "") for mode, stats in state.runner.totals.items()}
+    state.console.print(comparison_table(rows) if rows else "no prompt was decoded yet")
+
+
+@Command("/quit", "leave; so does Ctrl-D")
+def leave(state: ConsoleState, text: str) -> None:
+    raise Quit
