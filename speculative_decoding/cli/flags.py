@@ -149,7 +149,7 @@ def require_different_files(given: Mapping[str, Any]) -> None:
     """Raise `InputError` where a file that is to be written is given for something else too."""
     read, written = ([(flag(name), Path(given[name])) for name in names if name in given] for names in (READ, WRITTEN))
     if "output" in given:
-        written.append(("--output's checkpoint", journal_path(given["output"])))
+        written.append(("--output's journal", journal_path(given["output"])))
     for what, path in written:
         for other, its in (*read, *written):
             if what != other and path.resolve() == its.resolve():

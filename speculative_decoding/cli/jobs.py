@@ -48,7 +48,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: Pr
             opening = ResumableOutput.open(output, settings, resume=files.resume, force=files.force)
             journal = stack.enter_context(opening)
             lines, write, running = journal.remaining(file, files.input), journal.write, journal.running()
-            totals.lines, totals.errors = journal.done.lines, journal.errors
+            totals.lines, totals.errors = journal.written.lines, journal.errors
             if totals.lines:
                 say(f"resuming {output} behind line {totals.lines}")
         session, slots = stack.enter_context(plan.session(pair)), files.slots
@@ -63,7 +63,7 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: Pr
             engine,
             write,
             slots=slots,
-            counts=isinstance(plan.options.num_draft_tokens, int) and plan.drafter in REPEATABLE,
+            with_draft_counts=isinstance(plan.options.num_draft_tokens, int) and plan.drafter in REPEATABLE,
             totals=totals,
         )
         is_watched = output is not None or not sys.stdout.isatty()  # records and a bar on one screen are neither

@@ -1,7 +1,6 @@
-"""Jobs over files: each line of input gives one line of output, in the same order, whatever happens in between.
+"""Jobs over files: line n of the output is the record of line n of the input.
 
-The n-th line of the output belongs to the n-th line of the input. That is the whole format: a job that was interrupted
-goes on behind the lines that are there.
+An interrupted job can therefore continue after the records that it has already written.
 """
 
 from .input import InputLine, LineParser, choose_format, read_lines

@@ -1,4 +1,4 @@
-"""Lines of input -> rows: what the engine is asked, or why it cannot be. Knows nothing of models and of output."""
+"""The input of a job: lines, and what they ask for. Knows nothing of models and output."""
 
 from __future__ import annotations
 
@@ -17,68 +17,22 @@ from ..sampling import GenerationOptions
 from ..sampling.options import ALIASES, MOST_DRAFTED, OTHER_NAMES, REMOVED, abouts, current_names
 from ..sampling.values import Text, Value, Whole
 
-MAX_LINE = 2**24  # bytes: a file without line ends must not fill the memory
+MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
 INPUT_FORMATS = ("text", "jsonl")
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
-
-@dataclass(frozen=True)
-class InputLine:
-    """A line as it stands in the input, without its end.
-
-    content: None if it is longer than `MAX_LINE`. digest: of this line and of all before it. end: how many bytes of the
-    input it ends behind.
-    """
-
-    number: int  # from 1
-    content: bytes | None
-    digest: bytes
-    end: int
-
-
-def read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    """One line at a time; nothing is kept."""
-    digest, end = b"", 0
-    for number in count(1):
-        part = file.readline(MAX_LINE)
-        if not part:
-            return
-        whole = part.endswith(b"\n") or len(part) < MAX_LINE
-        content = part.rstrip(b"\r\n")
-        chain = hashlib.sha256(digest + content)
-        end += len(part)
-        while len(part) == MAX_LINE and not part.endswith(b"\n"):
-            part = file.readline(MAX_LINE)
-            chain.update(part)
-            end += len(part)
-        digest = chain.digest()
-        yield InputLine(number, content if whole else None, digest, end)
-
-
-def choose_format(name: str, first_line: bytes) -> str:
-    """ "jsonl" or "text": by the end of the file's name; where that says nothing, objects if the first line begins with
-    a brace.
-    """
-    by_name = SUFFIXES.get(PurePath(name).suffix.lower())
-    return by_name or ("jsonl" if first_line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "text")
-
-
-# What a row may set for itself. Prompts of a file share an output's beginning, and records have no log-probabilities.
-LINE_OPTIONS: Mapping[str, Value] = {
+# Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
+# draft length would make a record depend on the lines before it, so a line may only set a number.
+LINE_OPTIONS: dict[str, Value] = {
     name: about.value
     for name, about in abouts().items()
     if about.per_row and name not in ("decoder_prefix", "logprobs")
-} | {
-    "num_draft_tokens": Whole(0, MOST_DRAFTED)
-}  # a length that adapts would make a record depend on the rows before it
-FOR_ALL_ROWS = (*(name for name in abouts() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
-FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
+}
+LINE_OPTIONS["num_draft_tokens"] = Whole(0, MOST_DRAFTED)
+JOB_OPTIONS = (*(name for name in abouts() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
+LINE_FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
 
-DRAFT_COUNTS = (
-    "target_calls",
-    "drafted_tokens",
-    "accepted_tokens",
-)  # in a record, where they are the same in every run
+DRAFT_COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")
 RECORD_FIELDS = {
     "line",
     "text",
@@ -93,33 +47,64 @@ RECORD_FIELDS = {
 }
 
 
-def plain(name: str) -> str:
-    """What is left of a field's name when it is not looked at closely."""
-    return name.lower().replace("-", "").replace("_", "").removesuffix("s")
+@dataclass(frozen=True)
+class InputLine:
+    """A line of the input, without its line end."""
+
+    number: int  # from 1
+    content: bytes | None  # None if it is longer than MAX_LINE_BYTES
+    digest: bytes  # of this line and all lines before it
+    end: int  # position of the next line in the input, in bytes
 
 
-OUR_NAMES = OTHER_NAMES | ALIASES | REMOVED | {name: name for name in (*FIELDS, *FOR_ALL_ROWS)}
-LOOKS_LIKE = {plain(name): ours for name, ours in OUR_NAMES.items()}
+def read_lines(file: BinaryIO) -> Iterator[InputLine]:
+    """Yield one line at a time. Only the current line is in memory."""
+    digest = b""
+    end = 0
+    for number in count(1):
+        chunk = file.readline(MAX_LINE_BYTES)
+        if not chunk:
+            return
+        is_complete = chunk.endswith(b"\n") or len(chunk) < MAX_LINE_BYTES
+        content = chunk.rstrip(b"\r\n")
+        line_hash = hashlib.sha256(digest + content)
+        end += len(chunk)
+        while len(chunk) == MAX_LINE_BYTES and not chunk.endswith(b"\n"):
+            chunk = file.readline(MAX_LINE_BYTES)
+            line_hash.update(chunk)
+            end += len(chunk)
+        digest = line_hash.digest()
+        yield InputLine(number, content if is_complete else None, digest, end)
+
+
+def choose_format(name: str, first_line: bytes) -> str:
+    """Return one of `INPUT_FORMATS`, based on the suffix, or else on whether the first line starts with a brace."""
+    by_suffix = SUFFIXES.get(PurePath(name).suffix.lower())
+    if by_suffix is not None:
+        return by_suffix
+    is_object = first_line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    return "jsonl" if is_object else "text"
 
 
 @dataclass(frozen=True)
 class ParsedLine:
-    """A line, understood. It has a request for the engine, or an error, or neither: a blank line of text.
-
-    seed: where the row samples, what its random numbers derive from.
-    carried: fields that are not ours, for the output.
-    """
+    """A parsed line. It has fields, or an error, or neither if it is blank."""
 
     line: InputLine
-    request: Mapping[str, Any] | None = None
-    seed: int | None = None
-    carried: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] | None = None  # the prompt and its options
+    seed: int | None = None  # if the line samples
+    carried: Mapping[str, Any] = field(default_factory=dict)  # fields of the user, copied to the record
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class LineParser:
-    """format: of `INPUT_FORMATS`. options: of the rows, where they do not say."""
+    """Parses lines.
+
+    Args:
+        format: One of `INPUT_FORMATS`.
+        options: Options of the job. A line may override them.
+    """
 
     format: str
     options: GenerationOptions = GenerationOptions()  # noqa: RUF009
@@ -136,17 +121,17 @@ class LineParser:
                 given |= current_names(parse_json_object(text))
                 check_fields(given)
         except InputError as error:
-            return ParsedLine(line, carried=carried(given), error=str(error))
-        request = {name: value for name, value in given.items() if name in FIELDS}
-        seed = request.setdefault("seed", row_seed(self.options.seed, line.number))
-        samples = request.get("temperature", self.options.temperature) > 0
-        return ParsedLine(line, request, seed if samples else None, carried(given))
+            return ParsedLine(line, carried=carried_fields(given), error=str(error))
+        fields = {name: value for name, value in given.items() if name in LINE_FIELDS}
+        seed = fields.setdefault("seed", line_seed(self.options.seed, line.number))
+        is_sampled = fields.get("temperature", self.options.temperature) > 0
+        return ParsedLine(line, fields, seed if is_sampled else None, carried_fields(given))
 
 
 def decode_line(line: InputLine) -> str:
-    """Raises `InputError`, like all that reads a line."""
+    """Decode a line as UTF-8. Raises `InputError` for other encodings and lines that are too long."""
     if line.content is None:
-        raise InputError(f"longer than {MAX_LINE} bytes; split it")
+        raise InputError(f"longer than {MAX_LINE_BYTES} bytes; split it")
     try:
         return line.content.decode("utf-8-sig" if line.number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -154,22 +139,23 @@ def decode_line(line: InputLine) -> str:
 
 
 def parse_json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object without duplicate names, of bounded depth. Raises `InputError`."""
     if not text.strip():
-        raise InputError('is empty; each line must be a JSON object with a "prompt"')
+        raise InputError('empty (expected a JSON object with a "prompt")')
     try:
-        value = json.loads(text, object_pairs_hook=no_duplicates)
+        value = json.loads(text, object_pairs_hook=unique_fields)
         if not is_shallow(value):
             raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON ({error.msg}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON that can be read ({str(error).partition(': value has')[0]})") from error
+        raise InputError(f"unsupported JSON ({str(error).partition(': value has')[0]})") from error
     if not isinstance(value, dict):
-        raise InputError('must be a JSON object with a "prompt"')
+        raise InputError('not a JSON object with a "prompt"')
     return value
 
 
-def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for name, times in Counter(name for name, _ in pairs).items():
         if times > 1:
             raise ValueError(f"field {name!r} is given twice")
@@ -177,7 +163,7 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_json_value(value: Any) -> bool:
-    """As JSON; Python also reads NaN, infinity and halves of characters (lone surrogates)."""
+    """Whether a value can be written as JSON. Python's parser also accepts NaN, infinity and lone surrogates."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -185,42 +171,48 @@ def is_json_value(value: Any) -> bool:
     return True
 
 
-def carried(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are not ours."""
-    ours = FIELDS.keys() | RECORD_FIELDS
-    return {name: value for name, value in given.items() if name not in ours and is_json_value([name, value])}
+def carried_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that neither lines nor records define, for the record."""
+    reserved = LINE_FIELDS.keys() | RECORD_FIELDS
+    return {name: value for name, value in given.items() if name not in reserved and is_json_value([name, value])}
+
+
+def similarity_key(name: str) -> str:
+    """Return one key for names that differ only in case, separators or a plural: maxTokens, max-token, max_tokens."""
+    return name.lower().replace("-", "").replace("_", "").removesuffix("s")
+
+
+KNOWN_NAMES = OTHER_NAMES | ALIASES | REMOVED | {name: name for name in (*LINE_FIELDS, *JOB_OPTIONS)}
+SIMILAR_OPTIONS = {similarity_key(name): option for name, option in KNOWN_NAMES.items()}
 
 
 def check_fields(given: Mapping[str, Any]) -> None:
-    """Raise `InputError` for what is missing, of another type, or would be ignored."""
+    """Raise `InputError` for a missing prompt, a wrong type, or a field that looks like an option but is not one."""
     for name, value in given.items():
-        meant = LOOKS_LIKE.get(plain(name))
+        option = SIMILAR_OPTIONS.get(similarity_key(name))
         if not is_json_value([name, value]):
-            raise InputError(f"{name!a} is not JSON: half a character (a lone surrogate), or NaN or Infinity")
-        if name in FIELDS:
+            raise InputError(f"field {name!a} is not valid JSON (a lone surrogate, NaN or Infinity)")
+        if name in LINE_FIELDS:
             try:
-                FIELDS[name].accept(value)
+                LINE_FIELDS[name].accept(value)
             except (ValueError, TypeError, OverflowError):
-                raise InputError(f"{name} must be {FIELDS[name].wanted}, not {json.dumps(value)[:80]}") from None
+                raise InputError(f"{name} must be {LINE_FIELDS[name].wanted}, not {json.dumps(value)[:80]}") from None
         elif name in RECORD_FIELDS:
-            raise InputError(f"field {name!r} is one that the output has already; rename it")
-        elif meant in FOR_ALL_ROWS:
-            raise InputError(f"option {name!r} holds for all rows; give it on the command line, or rename the field")
-        elif meant is not None:
-            instead = (
-                f"use {meant}"
-                if name in REMOVED
-                else f"write {meant}"
-                if meant
-                else "there is nothing like it here: leave it out"
-            )
-            raise InputError(f"unknown option {name!r}; {instead}, or rename the field if it is none")
-    if not given.get("prompt", "").strip():
-        raise InputError("prompt is empty; give it some text" if "prompt" in given else 'has no "prompt"')
+            raise InputError(f"field {name!r} is also a field of the output; rename it")
+        elif option in JOB_OPTIONS:
+            raise InputError(f"option {name!r} applies to all lines; give it on the command line, or rename the field")
+        elif option is not None:
+            way_out = f"use {option}" if option else "there is no such option, leave it out"
+            raise InputError(f"unknown option {name!r}; {way_out}, or rename the field if it is not an option")
+    if "prompt" not in given:
+        raise InputError('has no "prompt"')
+    if not given["prompt"].strip():
+        raise InputError("prompt is empty; give it some text")
 
 
-def row_seed(seed: int, number: int) -> int:
-    """The seed of a line that gives none. It depends on nothing but --seed and the line's number, so that resuming
-    shifts nothing; hashed, so that neighbouring seeds do not share their rows' seeds.
+def line_seed(seed: int, number: int) -> int:
+    """Return the seed of a line that has none, from --seed and the line's number, so that resuming changes nothing.
+
+    It is hashed, so that neighbouring seeds do not give the same seeds to neighbouring lines.
     """
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")

@@ -1,8 +1,8 @@
-"""A job: rows in, records out, in order, in bounded memory. Knows nothing of models, files and screens.
+"""A job: lines in, records out, in the same order and in bounded memory. Knows nothing of models, files and screens.
 
-The engine takes rows ahead of those it has finished, and finishes them in any order; what is done waits here until
-its turn comes. If the oldest row takes so long that too much waits, the engine is told that the input ends, finishes
-what it has, and is started again behind it. So input read ahead and records that wait never exceed a window.
+`decode` reads ahead and finishes lines in any order, so finished records wait here for their turn. If one line takes so
+long that a whole window waits for it, the input of `decode` ends early. It then finishes what it has, and is called again
+for the following lines. So the lines read ahead and the waiting records never exceed a window.
 """
 
 from __future__ import annotations
@@ -18,32 +18,30 @@ from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
 from .input import DRAFT_COUNTS, InputLine, ParsedLine
 
+MIN_WINDOW_LINES = 256
 WINDOW_LINES_PER_SLOT = 64
-WINDOW_LINES = 256  # at least
 WINDOW_BYTES = 2**26
-SHOWN_ERRORS = 5  # of which the line numbers are kept
+MAX_ERROR_LINES = 5  # line numbers to keep for the summary
 
+# Decodes prompts given as mappings from "prompt" and option names to values. BatchResult.index counts from 0.
 DecodeRows = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
 
 
 @dataclass
 class JobTotals:
-    """What a job has done. Times are wall-clock seconds; those of rows that were decoded together overlap, so
-    `encode_seconds` and `decode_seconds` share out the time of the whole job as the rows' own times divide.
+    """What a job has done so far. Times are wall-clock seconds.
 
-    lines, errors: written, with those of earlier runs if it was resumed. All else is of this run alone.
-    error_lines: the first few. input_bytes: how far into the input that reaches.
-    cut: rows that ended at max_tokens.
+    `lines`, `errors` and `input_bytes` include earlier runs of a resumed job. All other fields are of this run only.
     """
 
     lines: int = 0
     errors: int = 0
-    error_lines: list[int] = field(default_factory=list)
-    input_bytes: int = 0
-    rows: int = 0
+    error_lines: list[int] = field(default_factory=list)  # the first few
+    input_bytes: int = 0  # size of the finished lines
+    rows: int = 0  # decoded lines
     seconds: float = 0.0
     first_token_seconds: float = 0.0  # summed over rows
-    cut: int = 0
+    cut: int = 0  # rows that ended at max_tokens
     stats: GenerationStats = field(default_factory=GenerationStats)
 
     def add(self, result: GenerationResult) -> None:
@@ -58,7 +56,7 @@ class JobTotals:
 
     @property
     def end_to_end_tps(self) -> float:
-        """Generated tokens per second of the job."""
+        """Generated tokens per second of the whole job."""
         return ratio(self.stats.generated_tokens, self.seconds)
 
     @property
@@ -68,23 +66,26 @@ class JobTotals:
 
     @property
     def encode_seconds(self) -> float:
-        return self.stats.encode_seconds * self._share
+        return self.stats.encode_seconds * self._overlap_factor
 
     @property
     def decode_seconds(self) -> float:
-        return self.stats.decode_seconds * self._share
+        return self.stats.decode_seconds * self._overlap_factor
 
     @property
-    def _share(self) -> float:
+    def _overlap_factor(self) -> float:
+        """Scales the summed times of rows, which overlap when they share a batch, to the time of the job."""
         return min(1.0, ratio(self.seconds, self.stats.encode_seconds + self.stats.decode_seconds))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON. `iterations` counts a round of each row; rounds of rows that are decoded together share a pass."""
-        of_a_row = ("time_to_first_token", "total_variation", "generation_tps")
+        """Return the totals for JSON. `iterations` counts the rounds of each row, although rows share passes."""
+        per_row = ("time_to_first_token", "total_variation", "generation_tps")
+        totals = {name: value for name, value in self.stats.as_dict().items() if name not in per_row}
+        counts = ("lines", "errors", "rows", "cut")
         times = ("seconds", "mean_time_to_first_token", "encode_seconds", "decode_seconds")
-        ours = ("lines", "errors", "rows", "cut", *times, "decode_tps", "end_to_end_tps")
-        stats = {name: value for name, value in self.stats.as_dict().items() if name not in of_a_row}
-        return stats | {name: getattr(self, name) for name in ours} | {"iterations": self.stats.target_calls}
+        totals |= {name: getattr(self, name) for name in (*counts, *times, "decode_tps", "end_to_end_tps")}
+        totals["iterations"] = self.stats.target_calls
+        return totals
 
 
 def ratio(part: float, whole: float) -> float:
@@ -93,88 +94,102 @@ def ratio(part: float, whole: float) -> float:
 
 @dataclass
 class Job:
-    """lines: still to do, behind `totals.lines`. totals: to go on from.
-    counts: whether records say how the row was drafted: they may where that is the same in every run.
+    """Decodes the lines of a file and writes one record for each.
+
+    Args:
+        lines: The remaining lines; the first is number `totals.lines + 1`.
+        parse: Makes a prompt with options of a line.
+        decode: Decodes such prompts, possibly in another order.
+        write: Takes each record and its line, in the order of the lines.
+        slots: Rows that `decode` works on at once.
+        with_draft_counts: Whether records contain draft counts. They may if the counts are the same in each run.
+        totals: Totals of earlier runs, updated in place.
     """
 
     lines: Iterator[InputLine]
     parse: Callable[[InputLine], ParsedLine]
-    engine: DecodeRows
-    write: Callable[[bytes, InputLine], None]  # takes records in the order of their lines
+    decode: DecodeRows
+    write: Callable[[bytes, InputLine], None]
     _: KW_ONLY
     slots: int = 8
-    counts: bool = True
+    with_draft_counts: bool = True
     totals: JobTotals = field(default_factory=JobTotals)
 
     def __post_init__(self) -> None:
-        self._window = max(WINDOW_LINES, WINDOW_LINES_PER_SLOT * self.slots)
-        self._asked: dict[int, ParsedLine] = {}  # by the engine's index
-        self._done: dict[int, tuple[bytes, InputLine, bool]] = {}  # by line number: records whose turn has not come
-        self._read = self.totals.lines  # up to this line
-        self._waiting_bytes = 0  # of the lines that are read, but not written
+        self._window = max(MIN_WINDOW_LINES, WINDOW_LINES_PER_SLOT * self.slots)
+        self._decoding: dict[int, ParsedLine] = {}  # by the index that `decode` gives them
+        self._finished: dict[int, tuple[bytes, InputLine, bool]] = {}  # line number -> record, line, is an error
+        self._last_read = self.totals.lines  # line number
+        self._pending_bytes = 0  # of lines that are read but not written
         self._at_end = False
 
     def run(self) -> Iterator[JobTotals]:
-        """Do it; yield the totals after each row, always the same object."""
+        """Run the job. Yields the totals after each row; it is the same object each time."""
         started = time.perf_counter()
         while not self._at_end:
-            for answer in self.engine(self._ask()):
-                row = self._asked.pop(answer.index)
+            for answer in self.decode(self._prompts()):
+                parsed = self._decoding.pop(answer.index)
                 if answer.result is not None:
                     self.totals.add(answer.result)
-                self._finish(row, answer.result, answer.error)
+                self._finish(parsed, answer.result, answer.error)
                 self.totals.seconds = time.perf_counter() - started
                 yield self.totals
-            assert not self._asked, "the engine has left rows without an answer"
+            assert not self._decoding, "decode() returned without an answer for each row"
         self.totals.seconds = time.perf_counter() - started
 
-    def _ask(self) -> Iterator[Mapping[str, Any]]:
-        """Requests for the engine, until the input ends or the window is full."""
+    def _prompts(self) -> Iterator[Mapping[str, Any]]:
+        """Yield prompts for `decode` until the input ends or the window is full."""
         index = count()
-        while self._read - self.totals.lines < self._window and self._waiting_bytes < WINDOW_BYTES:
+        while self._last_read - self.totals.lines < self._window and self._pending_bytes < WINDOW_BYTES:
             line = next(self.lines, None)
             if line is None:
                 self._at_end = True
                 return
-            row = self.parse(line)
-            self._read, self._waiting_bytes = line.number, self._waiting_bytes + len(line.content or b"")
-            if row.request is None:
-                self._finish(row, None, row.error)
+            parsed = self.parse(line)
+            self._last_read = line.number
+            self._pending_bytes += len(line.content or b"")
+            if parsed.fields is None:
+                self._finish(parsed, None, parsed.error)
             else:
-                self._asked[next(index)] = row
-                yield row.request
+                self._decoding[next(index)] = parsed
+                yield parsed.fields
 
-    def _finish(self, row: ParsedLine, result: GenerationResult | None, error: str | None) -> None:
-        """Make the record, and write all those whose turn has come."""
-        self._done[row.line.number] = record(row, result, error, self.counts), row.line, error is not None
+    def _finish(self, parsed: ParsedLine, result: GenerationResult | None, error: str | None) -> None:
+        """Make the record of a line, and write all records that are next in order."""
+        content = record(parsed, result, error, self.with_draft_counts)
+        self._finished[parsed.line.number] = content, parsed.line, error is not None
         totals = self.totals
-        while totals.lines + 1 in self._done:
-            content, line, is_error = self._done.pop(totals.lines + 1)
+        while totals.lines + 1 in self._finished:
+            content, line, is_error = self._finished.pop(totals.lines + 1)
             self.write(content, line)
-            self._waiting_bytes -= len(line.content or b"")
-            totals.lines, totals.input_bytes = line.number, line.end
+            self._pending_bytes -= len(line.content or b"")
+            totals.lines = line.number
+            totals.input_bytes = line.end
             if is_error:
                 totals.errors += 1
-                totals.error_lines = [*totals.error_lines, line.number][:SHOWN_ERRORS]
+                totals.error_lines = [*totals.error_lines, line.number][:MAX_ERROR_LINES]
 
 
-def output(result: GenerationResult) -> dict[str, Any]:
-    score = {} if result.score is None else {"score": result.score}
-    return {"text": result.text, "finish_reason": result.finish_reason, **score}
-
-
-def record(row: ParsedLine, result: GenerationResult | None, error: str | None, counts: bool = True) -> bytes:
-    """A line of output. It depends on nothing but the row and its decoding: no times, nothing of the rows beside it."""
-    fields: dict[str, Any] = {"line": row.line.number, **row.carried}
+def record(
+    parsed: ParsedLine, result: GenerationResult | None, error: str | None, with_draft_counts: bool = True
+) -> bytes:
+    """Return the output of a line. It depends only on the line and its decoding: no times, nothing of other rows."""
+    fields: dict[str, Any] = {"line": parsed.line.number, **parsed.carried}
     if error is not None:
         fields["error"] = error
     elif result is None:
         fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
     else:
-        names = "prompt_tokens", "generated_tokens", *(DRAFT_COUNTS if counts else ())
-        fields |= output(result)
+        fields |= output_fields(result)
         if result.sequences:
-            fields["sequences"] = [output(each) for each in result.sequences]
-        fields |= {} if row.seed is None else {"seed": row.seed}
-        fields |= {name: getattr(result.stats, name) for name in names}
+            fields["sequences"] = [output_fields(each) for each in result.sequences]
+        if parsed.seed is not None:
+            fields["seed"] = parsed.seed
+        for name in ("prompt_tokens", "generated_tokens", *(DRAFT_COUNTS if with_draft_counts else ())):
+            fields[name] = getattr(result.stats, name)
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+def output_fields(result: GenerationResult) -> dict[str, Any]:
+    score = {} if result.score is None else {"score": result.score}
+    return {"text": result.text, "finish_reason": result.finish_reason, **score}

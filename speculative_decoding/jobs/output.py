@@ -1,10 +1,10 @@
-"""An output file that survives whatever ends the job. Knows of a record its line number, and whether it is an error.
+"""An output file that can be resumed after any interruption.
 
-Beside the output stands a checkpoint: how many lines are done, how many bytes of output that is, a digest of the input
-so far, and the settings. A record goes to the system in one piece as it comes; once a second the output is
-synchronised, and *then* a new checkpoint takes the place of the old one by renaming. So what a checkpoint speaks of is
-on the disk, at any moment, also when the power fails. Resuming cuts the output to the checkpoint, and with it whatever
-was torn; at most what came in the last second is done again.
+A journal file next to the output says how many lines are finished, the size of their records, a digest of the input so
+far, and the settings. Each record is written as soon as it is ready. Once a second the output is synchronized to disk,
+and only *then* a new journal replaces the old one by renaming. So the journal never claims more than the disk has, even
+after a power failure. Resuming truncates the output to the journal, which removes any torn record; at most the last
+second of work is repeated.
 """
 
 from __future__ import annotations
@@ -28,30 +28,34 @@ from .input import InputLine, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0
-GOES_ON = "what was written stays, --resume goes on from it"
+REMOVED_DEFAULTS = {"confidence_threshold": 0.0, "min_ngram_size": 1}  # journals of earlier versions have these options
+WAY_OUT = "the records written so far are kept; continue with --resume"
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a job resumes: finished lines, the size of their records in bytes, and the digest of the last line."""
+    """The position that a journal records."""
 
-    lines: int = 0
-    size: int = 0
-    input_sha256: str = ""
+    lines: int = 0  # finished
+    size: int = 0  # bytes of their records
+    input_sha256: str = ""  # InputLine.digest of the last one
 
 
 class ResumableOutput:
-    """An output file with its checkpoint. Open it, take the `remaining` lines, then `running` around the writing.
+    """An output file with its journal. `open` it, iterate over `remaining` lines, and `write` within `running`.
 
-    done: what has been written whole. errors: how many of the records of earlier runs are errors.
+    Attributes:
+        written: Position after the last complete record.
+        errors: How many records of earlier runs are errors.
     """
 
     def __init__(self, path: Path, file: BinaryIO, settings: Mapping[str, Any]) -> None:
-        self.path, self.settings = path, settings
-        self.done = ResumePoint()
+        self.path = path
+        self.settings = settings
+        self.written = ResumePoint()
         self.errors = 0
         self._file = file
-        self._on_disk: ResumePoint | None = None  # None: nothing of this job yet
+        self._journaled: ResumePoint | None = None  # None: this job has no journal yet
         self._failure: OSError | None = None
 
     @staticmethod
@@ -59,13 +63,19 @@ class ResumableOutput:
     def open(
         path: Path, settings: Mapping[str, Any], *, resume: bool = False, force: bool = False
     ) -> Iterator[ResumableOutput]:
-        """Lock an output, made if it is not there, and learn what is in it; changes nothing yet. No second process gets
-        it as long as this is open.
+        """Lock an output file against other processes and read its journal. Nothing is changed yet.
 
-        settings: all that the output depends on, for JSON. Raises `InputError`.
+        Args:
+            path: The output file. It is created if it does not exist.
+            settings: Everything that the output depends on, for JSON.
+            resume: Continue an output that exists.
+            force: Replace an output that exists.
+
+        Raises:
+            InputError: The file is in use, cannot be written, exists, or cannot be resumed with these settings.
         """
         if path.exists() and not path.is_file():
-            raise InputError(f"--output {path}: is no regular file; without --output records go to standard output")
+            raise InputError(f"--output {path}: not a regular file; leave out --output to write to standard output")
         with writing("--output", path):
             file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
         with file:
@@ -73,106 +83,120 @@ class ResumableOutput:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise InputError(f"--output {path}: another job is writing it; wait, or name another file") from error
-            journal = ResumableOutput(path, file, json.loads(json.dumps(settings)))
-            if path.stat().st_size and resume:
-                journal._read()
-            elif path.stat().st_size and not force:
-                raise InputError(f"--output {path}: exists; go on with it with --resume, or replace it with --force")
-            yield journal
+            output = ResumableOutput(path, file, json.loads(json.dumps(settings)))
+            is_empty = path.stat().st_size == 0
+            if not is_empty and resume:
+                output._read()
+            elif not is_empty and not force:
+                raise InputError(
+                    f"--output {path}: already exists; continue it with --resume, or replace it with --force"
+                )
+            yield output
 
     def remaining(self, file: BinaryIO, name: str) -> Iterator[InputLine]:
-        """The lines of the input that are still to do. Raises `InputError` if the others are not what they were."""
-        if (known := self._on_disk) is None:
+        """Yield the input lines that are not finished. Raises `InputError` if the finished lines have changed.
+
+        Args:
+            file: The input.
+            name: Its name for error messages.
+        """
+        journaled = self._journaled
+        if journaled is None:
             return read_lines(file)
+
         start = file.tell() if file.seekable() else None
-        lines, digests = read_lines(file), {0: ""}
-        for line in islice(lines, known.lines):
-            if line.number in (self.done.lines, known.lines):
+        lines = read_lines(file)
+        digests = {0: ""}
+        for line in islice(lines, journaled.lines):
+            if line.number in (self.written.lines, journaled.lines):
                 digests[line.number] = line.digest.hex()
-        if digests.get(known.lines) != known.input_sha256:
-            why = f"the first {known.lines} lines of {name} are not those that {self.path} was made from"
-            raise cannot_resume(why, "bring them back")
-        if self.done.lines < known.lines:
-            if start is None:
-                why = f"{self.path} is shorter than it was, and {name} cannot be read twice"
-                raise cannot_resume(why, "give the input as a file")
-            self.done = ResumePoint(self.done.lines, self.done.size, digests[self.done.lines])
-            file.seek(start)
-            lines = islice(read_lines(file), self.done.lines, None)
-        return lines
+        if digests.get(journaled.lines) != journaled.input_sha256:
+            problem = f"the first {journaled.lines} lines of {name} have changed since {self.path} was written"
+            raise cannot_resume(problem, "restore them")
+        if self.written.lines == journaled.lines:
+            return lines
+
+        # Records were lost, so some lines that the journal calls finished are decoded again
+        if start is None:
+            raise cannot_resume(f"{self.path} has lost records, and {name} cannot be read twice", "use a file as input")
+        self.written = ResumePoint(self.written.lines, self.written.size, digests[self.written.lines])
+        file.seek(start)
+        return islice(read_lines(file), self.written.lines, None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Between entering and leaving, also by an exception, records may be written; then all of them are on the disk
-        and the checkpoint says so.
-        """
-        with writing("--output", self.path, GOES_ON):
-            self._commit()  # before anything is cut, so that a kill in between leaves a job that can go on
-            self._cut()
+        """Allow `write` within the context. At the end, even after an exception, all records are in the journal."""
+        with writing("--output", self.path, WAY_OUT):
+            self._commit()  # before truncating, so that a job killed in between can be resumed
+            self._truncate()
         stop = Event()
-        committing = Thread(target=self._keep_committing, args=(stop,), name="checkpoints", daemon=True)
+        committing = Thread(target=self._keep_committing, args=(stop,), name="journal", daemon=True)
         committing.start()
         try:
             yield
         finally:
             stop.set()
             committing.join()
-            with writing("--output", self.path, GOES_ON):
-                self._cut()
+            with writing("--output", self.path, WAY_OUT):
+                self._truncate()
                 self._commit()
 
     def write(self, record: bytes, line: InputLine) -> None:
-        """Append a record, which ends with a line end, in one piece."""
-        with writing("--output", self.path, GOES_ON):
+        """Append the record of a line, which ends with a newline."""
+        with writing("--output", self.path, WAY_OUT):
             if self._failure is not None:
                 raise self._failure
             rest = memoryview(record)
             while rest:
                 rest = rest[self._file.write(rest) :]
-        self.done = ResumePoint(line.number, self.done.size + len(record), line.digest.hex())
+        self.written = ResumePoint(line.number, self.written.size + len(record), line.digest.hex())
 
     def _keep_committing(self, stop: Event) -> None:
-        """In a thread of its own: a burst of records is safe a second later, however long the next one takes."""
+        """Run in a thread, so that records are on disk a second later even if the next record takes long."""
         while not stop.wait(COMMIT_SECONDS) and self._failure is None:
             try:
                 self._commit()
             except OSError as error:
-                self._failure = error  # the next record says it
+                self._failure = error  # raised by the next write()
 
     def _commit(self) -> None:
-        """What has been written is on the disk, and then the checkpoint says so."""
-        if (done := self.done) != self._on_disk:
+        """Synchronize the output to disk, then replace the journal."""
+        written = self.written
+        if written != self._journaled:
             os.fsync(self._file.fileno())
-            content = {"version": VERSION, **asdict(done), "settings": self.settings}
+            content = {"version": VERSION, **asdict(written), "settings": self.settings}
             atomic_write(journal_path(self.path), json.dumps(content) + "\n")
-            self._on_disk = done
+            self._journaled = written
 
-    def _cut(self) -> None:
-        """Behind the last whole record."""
-        self._file.truncate(self.done.size)
-        self._file.seek(self.done.size)
+    def _truncate(self) -> None:
+        """Remove everything after the last complete record."""
+        self._file.truncate(self.written.size)
+        self._file.seek(self.written.size)
 
     def _read(self) -> None:
-        """What an earlier run left: its checkpoint, and as many of the records it speaks of as are there."""
-        self._on_disk = known = read_journal(self.path, self.settings)
-        lines = size = 0
+        """Read the journal of an earlier run, and the records that it lists and that still exist."""
+        journaled = read_journal(self.path, self.settings)
+        lines = 0
+        size = 0
         with self.path.open("rb") as records:
-            for record in islice(records, known.lines):
+            for record in islice(records, journaled.lines):
                 if not record.endswith(b"\n"):
-                    break  # shorter than the checkpoint: somebody cut it
-                lines, size = lines + 1, size + len(record)
+                    break  # the file was truncated
+                lines += 1
+                size += len(record)
                 try:
                     fields = json.loads(record)
                     is_record = fields["line"] == lines
                 except (ValueError, TypeError, KeyError):
                     is_record = False
                 if not is_record:
-                    raise cannot_resume(f"{self.path} was changed, line {lines} is not its record", "bring it back")
+                    raise cannot_resume(f"{self.path} has changed: line {lines} is not the record of that line")
                 self.errors += "error" in fields
-        if lines == known.lines and size != known.size:
-            why = f"{self.path} was changed, its first {lines} lines are not as long as they were"
-            raise cannot_resume(why, "bring it back")
-        self.done = known if lines == known.lines else ResumePoint(lines, size)
+        if lines == journaled.lines and size != journaled.size:
+            problem = f"{self.path} has changed: its first {lines} lines have {size} bytes (expected {journaled.size})"
+            raise cannot_resume(problem)
+        self._journaled = journaled
+        self.written = journaled if lines == journaled.lines else ResumePoint(lines, size)
 
 
 def journal_path(output: Path) -> Path:
@@ -180,25 +204,28 @@ def journal_path(output: Path) -> Path:
 
 
 def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
-    """Raises `InputError` if there is none, or it is of a job with other settings."""
+    """Read the journal of an output. Raises `InputError` if it is missing, damaged or of a job with other settings."""
     path = journal_path(output)
     if not path.exists():
-        why = f"{output} has no {path.name} beside it, so nobody knows what it was made from"
-        raise cannot_resume(why, "name another --output")
+        raise cannot_resume(f"{output} has no journal ({path.name})", "name another --output")
     try:
         content = read_json_object(path)
-        version, before = content.pop("version"), current_names(content.pop("settings"))
-        checkpoint = ResumePoint(**content) if version == VERSION else None
-        differing = sorted(name for name in before.keys() | settings.keys() if before.get(name) != settings.get(name))
+        version = content.pop("version")
+        previous = current_names(content.pop("settings"))
+        previous = {name: value for name, value in previous.items() if REMOVED_DEFAULTS.get(name) != value}
+        point = ResumePoint(**content) if version == VERSION else None
+        changed = sorted(name for name in previous.keys() | settings.keys() if previous.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:
-        raise cannot_resume(f"{path} cannot be read", "bring it back") from error
-    if checkpoint is None:
-        raise cannot_resume(f"{path} is of another version", "finish with that")
-    for name in differing:
-        was, value = json.dumps(before.get(name)), json.dumps(settings.get(name))
-        raise cannot_resume(f"{output} was made with other settings ({name} was {was}, is {value})", "give the same")
-    return checkpoint
+        raise cannot_resume(f"{path} cannot be read") from error
+    if point is None:
+        raise cannot_resume(f"{path} was written by another version", "finish the job with that version")
+    if changed:
+        name = changed[0]
+        before, now = json.dumps(previous.get(name)), json.dumps(settings.get(name))
+        problem = f"{output} was written with other settings ({name} was {before}, is {now})"
+        raise cannot_resume(problem, "give the same settings")
+    return point
 
 
-def cannot_resume(why: str, instead: str) -> InputError:
-    return InputError(f"--resume: {why}; {instead}, or start over with --force")
+def cannot_resume(problem: str, way_out: str = "restore it") -> InputError:
+    return InputError(f"--resume: {problem}; {way_out}, or start over with --force")

@@ -96,7 +96,7 @@ def run_job(
 ) -> JobTotals:
     with ResumableOutput.open(path, settings, resume=resume, force=force) as journal:
         lines = journal.remaining(source(content), "input")
-        totals = JobTotals(lines=journal.done.lines, errors=journal.errors)
+        totals = JobTotals(lines=journal.written.lines, errors=journal.errors)
         job = Job(lines, LineParser(format), decode or engine(), journal.write, slots=4, totals=totals)
         with journal.running():
             for _ in job.run():
@@ -231,5 +231,5 @@ if __name__ == "__main__":
         print(json.dumps(memory(*map(int, arguments))))
     else:
         if "--no-cut" in arguments:  # a planted fault
-            ResumableOutput._cut = lambda self: self._file.seek(0, os.SEEK_END)  # type: ignore[assignment, method-assign, return-value]
+            ResumableOutput._truncate = lambda self: self._file.seek(0, os.SEEK_END)  # type: ignore[assignment, method-assign, return-value]
         print(json.dumps(globals()[name](Path(arguments[0]))))

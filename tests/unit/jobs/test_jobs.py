@@ -83,20 +83,20 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b"nonsense", "not JSON (Expecting value, column 1)"),
         (b'{"prompt": "a"', "not JSON (Expecting ',' delimiter, column 15)"),
         (b'{"prompt": "\xff"}', "not UTF-8 (invalid start byte, byte 13)"),
-        (b"", "is empty"),
-        (b"[1]", 'must be a JSON object with a "prompt"'),
-        (b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", "not JSON that can be read (more than 32 levels)"),
-        (b"[" * 100_000, "not JSON that can be read (maximum recursion depth"),
+        (b"", "empty (expected a JSON object"),
+        (b"[1]", 'not a JSON object with a "prompt"'),
+        (b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", "unsupported JSON (more than 32 levels)"),
+        (b"[" * 100_000, "unsupported JSON (maximum recursion depth"),
         (
             b'{"x": ' + b"9" * 5000 + b"}",
-            "not JSON that can be read (Exceeds the limit (4300 digits) for integer string conversion)",
+            "unsupported JSON (Exceeds the limit (4300 digits) for integer string conversion)",
         ),
-        (b'{"x": NaN, "prompt": "a"}', "'x' is not JSON: half a character (a lone surrogate), or NaN or Infinity"),
-        (b'{"x": 1e999, "prompt": "a"}', "'x' is not JSON: "),
-        (b'{"x": "\\ud800", "prompt": "a"}', "half a character"),
+        (b'{"x": NaN, "prompt": "a"}', "field 'x' is not valid JSON (a lone surrogate, NaN or Infinity)"),
+        (b'{"x": 1e999, "prompt": "a"}', "field 'x' is not valid JSON"),
+        (b'{"x": "\\ud800", "prompt": "a"}', "lone surrogate"),
         (b'{"prompt": "\\ud800"}', "lone surrogate"),
         (b'{"prompt": "a", "prompt": "b"}', "field 'prompt' is given twice"),
-        (b'{"text": "a"}', "field 'text' is one that the output has already"),
+        (b'{"text": "a"}', "field 'text' is also a field of the output"),
         (b'{"id": 1}', 'has no "prompt"'),
         (b'{"prompt": 5}', "prompt must be text, not 5"),
         (b'{"prompt": " "}', "prompt is empty"),
@@ -117,18 +117,18 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
             b'{"prompt": "a", "repetition_penalty": 1%s}' % (b"0" * 400),
             "repetition_penalty must be a number, 1e-10 to",
         ),
-        (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; write max_tokens, or rename"),
-        (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; write temperature"),
-        (b'{"prompt": "a", "do_sample": true}', "unknown option 'do_sample'; write temperature"),
+        (b'{"prompt": "a", "max_new_tokens": 5}', "unknown option 'max_new_tokens'; use max_tokens, or rename"),
+        (b'{"prompt": "a", "temp": 1}', "unknown option 'temp'; use temperature"),
+        (b'{"prompt": "a", "do_sample": true}', "unknown option 'do_sample'; use temperature"),
         (b'{"prompt": "a", "min_ngram_size": 2}', "unknown option 'min_ngram_size'; use max_ngram_size alone"),
-        (b'{"prompt": "a", "num_beam_groups": 4}', "unknown option 'num_beam_groups'; there is nothing like it here"),
-        (b'{"prompt": "a", "num_beams": 4}', "option 'num_beams' holds for all rows; give it on the command line"),
-        (b'{"prompt": "a", "--top-k": 4}', "unknown option '--top-k'; write top_k"),
-        (b'{"prompt": "a", "output-prefix": "b"}', "option 'output-prefix' holds for all rows"),
-        (b'{"prompt": "a", "maxTokens": 5}', "unknown option 'maxTokens'; write max_tokens"),
-        (b'{"prompt": "a", "eos-token-id": 5}', "unknown option 'eos-token-id'; write eos_token_ids"),
-        (b'{"prompt": "a", "strict": true}', "option 'strict' holds for all rows"),
-        (b'{"prompt": "a", "decoder_prefix": "b"}', "option 'decoder_prefix' holds for all rows"),
+        (b'{"prompt": "a", "num_beam_groups": 4}', "unknown option 'num_beam_groups'; there is no such option"),
+        (b'{"prompt": "a", "num_beams": 4}', "option 'num_beams' applies to all lines; give it on the command line"),
+        (b'{"prompt": "a", "--top-k": 4}', "unknown option '--top-k'; use top_k"),
+        (b'{"prompt": "a", "output-prefix": "b"}', "option 'output-prefix' applies to all lines"),
+        (b'{"prompt": "a", "maxTokens": 5}', "unknown option 'maxTokens'; use max_tokens"),
+        (b'{"prompt": "a", "eos-token-id": 5}', "unknown option 'eos-token-id'; use eos_token_ids"),
+        (b'{"prompt": "a", "strict": true}', "option 'strict' applies to all lines"),
+        (b'{"prompt": "a", "decoder_prefix": "b"}', "option 'decoder_prefix' applies to all lines"),
         (b'{"prompt": "a", "top_p": 2}', "top_p must be a number above 0, at most 1, not 2"),
         (b'{"prompt": "too long"}', "too long"),
     ],
@@ -160,7 +160,7 @@ def test_options_of_a_row_reach_the_engine() -> None:
     given = {"prompt": "a", "max_tokens": 3, "stop": ["x"], "seed": 5, "temperature": 1, "top_p": 0.5, "id": 0}
     (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
     row = LineParser("jsonl")(line)
-    assert row.request == {name: value for name, value in given.items() if name != "id"}
+    assert row.fields == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
     assert {name for name, about in abouts().items() if about.per_row} - job_input.LINE_OPTIONS.keys() == {
         "decoder_prefix",
@@ -173,7 +173,7 @@ def test_rows_accept_former_names_of_options() -> None:
     (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
     row = LineParser("jsonl")(line)
     current = {"prompt": "a", "num_draft_tokens": 3, "src_lang": "eng_Latn", "tgt_lang": "deu_Latn", "seed": 1}
-    assert row.request == current and row.carried == {}
+    assert row.fields == current and row.carried == {}
 
 
 def test_a_job_whose_journal_has_former_names_resumes(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_seeds_depend_on_the_line_alone() -> None:
 def test_line_ends_a_byte_order_mark_and_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_job(tmp_path / "out", "\ufeffab\r\n\ufeffc".encode())
     assert [each["text"] for each in records(tmp_path / "out")] == ["ba", "c\ufeff"]
-    monkeypatch.setattr(job_input, "MAX_LINE", 8)
+    monkeypatch.setattr(job_input, "MAX_LINE_BYTES", 8)
     content = b"1234567\n" + b"x" * 8 + b"\n" + b"y" * 30 + b"\nend"
     run_job(tmp_path / "out", content, force=True)
     texts = [each.get("text") for each in records(tmp_path / "out")]
@@ -385,7 +385,7 @@ def test_a_checkpoint_before_the_output_is_synchronised_is_noticed(
     commit = output.ResumableOutput._commit
 
     def early(journal: Any) -> None:
-        content = {"version": 1, **vars(journal.done), "settings": journal.settings}
+        content = {"version": 1, **vars(journal.written), "settings": journal.settings}
         output.atomic_write(output.journal_path(journal.path), json.dumps(content))
         commit(journal)
 
@@ -397,7 +397,7 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(tmp_path: Path) -> No
     run_job(tmp_path / "whole", INPUT)
 
     def fill(journal: Any) -> None:
-        if journal.done.lines >= 10:
+        if journal.written.lines >= 10:
             room = iter((5,))
 
             def write(data: memoryview) -> int:
@@ -410,7 +410,9 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(tmp_path: Path) -> No
                 "Full", (), {"write": staticmethod(write), "__getattr__": lambda _, n: getattr(file, n)}
             )()
 
-    with pytest.raises(InputError, match=r"\(No space left on device\); what was written stays, --resume goes on"):
+    with pytest.raises(
+        InputError, match=r"\(No space left on device\); the records written so far are kept; continue with --resume"
+    ):
         run_job(tmp_path / "out", INPUT, after_row=fill)
     assert (tmp_path / "whole").read_bytes().startswith((tmp_path / "out").read_bytes())
     run_job(tmp_path / "out", INPUT, resume=True)
@@ -421,7 +423,7 @@ def interrupted(path: Path, after: int = 15) -> bytes:
     """Make an output of which not all is done."""
 
     def stop(journal: Any) -> None:
-        if journal.done.lines >= after:
+        if journal.written.lines >= after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -456,22 +458,22 @@ def test_resuming_what_was_changed_is_refused_in_a_line_that_says_the_way_out(tm
         assert path.read_bytes() == left
 
     for number in (1, done):
-        refused("not those that", b"\n".join([*lines[: number - 1], b"other", *lines[number:]]))
-    refused("not those that", b"\n".join(lines[1:]))
-    refused("not those that", b"\n".join(lines[: done - 1]))
+        refused("have changed since", b"\n".join([*lines[: number - 1], b"other", *lines[number:]]))
+    refused("have changed since", b"\n".join(lines[1:]))
+    refused("have changed since", b"\n".join(lines[: done - 1]))
     refused("temperature was 0.0, is 1.0", settings=SETTINGS | {"temperature": 1.0})
     refused("top_k was null, is 5", settings=SETTINGS | {"top_k": 5})
     first, second, *rest = before.splitlines(keepends=True)
     for changed in ([second, first, *rest], [first, *rest], [b"1\n", second, *rest], [first, b" " + second, *rest]):
         path.write_bytes(b"".join(changed))
-        refused("was changed")
+        refused("has changed")
     path.write_bytes(before)
     checkpoint = output.journal_path(path)
     for content, match in ((b'{"version": 99, "settings": {}}', "another version"), (b"{", "cannot be read")):
         checkpoint.write_bytes(content)
         refused(match)
     checkpoint.unlink()
-    refused("nobody knows what it was made from")
+    refused("has no journal")
     run_job(path, INPUT, force=True)
     assert len(path.read_bytes().splitlines()) == 40
 
@@ -480,7 +482,7 @@ def test_an_output_that_somebody_cut_needs_an_input_that_can_be_read_again(tmp_p
     whole = interrupted(tmp_path / "out")
     for size in (len(whole) - 3, len(whole) // 2):
         (tmp_path / "out").write_bytes(whole[:size])
-        with pytest.raises(InputError, match="shorter than it was, and input cannot be read twice"):
+        with pytest.raises(InputError, match="has lost records, and input cannot be read twice"):
             run_job(tmp_path / "out", INPUT, resume=True, source=Pipe)
     run_job(tmp_path / "out", INPUT, resume=True)
     run_job(tmp_path / "whole", INPUT)
@@ -499,9 +501,9 @@ def test_lines_that_are_not_done_may_change_and_more_may_come(tmp_path: Path) ->
 
 def test_an_output_that_exists_is_not_touched_without_resume_or_force(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
-    with pytest.raises(InputError, match="exists; go on with it with --resume, or replace it with --force"):
+    with pytest.raises(InputError, match="already exists; continue it with --resume, or replace it with --force"):
         run_job(tmp_path / "out", INPUT)
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         run_job(tmp_path, INPUT)
     with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); name another file"):
         run_job(tmp_path / "nowhere" / "out", INPUT)
@@ -683,7 +685,7 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
         (["--input", "README.md", "--output", "./README.md"], "--output README.md: is the file of --input too; name"),
         (
             ["--input", "x.job", "--output", "x"],
-            "--output's checkpoint x.job: is the file of --input too; name another",
+            "--output's journal x.job: is the file of --input too; name another",
         ),
         (
             ["--input", "README.md", "--stats-json", "LICENSE", "--output", "LICENSE"],
@@ -694,7 +696,10 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
             "--stats-json: must be the path of a file (- is none), not '-'",
         ),
         (["--input", "README.md", "--output", "-"], "--output: must be the path of a file (- is none), not '-'"),
-        (["--input", "README.md", "--output", "LICENSE"], "--output LICENSE: exists; go on with it with --resume"),
+        (
+            ["--input", "README.md", "--output", "LICENSE"],
+            "--output LICENSE: already exists; continue it with --resume",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_one_line(
