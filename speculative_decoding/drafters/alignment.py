@@ -1,5 +1,7 @@
-"""Where in its source an output stands that copies most of it (input-guided drafting: Sun et al. 2021, "Instantaneous
-Grammatical Error Correction"; Ge et al. 2022, arXiv 2205.10350). Knows ids and pieces; no model, no draft length.
+"""Aligns an output with a source that it mostly copies, to find the next source token to copy.
+
+This is input-guided drafting (Sun et al. 2021, "Instantaneous Grammatical Error Correction"; Ge et al. 2022, arXiv
+2205.10350). The module knows token ids and pieces, but no model.
 """
 
 from __future__ import annotations
@@ -10,18 +12,18 @@ from dataclasses import dataclass, field
 
 from .suffix_index import SuffixIndex
 
-SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a space in front of a piece
-PREFIX = 12  # a colon among this many first tokens ends a task prefix ("grammar: ")
+MAX_PREFIX_TOKENS = 12  # a task prefix ("grammar: ") ends with a colon among the first tokens
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What is compared besides the ids of a vocabulary's tokens. Without pieces, ids are compared as they are.
+    """Facts about a vocabulary's pieces that alignment uses. Without them, ids are compared as they are.
 
-    classes: id -> one id for all pieces that differ only in a leading space or in case: the same word is another piece
-        at the start of a span, or of a sentence.
-    begins_word: the ids of pieces with a leading space.
-    ends_prefix: the ids of pieces that end with a colon.
+    Args:
+        classes: maps an id to the class of all pieces that differ only in case or in a leading space. The same word is
+            a different piece at the start of a span or of a sentence. An id that is missing is its own class.
+        begins_word: ids of pieces with a leading space.
+        ends_prefix: ids of pieces that end with a colon.
     """
 
     classes: Mapping[int, int] = field(default_factory=dict)
@@ -30,65 +32,75 @@ class Pieces:
 
     @classmethod
     def from_vocabulary(cls, pieces: Mapping[int, str]) -> Pieces:
-        """From `tokenizer.vocabulary.pieces`."""
-        first: dict[str, int] = {}
+        """Build from `tokenizer.vocabulary.pieces`."""
+        spaces = ("▁", "Ġ")  # how SentencePiece and byte-level BPE write a leading space
+        first_id: dict[str, int] = {}
         classes = {}
-        for index, piece in pieces.items():
-            bare = piece[1:] if piece.startswith(SPACES) else piece
-            same = first.setdefault((bare or piece).casefold(), index)
-            if same != index:
-                classes[index] = same
+        for token, piece in pieces.items():
+            bare = piece[1:] if piece.startswith(spaces) else piece
+            same = first_id.setdefault((bare or piece).casefold(), token)
+            if same != token:
+                classes[token] = same
         return cls(
             classes,
-            frozenset(index for index, piece in pieces.items() if piece.startswith(SPACES)),
-            frozenset(index for index, piece in pieces.items() if piece.endswith(":")),
+            frozenset(token for token, piece in pieces.items() if piece.startswith(spaces)),
+            frozenset(token for token, piece in pieces.items() if piece.endswith(":")),
         )
 
 
 class Alignment:
-    """Follows the output of one request through its source: `read` every output token (the start token is none), then
-    `place` says where the output goes on.
+    """Follows one output through its source: `append` each output token, then `find` the next source position.
 
-    max_size: the longest context that is looked up.
+    Args:
+        source: ids of the source.
+        pieces: see `Pieces`.
+        max_size: the most output tokens that are looked up in the source.
     """
 
     def __init__(self, source: Sequence[int], pieces: Pieces, max_size: int) -> None:
-        self._source, self._pieces = source, pieces
+        self._source = source
+        self._pieces = pieces
         self._index = SuffixIndex(max_size, [pieces.classes.get(token, token) for token in source])
-        self._read: list[int] = []  # classes of the output tokens
-        # Where the source goes on if the output follows it: at first, behind the task prefix.
-        self._expected = next((i + 1 for i, token in enumerate(source[:PREFIX]) if token in pieces.ends_prefix), 0)
-        self._mismatches = 0  # output tokens since the output last followed it
+        self._output: list[int] = []  # classes of the output tokens
+        # The source position that follows the output; at first the one after the task prefix.
+        prefix = source[:MAX_PREFIX_TOKENS]
+        self._expected = next((i + 1 for i, token in enumerate(prefix) if token in pieces.ends_prefix), 0)
+        self._mismatches = 0  # output tokens since the last one that agreed with the source
 
-    def read(self, token: int) -> None:
-        """One more output token."""
-        same = self._pieces.classes.get(token, token)
-        if self._index.tokens[self._expected : self._expected + 1] == [same]:
+    def append(self, token: int) -> None:
+        """Follow one more output token; the start token is not part of the output."""
+        token_class = self._pieces.classes.get(token, token)
+        if self._index.tokens[self._expected : self._expected + 1] == [token_class]:
             self._expected += 1
             self._mismatches = 0
         else:
             self._mismatches += 1
-        self._read.append(same)
+        self._output.append(token_class)
 
-    def place(self) -> tuple[int, int] | None:
-        """(where the source probably goes on, how many output tokens stand in front of it there as well).
+    def find(self) -> tuple[int, int] | None:
+        """Return the source position to copy from, and how many of the last output tokens precede it in the source.
 
-        The longest match; of equal ones the first that lies ahead. Without a match, length 0: the expected place, or
-        behind one replaced word. None if there is nothing to go by.
+        The longest match wins, and among equally long ones the first that the output has not passed. Without a match
+        the length is 0, and the position is the expected one, or the next word after a single mismatch. Returns
+        None after more mismatches.
         """
-        found = self._index.find(self._read)
+        found = self._index.find(self._output)
         if found:
-            ends = found[-1]
-            self._expected = ends[min(bisect_left(ends, self._expected), len(ends) - 1)]
+            positions = found[-1]
+            ahead = bisect_left(positions, self._expected)
+            self._expected = positions[min(ahead, len(positions) - 1)]
             self._mismatches = 0
             return self._expected, len(found)
         if self._mismatches == 0:
             return self._expected, 0
-        return (self._behind_word(), 0) if self._mismatches == 1 else None
+        if self._mismatches == 1:
+            return self._after_expected_word(), 0
+        return None
 
-    def _behind_word(self) -> int:
-        """Behind the word (without pieces: the token) at the expected place."""
-        starts, source, place = self._pieces.begins_word, self._source, self._expected + 1
-        while starts and place < len(source) and source[place] not in starts:
-            place += 1
-        return place
+    def _after_expected_word(self) -> int:
+        """The position after the word (without pieces: after the token) at the expected position."""
+        position = self._expected + 1
+        word_starts = self._pieces.begins_word
+        while word_starts and position < len(self._source) and self._source[position] not in word_starts:
+            position += 1
+        return position

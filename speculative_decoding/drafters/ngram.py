@@ -1,6 +1,14 @@
-"""Drafts copied from text: the source, the output so far, what earlier requests wrote. No model, no device.
+"""Drafts copied from text: the source, the output so far, and a store of earlier requests. No model runs.
 
-Prompt lookup that also searches the encoder's input, where the text to copy is in an encoder-decoder.
+A copy is chosen in three steps:
+
+1. Each text is searched for the last tokens of the output: the last n tokens, for the largest n that occurs in the
+   text. The tokens that follow them in the text are a `Match` of length n.
+2. `CopyChances` estimates how likely each copied token is right, from earlier matches of this text and of similar
+   length. The match with the highest chance is copied.
+3. The copy is cut where the chance that all its tokens are right falls below `min_chance`.
+
+This is prompt lookup, extended to the encoder's input: in an encoder-decoder, most of the text to copy is there.
 """
 
 from __future__ import annotations
@@ -17,22 +25,22 @@ from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
 from .text_store import TextStore
 
-LOOKAHEAD = 16  # ids of a match, also where fewer are to be drafted: what was not drafted is observed too
-
-# The chance before anything was seen, for matches of 0, 1, 2-3, 4-7, 8 or more tokens.
-PRIOR = (0.5, 0.5, 0.7, 0.8, 0.9)
-PRIOR_WEIGHT = 5.0  # how many seen tokens the prior is worth
-MEMORY = 60  # tokens after which old observations count half
+LOOKAHEAD = 16  # tokens of a match; also if fewer are drafted, because all of them are compared with the output later
+PRIOR = (0.5, 0.5, 0.7, 0.8, 0.9)  # initial chances of matches of 0, 1, 2-3, 4-7, and 8 or more tokens
+PRIOR_WEIGHT = 5.0  # in observed tokens
+HALF_LIFE = 60  # observed tokens after which older observations count half
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a text says comes next.
+    """The tokens that follow the output's last tokens in some text.
 
-    origin: "source", "output" or "store"; "" if nothing was found.
-    length: how many of the last tokens stand in front of `continuation` there as well (0: a guess without a match).
-    continuation: ids, `LOOKAHEAD` at most unless more were to be drafted, less where the text ends.
-    chance: how likely each of them is right if those before it are, by the experience of this drafter.
+    Args:
+        origin: the text: "source", "output" or "store"; "" if no text matches.
+        length: how many of the output's last tokens precede `continuation` in the text. Length 0 is a guess: the
+            source at the position that the output is expected to have reached.
+        continuation: up to `LOOKAHEAD` token ids, or more if a longer draft is requested.
+        chance: the estimated probability that a token of `continuation` is right if all tokens before it are.
     """
 
     origin: str = ""
@@ -42,22 +50,26 @@ class Match:
 
 
 class NgramDrafter(Drafter):
-    """Looks for the last tokens in the source, in the output so far and in a store, and copies what follows there.
+    """Copies the tokens that follow the output's last tokens in the source, in the output itself, or in a store.
 
-    In each text the longest match wins; among equally long ones in the source the next one ahead of where the output is
-    aligned, in the output the earliest (it has the longest continuation), in a store the latest. Among the
-    texts the one whose match, by its length, is right most often wins; of equals the source, then the output.
+    In each text the longest match wins. Among equally long ones, the source prefers the next position that the output
+    has not reached yet, the output the earliest position (its continuation is the longest), and the store the latest.
+    If matches of several texts have the same chance, the source comes first, then the output.
 
-    pieces: `tokenizer.vocabulary.pieces`; with it the same word with and without a leading space or a capital matches,
-        copying begins behind a task prefix, and resumes behind a replaced word rather than a replaced token.
-    search_input, search_output: where to look. Hugging Face's prompt lookup is the output only.
-    store: is searched, and learns every request; it may be shared and outlive the drafter.
-    max_ngram_size: the longest context looked up.
-    min_chance: draft only as far as all tokens are right with this chance, in the experience of this drafter, by origin
-        and length of match. 0 always copies as many as are to be drafted.
+    The drafter is deterministic. It learns from request to request how often its copies are right; keep one for a
+    session.
 
-    It learns how often its copies are right from request to request, so keep it for a session. It is deterministic.
-    Raises `InputError` that names the argument.
+    Args:
+        pieces: `tokenizer.vocabulary.pieces`. With them a word matches regardless of case and of a leading space,
+            copying starts after a task prefix, and it resumes after a replaced word instead of a replaced token.
+        search_input: search the source.
+        search_output: search the output. Hugging Face's prompt lookup searches only the output.
+        store: a text store to search; it learns every request and may be shared between drafters.
+        max_ngram_size: the most tokens of the output that are looked up.
+        min_chance: the least probability that all tokens of a draft are right; 0 always drafts the full length.
+
+    Raises:
+        InputError: an argument is out of range, or there is no text to search.
     """
 
     kind = COPY
@@ -72,19 +84,22 @@ class NgramDrafter(Drafter):
         max_ngram_size: int = 16,
         min_chance: float = 0.15,
     ) -> None:
-        GenerationOptions(max_ngram_size=max_ngram_size)  # checks them
+        GenerationOptions(max_ngram_size=max_ngram_size)  # validates it
         if not 0 <= min_chance < 1:
-            raise InputError(f"min_chance must be >= 0 and < 1, not {min_chance}")
+            raise InputError(f"min_chance: out of range (got {min_chance}, expected >= 0 and < 1)")
         if not (search_input or search_output or store is not None):
-            raise InputError("an n-gram drafter needs a text to search: the input, the output or a store")
+            raise InputError("NgramDrafter: no text to search; set search_input or search_output, or pass a store")
         self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.from_vocabulary(pieces or {})
-        self._search_input, self._search_output, self._store = search_input, search_output, store
-        self._max_size, self._min_chance = max_ngram_size, min_chance
+        self._search_input = search_input
+        self._search_output = search_output
+        self._store = store
+        self._max_size = max_ngram_size
+        self._min_chance = min_chance
         self.chances = CopyChances()
         self.begin(())
 
     def fresh(self) -> NgramDrafter:
-        """Another drafter for another request at the same time: the store and the experience are shared."""
+        """Create a drafter for a concurrent request. It shares the store and the learned chances."""
         other = copy(self)
         other.begin(())
         return other
@@ -94,11 +109,10 @@ class NgramDrafter(Drafter):
         self._restart()
 
     def _restart(self) -> None:
-        source = self._source if self._search_input else []
-        self._alignment = Alignment(source, self._pieces, self._max_size)
+        self._alignment = Alignment(self._source if self._search_input else [], self._pieces, self._max_size)
         self._output = SuffixIndex(self._max_size)
-        self._match: Match | None = None  # for the last tokens, until it is known whether it was right
-        self._taught = 0  # how many of the request's tokens the store has learned
+        self._match: Match | None = None  # for the current tokens; compared with the next ones
+        self._num_stored = 0  # tokens of the output that the store has learned
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> list[int]:
         match = self.match(tokens, num_draft_tokens)
@@ -107,99 +121,102 @@ class NgramDrafter(Drafter):
     def longest(self, tokens: Sequence[int]) -> int:
         match = self.match(tokens)
         count = min(len(match.continuation), likely_length(match.chance, self._min_chance, LOOKAHEAD))
-        return count if count < LOOKAHEAD else sys.maxsize  # it was not looked for more
+        return count if count < LOOKAHEAD else sys.maxsize  # the match may continue beyond LOOKAHEAD
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKAHEAD) -> Match:
-        """The best match for the committed decoder ids `tokens`, however unlikely; `propose` copies from it."""
+        """Return the best match for the committed decoder ids, however low its chance."""
         self._synchronise(tokens)
         if self._match is None or num_draft_tokens > LOOKAHEAD:
-            matches = (
-                Match(origin, length, continuation, self.chances.chance(origin, length))
-                for origin, length, continuation in self._found(tokens, max(num_draft_tokens, LOOKAHEAD))
-                if continuation
-            )
-            self._match = max(matches, key=lambda match: match.chance, default=Match())
+            best = Match()
+            for origin, length, continuation in self._find(tokens, max(num_draft_tokens, LOOKAHEAD)):
+                chance = self.chances.chance(origin, length)
+                if continuation and chance > best.chance:
+                    best = Match(origin, length, continuation, chance)
+            self._match = best
         return self._match
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Teach the store what it has not seen."""
+        """Add the tokens that the store has not learned yet."""
         self._synchronise(tokens)
-        if self._store is not None and len(tokens) > max(self._taught, 1):  # more than the start token or last time
-            start = len(self._source) + self._taught if self._taught else 0
+        if self._store is not None and len(tokens) > max(self._num_stored, 1):  # there is more than a start token
+            start = len(self._source) + self._num_stored if self._num_stored else 0
             self._store.learn([*self._source, *tokens], start)
-            self._taught = len(tokens)
+            self._num_stored = len(tokens)
 
     def _synchronise(self, tokens: Sequence[int]) -> None:
-        """Read what was committed since the last call, and observe whether the match for it was right."""
-        if self._output.tokens != tokens[: len(self._output.tokens)]:  # not the same request any more
-            self._restart()
+        """Read the tokens that were committed since the last call, and compare them with the last match."""
         seen = len(self._output.tokens)
-        if not (new := tokens[seen:]):
+        if self._output.tokens != tokens[:seen]:  # another request
+            self._restart()
+            seen = 0
+        new = tokens[seen:]
+        if not new:
             return
         if self._match is not None:
             self.chances.observe(self._match.origin, self._match.length, self._match.continuation, new)
             self._match = None
         if self._search_input:
-            for token in new if seen else new[1:]:
-                self._alignment.read(token)
+            for token in new if seen else new[1:]:  # without the start token
+                self._alignment.append(token)
         self._output.extend(new)
 
-    def _found(self, tokens: Sequence[int], count: int) -> Iterator[tuple[str, int, list[int]]]:
-        """(origin, length, continuation) of the match in each text, those with precedence first."""
-        if self._search_input and (place := self._alignment.place()):
-            start, length = place
-            yield "source", length, self._source[start : start + count]
-        if self._search_output:
-            found = self._output.find(tokens)
-            if found:
-                earliest = found[-1][0]
-                yield "output", len(found), self._output.tokens[earliest : earliest + count]
+    def _find(self, tokens: Sequence[int], count: int) -> Iterator[tuple[str, int, list[int]]]:
+        """Yield (origin, length, continuation) for each text that matches, in order of precedence."""
+        if self._search_input and (found := self._alignment.find()):
+            position, length = found
+            yield "source", length, self._source[position : position + count]
+        if self._search_output and (positions := self._output.find(tokens)):
+            earliest = positions[-1][0]
+            yield "output", len(positions), self._output.tokens[earliest : earliest + count]
         if self._store is not None:
             missing = max(self._max_size - len(tokens), 0)
             recent = [*self._source[len(self._source) - missing :], *tokens[-self._max_size :]]
             length, continuation = self._store.look_up(recent, count)
-            if length >= len(tokens):  # it reaches into the source: its end and the start token are in every request
+            if length >= len(tokens):  # the source's end token and the start token occur in every request
                 length = max(length - 2, 0)
             if length:
                 yield "store", length, continuation
 
 
 class CopyChances:
-    """For matches of each origin and class of length: the chance that the next token is right if those before it were.
+    """The chance that a copied token is right if all copied tokens before it are, by origin and length of the match.
 
-    A match counts whether its tokens were drafted or not, so that copies that were given up are made again once they
-    would be right again. `AutoDrafter` keeps what a draft model's tokens have been worth in the same way, as an origin.
+    Lengths are grouped as in `PRIOR`. A match is observed even if it was not drafted, so a text whose copies became
+    reliable again is copied again. `AutoDrafter` keeps the draft model's tokens here too, under a separate origin.
+
+    Args:
+        prior: initial chances, indexed by the bit length of the match length; the last one covers all longer matches.
     """
 
     def __init__(self, prior: Sequence[float] = PRIOR) -> None:
-        """prior: by the number of binary digits of the match's length; the last holds for all longer ones."""
         self._prior = prior
-        self._counts: dict[tuple[str, int], list[float]] = {}  # [tokens that were right, tokens seen]
+        self._counts: dict[tuple[str, int], list[float]] = {}  # [right tokens, observed tokens]
 
     def chance(self, origin: str, length: int) -> float:
-        right, seen = self._of(origin, length)
-        return right / seen
+        right, observed = self._counts_of(origin, length)
+        return right / observed
 
     def observe(self, origin: str, length: int, copied: Sequence[int], written: Sequence[int]) -> None:
-        """What a match offered and what the target wrote there. Behind the first wrong token nothing is learned."""
-        counts = self._of(origin, length)
-        for ours, theirs in zip(copied, written, strict=False):
+        """Compare a match with the output. Tokens after the first wrong one do not count."""
+        counts = self._counts_of(origin, length)
+        for copied_token, written_token in zip(copied, written, strict=False):
             counts[1] += 1
-            if ours != theirs:
+            if copied_token != written_token:
                 break
             counts[0] += 1
-        if counts[1] > MEMORY:
+        if counts[1] > HALF_LIFE:
             counts[:] = [value / 2 for value in counts]
 
-    def _of(self, origin: str, length: int) -> list[float]:
-        digits = min(length.bit_length(), len(self._prior) - 1)
-        return self._counts.setdefault((origin, digits), [self._prior[digits] * PRIOR_WEIGHT, PRIOR_WEIGHT])
+    def _counts_of(self, origin: str, length: int) -> list[float]:
+        group = min(length.bit_length(), len(self._prior) - 1)
+        return self._counts.setdefault((origin, group), [self._prior[group] * PRIOR_WEIGHT, PRIOR_WEIGHT])
 
 
-def likely_length(chance: float, least: float, most: int) -> int:
-    """The longest draft, `most` tokens at most, that is right as a whole with a chance of at least `least`."""
-    count, whole = 0, chance
-    while count < most and whole >= least:
-        count += 1
-        whole *= chance
-    return count
+def likely_length(chance: float, min_chance: float, max_length: int) -> int:
+    """The longest draft whose tokens are all right with a probability of at least `min_chance`."""
+    length = 0
+    all_right = chance
+    while length < max_length and all_right >= min_chance:
+        length += 1
+        all_right *= chance
+    return length

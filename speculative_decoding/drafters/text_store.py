@@ -1,7 +1,7 @@
-"""What earlier requests read and wrote, for a session or longer in a file. Knows token ids, nothing of models.
+"""Keeps the texts of earlier requests, in memory or in a file, for n-gram drafts. Knows token ids, but no models.
 
-A request is stored as one text: the ids of its source, the start token, the ids of its output. So the end of a source
-that was seen before already calls up the output it had.
+A request is stored as one text: its source ids, the start token, and its output ids. If a source occurs again, its
+last tokens already match, and their continuation is the earlier output.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from .suffix_index import BOUNDARY, SuffixIndex
 
 FORMAT = "speculative-decoding n-gram store"
 FORMAT_VERSION = 1
-KIND = "texts"  # earlier versions also wrote counts of n-grams
+KIND = "texts"  # earlier versions also wrote n-gram counts
 MAX_ID = 2**31
 
 
 @dataclass(eq=False)
 class TextStore:
-    """Keeps whole texts and copies from where the longest context stood.
+    """Stores whole texts and finds the continuation of a text's last tokens.
 
-    Of the last such places it takes the one with the longest continuation, and of equals the latest.
+    Of the latest occurrences, the one with the longest continuation wins, and among equally long ones the latest.
 
-    max_ngram_size: the longest context looked up.
-    max_entries: the most tokens kept; when there are more, the older half is forgotten.
-    vocabulary: `tokenizer.vocabulary.fingerprint`, kept in the file so that no other model's ids are read as ours.
+    Args:
+        max_ngram_size: the most tokens that are looked up.
+        max_entries: the most tokens kept. When there are more, the older half is dropped.
+        vocabulary: `tokenizer.vocabulary.fingerprint`. The file keeps it, so that a store is never used with the ids
+            of another model.
     """
 
     max_ngram_size: int = 16
@@ -47,27 +49,29 @@ class TextStore:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all texts."""
         self._index = SuffixIndex(self.max_ngram_size)
 
     def __len__(self) -> int:
-        """How many tokens it keeps."""
+        """The number of tokens kept."""
         return len(self._index.tokens)
 
     def learn(self, text: Sequence[int], start: int = 0) -> None:
-        """Learn `text[start:]` in the context of `text[:start]`, which is known from earlier calls."""
+        """Add `text[start:]`. Earlier calls have added `text[:start]`."""
         known = self._index.tokens
-        before = list(text[max(start - self.max_ngram_size, 0) : start])
-        if known and not (before and known[-len(before) :] == before):  # another text was learned in between
-            self._index.extend([BOUNDARY, *before])
+        context = list(text[max(start - self.max_ngram_size, 0) : start])
+        if known and not (context and known[-len(context) :] == context):  # another text was added in between
+            self._index.extend([BOUNDARY, *context])
         self._index.extend(text[start:])
         if len(known) > self.max_entries:
             self._index = SuffixIndex(self.max_ngram_size, known[-(self.max_entries // 2) :])
 
     def look_up(self, text: Sequence[int], count: int) -> tuple[int, list[int]]:
-        """(how many of the last tokens of `text` are known as a context, up to `count` ids that follow it)."""
+        """Return how many of the last tokens of `text` match, and up to `count` ids that follow them in the store."""
         found = self._index.find(text)
-        latest = reversed(found[-1][-count:] if found else ())  # the longest is among them if a text repeats itself
+        if not found:
+            return 0, []
+        latest = reversed(found[-1][-count:])  # in a text that repeats itself, one of these has `count` tokens after it
         return len(found), max((self._continuation(end, count) for end in latest), key=len, default=[])
 
     def _continuation(self, end: int, count: int) -> list[int]:
@@ -75,47 +79,54 @@ class TextStore:
         return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file that appears whole or not at all. Raises `InputError` if it cannot be written."""
+        """Write a JSON file atomically.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         content = json.dumps({"kind": KIND, **asdict(self), "tokens": self._index.tokens})
         with writing("n-gram store", Path(path)):
             atomic_write(Path(path), f"{json.dumps(header_of(content))}\n{content}\n")
 
     @classmethod
     def load(cls, path: str | Path, expected_vocabulary: str | None = None) -> TextStore:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
-        expected_vocabulary: refuse a store that was made with another one.
-        Raises `InputError` for that, and for a missing or damaged file.
+        Args:
+            expected_vocabulary: the fingerprint that a store with a vocabulary must have.
+
+        Raises:
+            InputError: the file is missing or damaged, or belongs to another vocabulary.
         """
         try:
-            head, content, end = Path(path).read_text(encoding="utf-8").split("\n")
-            if end or json.loads(head) != header_of(content):
-                raise ValueError(f"its first line is not {FORMAT!r}, version {FORMAT_VERSION}, with the right checksum")
-            store = cls._restored(json.loads(content))
+            header, content, rest = Path(path).read_text(encoding="utf-8").split("\n")
+            if rest or json.loads(header) != header_of(content):
+                raise ValueError(f"header does not match (expected {FORMAT!r}, version {FORMAT_VERSION}, and checksum)")
+            store = cls._from_json(json.loads(content))
         except OSError as error:
             raise InputError(f"n-gram store {path}: cannot be read ({error.strerror}); name another file") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"n-gram store {path}: damaged or of another kind ({error}); delete it") from error
         if None not in (store.vocabulary, expected_vocabulary) and store.vocabulary != expected_vocabulary:
-            raise InputError(f"n-gram store {path}: made with other tokens than this model's; name another file")
+            raise InputError(f"n-gram store {path}: the vocabulary is another model's; name another file")
         return store
 
     @classmethod
-    def _restored(cls, content: dict[str, Any]) -> TextStore:
-        """Raises KeyError, TypeError or ValueError for what `save` cannot have written."""
+    def _from_json(cls, content: dict[str, Any]) -> TextStore:
+        """Raises KeyError, TypeError or ValueError if `save` cannot have written the content."""
         if content.pop("kind") != KIND:
-            raise ValueError("it keeps counts of n-grams, not texts")
+            raise ValueError("it holds n-gram counts instead of texts")
         tokens = content.pop("tokens")
         if not isinstance(content["vocabulary"], str | None):
-            raise ValueError(f"vocabulary is {content['vocabulary']!r}")
+            raise ValueError(f"invalid vocabulary {content['vocabulary']!r}")
         if not all(type(token) is int and BOUNDARY <= token < MAX_ID for token in tokens):
-            raise ValueError("not a list of ids")
+            raise ValueError("the tokens are not a list of ids")
         store = cls(**content)
         store._index.extend(tokens)
         return store
 
 
 def header_of(content: str) -> dict[str, Any]:
-    """The first line of a file."""
+    """The first line of the file, for the content on its second line."""
     digest = hashlib.sha256(content.encode()).hexdigest()
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": digest}

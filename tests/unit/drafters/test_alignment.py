@@ -1,4 +1,4 @@
-"""Where an output goes on in its source: after copies, and after each kind of edit."""
+"""The source position that alignment finds after copies and after each kind of edit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def ids(text: str) -> list[int]:
     return [IDS[piece] for piece in text.split()]
 
 
-def place(source: str, output: str, pieces: Pieces = PIECES) -> tuple[list[int], int | None]:
-    """(what would be copied, the length of the match)"""
+def aligned(source: str, output: str, pieces: Pieces = PIECES) -> tuple[list[int], int | None]:
+    """The ids that would be copied, and the length of the match."""
     alignment = Alignment(ids(source), pieces, 8)
     for token in ids(output):
-        alignment.read(token)
-    start, length = alignment.place() or (len(ids(source)), None)
+        alignment.append(token)
+    start, length = alignment.find() or (len(ids(source)), None)
     return ids(source)[start:], length
 
 
-def test_pieces_fall_into_classes_without_space_and_case() -> None:
+def test_pieces_that_differ_in_case_or_leading_space_share_a_class() -> None:
     def same(piece: str) -> int:
         return PIECES.classes.get(IDS[piece], IDS[piece])
 
@@ -44,58 +44,58 @@ SOURCE = "▁grammar : ▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>"
 @pytest.mark.parametrize(
     ("output", "copied", "length"),
     [
-        ("", "▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # behind the task prefix
+        ("", "▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # after the task prefix
         ("▁the ▁cat", "s ▁sat ▁on ▁the ▁big ▁mat </s>", 2),
-        ("▁The ▁cat", "s ▁sat ▁on ▁the ▁big ▁mat </s>", 2),  # another case follows the source
-        ("The", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 1),  # and so does a word without its space
+        ("▁The ▁cat", "s ▁sat ▁on ▁the ▁big ▁mat </s>", 2),  # in another case
+        ("The", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 1),  # without its leading space
         ("▁the ▁cat s ▁sat ▁on ▁the ▁big ▁mat", "</s>", 8),
-        ("▁the ▁cat ▁ran", "▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # for "s"
-        ("▁the ▁cat s ▁ran", "▁on ▁the ▁big ▁mat </s>", 0),  # replaced
+        ("▁the ▁cat ▁ran", "▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # replaces "s"
+        ("▁the ▁cat s ▁ran", "▁on ▁the ▁big ▁mat </s>", 0),  # replaces "▁sat"
         ("▁the ▁cat s ▁sat ▁red", "▁the ▁big ▁mat </s>", 0),
-        ("▁the ▁cat s ▁sat ed ▁on", "▁the ▁big ▁mat </s>", 1),  # prolonged
-        ("▁the ▁cat s ▁sat , ▁on", "▁the ▁big ▁mat </s>", 1),  # inserted
-        ("▁the ▁cat s ▁on", "▁the ▁big ▁mat </s>", 1),  # dropped
-        ("▁the ▁cat s ▁ran ▁on", "▁the ▁big ▁mat </s>", 1),  # agrees again
-        ("▁the ▁cat s ▁sat ▁on ▁the", "▁big ▁mat </s>", 6),  # this "the", not the first
-        ("▁the ▁cat s ▁ran ▁the", "▁big ▁mat </s>", 1),  # the next one, not the first
-        ("▁big ▁mat ▁cat", "s ▁sat ▁on ▁the ▁big ▁mat </s>", 1),  # none lies ahead
-        ("▁red", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # the first word replaced
-        ("▁red ▁dog", "", None),  # lost
+        ("▁the ▁cat s ▁sat ed ▁on", "▁the ▁big ▁mat </s>", 1),  # extends a word
+        ("▁the ▁cat s ▁sat , ▁on", "▁the ▁big ▁mat </s>", 1),  # inserts a token
+        ("▁the ▁cat s ▁on", "▁the ▁big ▁mat </s>", 1),  # drops a token
+        ("▁the ▁cat s ▁ran ▁on", "▁the ▁big ▁mat </s>", 1),  # replaces a token, then agrees
+        ("▁the ▁cat s ▁sat ▁on ▁the", "▁big ▁mat </s>", 6),  # the second "▁the"
+        ("▁the ▁cat s ▁ran ▁the", "▁big ▁mat </s>", 1),  # the next "▁the"
+        ("▁big ▁mat ▁cat", "s ▁sat ▁on ▁the ▁big ▁mat </s>", 1),  # every occurrence has been passed
+        ("▁red", "▁cat s ▁sat ▁on ▁the ▁big ▁mat </s>", 0),  # replaces the first word
+        ("▁red ▁dog", "", None),  # two mismatches
         ("▁red ▁dog ▁big ▁mat", "</s>", 2),
     ],
 )
-def test_copying_goes_on_behind_every_kind_of_edit(output: str, copied: str, length: int | None) -> None:
-    assert place(SOURCE, output) == (ids(copied), length)
+def test_copying_resumes_after_every_kind_of_edit(output: str, copied: str, length: int | None) -> None:
+    assert aligned(SOURCE, output) == (ids(copied), length)
 
 
 @pytest.mark.parametrize("replaced", ["▁dog", "▁dog x y z", "x y z"])
-def test_a_replaced_word_is_skipped_with_all_its_pieces(replaced: str) -> None:
-    found = place(f"▁grammar : ▁on ▁the {replaced} ▁cat ▁sat </s>", "▁on ▁the ▁big")
+def test_all_pieces_of_a_replaced_word_are_skipped(replaced: str) -> None:
+    found = aligned(f"▁grammar : ▁on ▁the {replaced} ▁cat ▁sat </s>", "▁on ▁the ▁big")
     assert found == (ids("▁cat ▁sat </s>"), 0)
 
 
-def test_without_pieces_ids_are_compared_and_single_tokens_replaced() -> None:
-    assert place("▁on ▁the ▁dog x y ▁cat ▁sat </s>", "▁on ▁the ▁big", Pieces()) == (ids("x y ▁cat ▁sat </s>"), 0)
-    assert place("▁the ▁dog x y ▁cat", "▁The", Pieces()) == (ids("▁dog x y ▁cat"), 0)
+def test_without_pieces_ids_are_compared_and_one_token_is_skipped() -> None:
+    assert aligned("▁on ▁the ▁dog x y ▁cat ▁sat </s>", "▁on ▁the ▁big", Pieces()) == (ids("x y ▁cat ▁sat </s>"), 0)
+    assert aligned("▁the ▁dog x y ▁cat", "▁The", Pieces()) == (ids("▁dog x y ▁cat"), 0)
 
 
-def test_a_match_of_one_token_is_enough() -> None:
+def test_a_single_token_can_match() -> None:
     filling = " ".join(["x y"] * 10)
     source = f"▁the ▁cat {filling} ▁sat ▁on ▁a ▁mat"
-    assert place(source, "▁the ▁cat ▁ran ▁to ▁sat ▁on") == (ids("▁a ▁mat"), 2)
-    assert place(source, "▁the ▁cat ▁ran ▁to ▁on") == (ids("▁a ▁mat"), 1)
+    assert aligned(source, "▁the ▁cat ▁ran ▁to ▁sat ▁on") == (ids("▁a ▁mat"), 2)
+    assert aligned(source, "▁the ▁cat ▁ran ▁to ▁on") == (ids("▁a ▁mat"), 1)
 
 
-def longest_suffix(source: Sequence[int], output: Sequence[int], most: int) -> int:
+def longest_suffix(source: Sequence[int], output: Sequence[int], max_size: int) -> int:
     return max(
         size
-        for size in range(min(most, len(output)) + 1)
+        for size in range(min(max_size, len(output)) + 1)
         if size == 0 or any(list(source[end - size : end]) == list(output[-size:]) for end in range(size, len(source)))
     )
 
 
-def test_a_match_is_the_longest_and_of_these_the_next_ahead() -> None:
-    """Against naive search; asking changes nothing."""
+def test_the_longest_match_that_the_output_has_not_passed_wins() -> None:
+    """Compares with naive search. A repeated search gives the same result."""
     generator = random.Random(0)
     lengths = set()
     for _ in range(300):
@@ -108,9 +108,9 @@ def test_a_match_is_the_longest_and_of_these_the_next_ahead() -> None:
             new = source[at : at + 3] if copy else [generator.randrange(7)]
             output += new
             for token in new:
-                alignment.read(token)
+                alignment.append(token)
             expected = alignment._expected
-            found, longest = alignment.place(), longest_suffix(source, output, 5)
+            found, longest = alignment.find(), longest_suffix(source, output, 5)
             lengths.add(found[1] if found else None)
             if longest:
                 suffix = output[-longest:]
@@ -118,5 +118,5 @@ def test_a_match_is_the_longest_and_of_these_the_next_ahead() -> None:
                 assert found == (min([end for end in ends if end >= expected] or ends[-1:]), longest)
             else:
                 assert found is None or found[1] == 0
-            assert alignment.place() == found
+            assert alignment.find() == found
     assert lengths == {None, 0, 1, 2, 3, 4, 5}

@@ -1,4 +1,4 @@
-"""Drafts from text: what is copied, from where, in step with any tokens. test_generate.py has the laws of the loop."""
+"""N-gram drafts: the text and position of each copy, for any sequence of calls. test_generate.py decodes with them."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ def proposed(made: NgramDrafter, tokens: Sequence[int], count: int = 8) -> list[
     return draft
 
 
-def naive_output_match(tokens: Sequence[int], most: int, count: int) -> list[int]:
-    for size in range(min(most, len(tokens)), 0, -1):
+def naive_output_match(tokens: Sequence[int], max_size: int, count: int) -> list[int]:
+    for size in range(min(max_size, len(tokens)), 0, -1):
         for end in range(size, len(tokens)):
             if tokens[end - size : end] == tokens[-size:]:
                 return list(tokens[end : end + count])
     return []
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 16])
-def test_output_only_copies_behind_the_earliest_longest_match(most: int) -> None:
-    generator = random.Random(most)
+@pytest.mark.parametrize("max_size", [1, 2, 3, 16])
+def test_the_output_is_copied_from_its_earliest_longest_match(max_size: int) -> None:
+    generator = random.Random(max_size)
     drafted = 0
     for _ in range(20):
-        made = drafter([3, 4, 5, 1], search_input=False, max_ngram_size=most, min_chance=0.0)
+        made = drafter([3, 4, 5, 1], search_input=False, max_ngram_size=max_size, min_chance=0.0)
         tokens = [START]
         while len(tokens) < 60:
-            expected = naive_output_match(tokens, most, 6)
+            expected = naive_output_match(tokens, max_size, 6)
             assert proposed(made, tokens, 6) == expected
             drafted += len(expected)
             tokens += generator.choices(range(2, 5), k=generator.randrange(1, 4))
     assert drafted
 
 
-def test_a_copy_is_drafted_to_its_end() -> None:
+def test_a_copy_is_drafted_to_the_end_of_the_text() -> None:
     source = [*range(10, 40), EOS]
     requests = [Request(source, source)] * 3
     assert replay(drafter(search_output=False), requests, 8).tokens_per_call > 6
@@ -60,7 +60,7 @@ def test_a_copy_is_drafted_to_its_end() -> None:
     assert replay(drafter(search_input=False), requests, 8).drafted == 0
 
 
-def test_where_to_look_can_be_chosen() -> None:
+def test_the_texts_to_search_can_be_chosen() -> None:
     source, tokens = [5, 6, 7, 8, EOS], [START, 5, 6, 9, 5, 6]
     assert proposed(drafter(source, search_output=False, min_chance=0.0), tokens) == [7, 8, EOS]
     assert proposed(drafter(source, search_input=False, min_chance=0.0), tokens) == [9, 5, 6]
@@ -70,14 +70,14 @@ def test_where_to_look_can_be_chosen() -> None:
     assert proposed(only_store, tokens) == [2, 2]
 
 
-def test_a_source_is_copied_from_where_the_output_is_aligned() -> None:
+def test_a_source_is_copied_from_the_aligned_position() -> None:
     source = [5, 6, 20, 5, 6, 21, 5, 6, 22, EOS]
     made = drafter(source, search_output=False, min_chance=0.0)
     assert proposed(made, [START, 5, 6, 20, 5, 6], 1) == [21]
     assert proposed(made, [START, 5, 6, 20, 5, 6, 21, 5, 6], 2) == [22, EOS]
 
 
-def test_a_match_says_how_long_it_is_and_asking_again_changes_nothing() -> None:
+def test_a_match_has_its_length_and_repeated_calls_return_it() -> None:
     source = [*range(10, 20), 30, 31, 32, EOS]
     made = drafter(source, search_output=False)
     match = made.match([START, 10, 11, 12])
@@ -91,7 +91,7 @@ def test_a_match_says_how_long_it_is_and_asking_again_changes_nothing() -> None:
     assert drafter([], search_output=False).match([START, 3]).origin == ""
 
 
-def test_a_draft_may_be_longer_than_a_match_is_looked_at() -> None:
+def test_a_draft_can_be_longer_than_the_lookahead() -> None:
     source = [*range(10, 60), EOS]
     made = drafter(source, min_chance=0.0)
     assert len(made.match([START, 10, 11]).continuation) == LOOKAHEAD
@@ -99,8 +99,8 @@ def test_a_draft_may_be_longer_than_a_match_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("options", [{"search_input": False}, {"search_output": False}])
-def test_after_any_other_tokens_it_is_as_if_they_were_the_first(options: dict[str, Any]) -> None:
-    """Shorter, longer, changed, or of a request that nobody announced as ended."""
+def test_unrelated_tokens_start_a_new_request(options: dict[str, Any]) -> None:
+    """The tokens may be shorter, longer, or changed; the previous request need not have ended."""
     generator = random.Random(0)
     source = generator.choices(range(2, 6), k=30)
     used = drafter(source, min_chance=0.0, **options)
@@ -113,7 +113,7 @@ def test_after_any_other_tokens_it_is_as_if_they_were_the_first(options: dict[st
         assert proposed(used, tokens) == proposed(drafter(source, min_chance=0.0, **options), tokens)
 
 
-def test_growing_tokens_are_followed_as_if_read_at_once() -> None:
+def test_growing_tokens_give_the_drafts_of_one_call() -> None:
     generator = random.Random(1)
     for _ in range(50):
         source = generator.choices(range(2, 6), k=20)
@@ -124,8 +124,8 @@ def test_growing_tokens_are_followed_as_if_read_at_once() -> None:
             assert proposed(used, tokens[:end]) == proposed(fresh, tokens[:end])
 
 
-def test_what_rarely_pays_is_no_longer_proposed() -> None:
-    """Sources that are never copied, then one that is: copying stops, and comes back."""
+def test_copies_that_are_rarely_right_are_no_longer_drafted() -> None:
+    """Copying stops for sources that are never copied, and resumes for one that is."""
     made, generator = NgramDrafter(search_output=False), random.Random(0)
     wrong = [Request(generator.choices(range(2, 9), k=30), generator.choices(range(2, 90), k=30)) for _ in range(30)]
     first, last = replay(made, wrong[:3], 5), replay(made, wrong[3:], 5)
@@ -135,7 +135,7 @@ def test_what_rarely_pays_is_no_longer_proposed() -> None:
     assert replay(made, copied, 5).tokens_per_call > 4
 
 
-def test_a_session_store_drafts_a_repetition() -> None:
+def test_a_store_drafts_repeated_requests() -> None:
     generator = random.Random(2)
     document = [
         Request([*generator.choices(range(2, 400), k=12), EOS], [*generator.choices(range(2, 400), k=24), EOS])
@@ -161,23 +161,23 @@ class Recorder(TextStore):
         self.calls.append((list(text), start))
 
 
-def test_a_store_learns_each_token_of_each_request_once() -> None:
+def test_a_store_learns_every_token_once() -> None:
     store = Recorder()
     made = drafter([5, 6, EOS], store=store)
     made.propose([START], 3)
     made.propose([START, 7], 3)
-    assert store.calls == []  # the output of a request is searched as such
+    assert store.calls == []  # the output of the current request is searched directly
     made.end([START, 7, 8])
     made.propose([START, 7, 8, 4, EOS], 3)
     made.end([START, 7, 8, 4, EOS])
     made.begin([3, EOS])
     made.propose([START], 3)
-    made.end([START])  # nothing was written for this one
+    made.end([START])  # this request has no output
     assert store.calls == [([5, 6, EOS, START, 7, 8], 0), ([5, 6, EOS, START, 7, 8, 4, EOS], 6)]
 
 
-def test_the_ends_of_other_sources_are_no_match() -> None:
-    """End of sequence and start token stand between every source and its output."""
+def test_the_end_of_a_source_does_not_match_other_sources() -> None:
+    """The end token and the start token separate every source from its output."""
     store = TextStore()
     store.learn([5, 6, EOS, START, 7, 8])
     made = drafter([3, 4, EOS], store=store, search_input=False, search_output=False, min_chance=0.0)
@@ -187,7 +187,7 @@ def test_the_ends_of_other_sources_are_no_match() -> None:
     assert proposed(made, [START], 4) == [7, 8]
 
 
-def test_the_same_word_matches_with_and_without_its_space() -> None:
+def test_a_word_matches_with_and_without_its_leading_space() -> None:
     pieces = {0: "<pad>", 1: "</s>", 2: ":", 3: "▁grammar", 4: "▁HTML", 5: "HTML", 6: "▁file", 7: "html", 8: "x"}
     source = [3, 2, 4, 6, 8, EOS]
     for start in (4, 5, 7):
@@ -197,8 +197,8 @@ def test_the_same_word_matches_with_and_without_its_space() -> None:
     assert proposed(drafter(source, search_output=False, min_chance=0.0), [START, 8, 8, 7]) == []
 
 
-def test_a_replay_counts_the_rounds_of_the_loop() -> None:
-    """What tools.replay_drafters reports is what decoding does."""
+def test_a_replay_counts_the_rounds_of_decoding() -> None:
+    """tools.replay_drafters reports the same counts as decoding."""
     model = tiny_model()
     for options in ({}, {"search_input": False}, {"min_chance": 0.0}):
         for source in SOURCES:
@@ -217,9 +217,9 @@ def test_a_replay_counts_the_rounds_of_the_loop() -> None:
         ({"max_ngram_size": 0}, "max_ngram_size"),
         ({"min_chance": -0.1}, "min_chance"),
         ({"min_chance": 1.0}, "min_chance"),
-        ({"search_input": False, "search_output": False}, "a text to search"),
+        ({"search_input": False, "search_output": False}, "no text to search"),
     ],
 )
-def test_options_out_of_range_are_named(options: dict[str, Any], name: str) -> None:
+def test_errors_name_options_out_of_range(options: dict[str, Any], name: str) -> None:
     with pytest.raises(InputError, match=name):
         NgramDrafter(**options)

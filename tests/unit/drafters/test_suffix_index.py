@@ -1,4 +1,4 @@
-"""The index against naive search, on random texts of few symbols, where long repeats are common."""
+"""The index against naive search. Random texts have few symbols, so long repeats are common."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speculative_decoding.drafters.suffix_index import BOUNDARY, SuffixIndex
 
 
 def naive(tokens: Sequence[int], text: Sequence[int], max_size: int) -> list[list[int]]:
-    """For each size: every end at which the last `size` tokens of the text stand and a token follows."""
+    """For each size, all ends of the last `size` tokens of `text` in `tokens` that a token follows."""
     found = []
     for size in range(1, min(max_size, len(text)) + 1):
         suffix = list(text[-size:])
@@ -28,7 +28,7 @@ def naive(tokens: Sequence[int], text: Sequence[int], max_size: int) -> list[lis
 
 @pytest.mark.parametrize("max_size", [1, 2, 4, 30])
 @pytest.mark.parametrize("symbols", [1, 2, 5])
-def test_a_foreign_text_is_found_where_naive_search_finds_it(max_size: int, symbols: int) -> None:
+def test_another_text_is_found_as_by_naive_search(max_size: int, symbols: int) -> None:
     generator = random.Random(symbols)
     longest = 0
     for _ in range(60):
@@ -44,8 +44,8 @@ def test_a_foreign_text_is_found_where_naive_search_finds_it(max_size: int, symb
 
 @pytest.mark.parametrize("max_size", [1, 3, 50])
 @pytest.mark.parametrize("symbols", [1, 2, 4])
-def test_a_growing_text_finds_itself_at_every_length(max_size: int, symbols: int) -> None:
-    """Searches split nodes that later tokens must keep up to date; boundaries come at any time."""
+def test_a_growing_text_is_found_in_itself_at_every_length(max_size: int, symbols: int) -> None:
+    """Later tokens must update nodes that searches have split. Boundaries are inserted at random."""
     generator = random.Random(symbols)
     for _ in range(20):
         tokens: list[int] = []
@@ -59,19 +59,19 @@ def test_a_growing_text_finds_itself_at_every_length(max_size: int, symbols: int
             assert index.tokens == tokens
             if tokens[-1] != BOUNDARY and generator.random() < 0.7:
                 assert index.find(tokens) == naive(tokens, tokens, max_size)
-            foreign = generator.choices(range(symbols), k=8)
-            assert index.find(foreign) == naive(tokens, foreign, max_size)
+            other = generator.choices(range(symbols), k=8)
+            assert index.find(other) == naive(tokens, other, max_size)
 
 
-def test_no_context_reaches_across_a_boundary_and_none_is_continued_with_one() -> None:
+def test_neither_contexts_nor_continuations_cross_a_boundary() -> None:
     index = SuffixIndex(8, [1, 2, BOUNDARY, 3, 4, 5])
-    assert index.find([1, 2]) == []  # 2 has nothing behind it
+    assert index.find([1, 2]) == []  # no token follows 2
     assert index.find([2, 3]) == [[4]]
     assert index.find([1, 2, 3, 4]) == [[5], [5]]
 
 
-def test_the_work_does_not_grow_with_the_number_of_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A position moves down a level once, whatever is searched: at worst size x depth moves, and then none."""
+def test_repeated_searches_do_no_further_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each position moves down each level at most once, so moves are bounded by size x depth."""
     split, moved = SuffixIndex._split, []
 
     def counting(self: SuffixIndex, node: object, size: int) -> object:
@@ -83,6 +83,6 @@ def test_the_work_does_not_grow_with_the_number_of_searches(monkeypatch: pytest.
     for _ in range(50):
         assert len(index.find([3] * 20)) == 8
     assert 0 < sum(moved) <= 500 * 8
-    done = len(moved)
+    splits = len(moved)
     index.find([3] * 20)
-    assert len(moved) == done
+    assert len(moved) == splits

@@ -1,4 +1,4 @@
-"""Stores against counting by hand, their files against damage."""
+"""Text stores: lookups against naive search, and files against damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_texts(seed: int, count: int = 12, symbols: int = 4) -> list[list[int]
     return [generator.choices(range(symbols), k=generator.randrange(1, 30)) for _ in range(count)]
 
 
-def test_a_store_of_texts_copies_from_where_the_longest_context_stood() -> None:
+def test_the_continuation_of_the_longest_match_is_returned() -> None:
     texts = random_texts(3)
     store = TextStore(5)
     for text in texts:
@@ -49,7 +49,7 @@ def answers(store: TextStore) -> list[tuple[int, list[int]]]:
     return [store.look_up(context, 5) for context in random_texts(97, 150, 5)]
 
 
-def test_learning_piece_by_piece_is_learning_at_once() -> None:
+def test_learning_in_pieces_equals_learning_at_once() -> None:
     generator = random.Random(1)
     whole, pieces = TextStore(5), TextStore(5)
     for text in random_texts(4):
@@ -60,7 +60,7 @@ def test_learning_piece_by_piece_is_learning_at_once() -> None:
     assert answers(whole) == answers(pieces) and len(whole) == len(pieces)
 
 
-def test_two_requests_may_take_turns_in_one_store() -> None:
+def test_two_requests_can_alternate_in_one_store() -> None:
     one, other = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
     store = TextStore(5)
     for end in (2, 4, 6):
@@ -71,7 +71,7 @@ def test_two_requests_may_take_turns_in_one_store() -> None:
     assert store.look_up([12, 13, 14], 4)[1] == other[4:]
 
 
-def test_reset_forgets_everything() -> None:
+def test_reset_removes_all_texts() -> None:
     store = TextStore(5)
     for text in random_texts(5):
         store.learn(text)
@@ -81,7 +81,7 @@ def test_reset_forgets_everything() -> None:
 
 
 @pytest.mark.parametrize("limit", [6, 10, 50])
-def test_a_store_keeps_to_its_size_and_to_the_newest(limit: int) -> None:
+def test_a_full_store_keeps_the_newest_tokens(limit: int) -> None:
     store = TextStore(5, max_entries=limit)
     for number in range(200):
         store.learn([number, number + 1, number + 2])
@@ -90,7 +90,7 @@ def test_a_store_keeps_to_its_size_and_to_the_newest(limit: int) -> None:
     assert store.look_up([3], 1) == (0, [])
 
 
-def test_a_store_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_saved_store_loads_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     store = TextStore(5)
     for text in random_texts(6):
@@ -108,7 +108,7 @@ def test_a_store_comes_back_from_its_file(tmp_path: Path) -> None:
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_a_damaged_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_with_one_line(tmp_path: Path) -> None:
     path, generator = tmp_path / "store.json", random.Random(0)
     store = TextStore(5)
     for text in random_texts(8, 4):
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path) -> None:
             assert str(path) in str(error) and "\n" not in str(error)
             refused += 1
         else:
-            assert answers(loaded) == answers(store)  # a space that became another kind of space
+            assert answers(loaded) == answers(store)  # the damage turned one kind of white space into another
     assert refused >= len(damages)
 
 
@@ -151,13 +151,13 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path) -> None:
         {"tokens": 3},
         {"max_ngram_size": 2.5},
         {"max_entries": 0},
-        {"unheard_of": 1},
+        {"unknown": 1},
         {"vocabulary": 7},
-        {"kind": "n-grams", "counts": [[[1], [[2, 1]]]], "totals": []},  # as earlier versions wrote
+        {"kind": "n-grams", "counts": [[[1], [[2, 1]]]], "totals": []},  # written by earlier versions
     ],
     ids=str,
 )
-def test_a_file_with_a_right_checksum_and_wrong_content_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
+def test_invalid_content_with_a_valid_checksum_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     TextStore(5).save(path)
     content = json.dumps(json.loads(path.read_text().split("\n")[1]) | changes)
@@ -166,17 +166,17 @@ def test_a_file_with_a_right_checksum_and_wrong_content_is_refused(changes: dict
         TextStore.load(path)
 
 
-def test_a_store_of_other_tokens_is_refused(tmp_path: Path) -> None:
+def test_a_store_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     TextStore(vocabulary="a").save(path)
     assert TextStore.load(path, "a").vocabulary == "a"
     assert TextStore.load(path).vocabulary == "a"
-    with pytest.raises(InputError, match="other tokens"):
+    with pytest.raises(InputError, match="the vocabulary is another model's"):
         TextStore.load(path, "b")
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_an_interrupted_save_leaves_the_old_file(
+def test_an_interrupted_save_keeps_the_old_file(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "store.json"
@@ -192,7 +192,7 @@ def test_an_interrupted_save_leaves_the_old_file(
     assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
 
 
-def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+def test_errors_name_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     missing = tmp_path / "none" / "store.json"
     with pytest.raises(InputError, match="cannot be written"):
         TextStore().save(missing)
@@ -207,6 +207,6 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
         (lambda: TextStore(max_entries=1), "max_entries"),
     ],
 )
-def test_options_out_of_range_are_named(make: Callable[[], TextStore], name: str) -> None:
+def test_errors_name_options_out_of_range(make: Callable[[], TextStore], name: str) -> None:
     with pytest.raises(InputError, match=name):
         make()
