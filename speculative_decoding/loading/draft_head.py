@@ -46,6 +46,7 @@ class OpenedHead:
         if not all(mx.isfinite(array).all() for _, array in weights):
             raise CheckpointError(f"{self.checkpoint}: holds weights that are no numbers; train the head again")
         self.model.load_weights(weights)
+        self.model.finalize()
 
 
 def open_draft(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
-
-from .compiled import Prepared
 
 
 def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array:
@@ -20,15 +19,7 @@ def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array
     return mx.where(visible, mx.array(0, dtype), mx.array(-mx.inf, dtype))
 
 
-class AbsolutePositions(Prepared):
-    """A vector for each position. `computed` returns the table (capacity, d) for passes with positions < capacity."""
-
-    def __call__(self, positions: mx.array, capacity: int) -> mx.array:
-        """Positions (B, L), all below `capacity` -> (B, L, d)."""
-        return mx.take(self.prepared(capacity), positions, axis=0)
-
-
-class LearnedPositions(AbsolutePositions):
+class LearnedPositions(nn.Module):
     """A learned table (offset + positions, d), whose first `offset` rows are unused.
 
     Positions past the end of the table have zero vectors. Only rejected draft tokens and padding reach them.
@@ -39,12 +30,13 @@ class LearnedPositions(AbsolutePositions):
         self.weight = mx.zeros((offset + positions, width))
         self.offset = offset
 
-    def computed(self, capacity: int) -> mx.array:
+    def table(self, capacity: int) -> mx.array:
+        """The vectors of positions 0 to capacity - 1, (capacity, d)."""
         table = self.weight[self.offset : self.offset + capacity]
         return mx.pad(table, [(0, capacity - table.shape[0]), (0, 0)])
 
 
-class SinusoidalPositions(AbsolutePositions):
+class SinusoidalPositions(nn.Module):
     """Sines, then cosines, with wavelengths from 2 pi to 10000 * 2 pi (Vaswani et al. 2017, section 3.5); float32.
 
     Args:
@@ -59,11 +51,8 @@ class SinusoidalPositions(AbsolutePositions):
         self.first = first
         self.includes_longest = includes_longest
 
-    @property
-    def source(self) -> object:
-        return None
-
-    def computed(self, capacity: int) -> mx.array:
+    def table(self, capacity: int) -> mx.array:
+        """The vectors of positions 0 to capacity - 1, (capacity, d)."""
         return mx.array(sinusoids(self.first, capacity, self.width, self.includes_longest))
 
 

@@ -54,9 +54,14 @@ class Stack(nn.Module):
             first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
             self.positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
 
-    def enter(self, embedded: mx.array, places: mx.array, capacity: int) -> mx.array:
-        """(B, L, d) -> (B * L, d), with positions and norm. places: (B, L), or (1, L), all below `capacity`."""
-        x = embedded + self.positions(places, capacity).astype(embedded.dtype)
+    def enter(self, embedded: mx.array, table: mx.array, positions: mx.array) -> mx.array:
+        """Add position vectors and apply the norm, if any: (B, L, d) -> (B * L, d).
+
+        Args:
+            table: `self.positions.table(capacity)`.
+            positions: (B, L) or (1, L), all below the capacity.
+        """
+        x = embedded + mx.take(table, positions, axis=0).astype(embedded.dtype)
         x = x.reshape(-1, x.shape[-1])
         return self.embedding_norm(x) if "embedding_norm" in self else x
 
@@ -87,19 +92,28 @@ class BART(EncoderDecoder):
 
     def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         batch, length = tokens.shape
-        x = self.encoder.enter(self.embed(tokens), mx.arange(length)[None], length)
+        table = self.encoder.positions.table(length)
+        x = self.encoder.enter(self.embed(tokens), table, mx.arange(length)[None])
         hidden = additive(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
         for layer in self.encoder.layers:
             x = layer(x, batch, hidden)
         return self.encoder.leave(x).reshape(batch, length, -1)
 
+    def position_table(self, capacity: int) -> mx.array:
+        return self.decoder.positions.table(capacity)
+
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
+        self,
+        tokens: mx.array,
+        offsets: mx.array,
+        position_table: mx.array,
+        source_mask: mx.array,
+        layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         batch, length = tokens.shape
-        capacity, places = layers[0].reach(length), offsets[:, None] + mx.arange(length)
-        x = self.decoder.enter(self.embed(tokens), places, capacity)
-        mask = causal_mask(places, capacity, x.dtype)
+        positions = offsets[:, None] + mx.arange(length)
+        x = self.decoder.enter(self.embed(tokens), position_table, positions)
+        mask = causal_mask(positions, layers[0].reach(length), x.dtype)
         hidden = []
         for layer, cache in zip(self.decoder.layers, layers, strict=True):
             x = layer(x, batch, mask, source_mask, cache)

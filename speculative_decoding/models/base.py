@@ -17,14 +17,15 @@ from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
 from .attention import capped
 from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, additive
-from .compiled import WIDEST_COMPILED, Compiled, Prepared
+from .compiled import Compiled
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .last_layer import LastLayer
-from .linear import Head, rows_of
+from .linear import Head, finalize_layers, rows_of
 from .mirror import ALONE, Mirror
 from .tensors import Sources
 
+MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, as over a forced prefix, are rare
 LONGEST_TOGETHER = 1024  # tokens: longer sources are encoded one at a time, for attention grows with the square
 
 
@@ -43,7 +44,6 @@ class EncoderDecoder(nn.Module):
     mirror: Mirror = ALONE
     keeps_full_cross_attention: bool = False  # whether caches keep what `DecoderCache.full_cross_attention` is
     _compiled: Compiled | None = None
-    _capacities: frozenset[int] = frozenset()  # for which the layers have prepared
 
     @property
     def most_positions(self) -> int | None:
@@ -83,9 +83,21 @@ class EncoderDecoder(nn.Module):
         """Memory (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
         return [layer.cross_attention.project(encoder_output) for layer in self.decoder.layers]
 
+    def position_table(self, capacity: int) -> mx.array | None:
+        """What passes over `capacity` positions need from the weights that encode positions; None: nothing.
+
+        It depends on no pass, so `states` evaluates it once per capacity.
+        """
+        return None
+
     @abstractmethod
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
+        self,
+        tokens: mx.array,
+        offsets: mx.array,
+        position_table: Any,
+        source_mask: mx.array,
+        layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         """The decoder without what stands behind its layers: (B, L) token ids -> the states behind each layer, all
         (B, L, d_model).
@@ -136,8 +148,7 @@ class EncoderDecoder(nn.Module):
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
 
         Every row grows by L. Where a row has fewer tokens, padding follows them, and `cache.trim_to` forgets it.
-        Narrow passes are compiled, once for each shape, with the weights of that moment: change weights by `update`,
-        `load_weights` and the like, which forget what was compiled, not by assigning to a layer.
+        Narrow passes are compiled, once per shape, with the current weights. Call `finalize` after changing weights.
         """
         tokens, _ = self.mirror.call("states", tokens, cache)
         return self.mirror.submitted(self._states(tokens, cache), cache.hidden, cache.arrays)
@@ -145,18 +156,19 @@ class EncoderDecoder(nn.Module):
     def _states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)
-        if cache.capacity not in self._capacities:
-            mx.eval([layer.prepare(cache.capacity) for layer in self._prepared_layers()])
-            self._capacities |= {cache.capacity}
+        compiled = self._compiled or self.finalize()
+        if cache.capacity not in self._position_tables:
+            self._position_tables[cache.capacity] = self.position_table(cache.capacity)
+            mx.eval(self._position_tables)
+        table = self._position_tables[cache.capacity]
         arrays = [layer.arrays for layer in cache.layers]
-        arguments = tokens, mx.array(cache.offsets), cache.places(length), cache.source_mask, arrays
+        arguments = tokens, mx.array(cache.offsets), table, cache.places(length), cache.source_mask, arrays
         kept = cache.kept_layers
-        if length > WIDEST_COMPILED:
+        if length > MAX_COMPILED_WIDTH:
             states, cache.hidden, own = self._pass(*arguments, kept)
         else:
-            self._compiled = self._compiled or Compiled(self._pass)
             shape = *tokens.shape, cache.beams, cache.capacity, cache.source_capacity, kept
-            states, cache.hidden, own = self._compiled(shape, *arguments, kept)
+            states, cache.hidden, own = compiled(shape, *arguments, kept)
         for layer, (keys, values) in zip(cache.layers, own, strict=True):
             layer.keys, layer.values = keys, values
         cache.advance(length)
@@ -166,6 +178,7 @@ class EncoderDecoder(nn.Module):
         self,
         tokens: mx.array,
         offsets: mx.array,
+        position_table: mx.array | None,
         places: mx.array,
         source_mask: mx.array,
         arrays: list[list[mx.array]],
@@ -173,7 +186,7 @@ class EncoderDecoder(nn.Module):
     ) -> tuple[mx.array, list[mx.array], list[tuple[mx.array, mx.array]]]:
         """Changes nothing: the states, those behind the layers in `kept`, and the keys and values of each layer."""
         layers = [LayerCache(k_cross, v_cross, keys, values, places) for k_cross, v_cross, keys, values in arrays]
-        hidden = self.decoder_hidden(tokens, offsets, source_mask, layers)
+        hidden = self.decoder_hidden(tokens, offsets, position_table, source_mask, layers)
         own = [(layer.keys, layer.values) for layer in layers]
         return self.final_states(hidden[-1]), [hidden[layer] for layer in kept], own
 
@@ -191,28 +204,22 @@ class EncoderDecoder(nn.Module):
         """`teacher_forced`, but the states behind each layer."""
         tokens, encoder_output, mask = self.mirror.call("teacher_forced_hidden", tokens, encoder_output, mask)
         mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
+        table = self.position_table(tokens.shape[1])
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
         return self.mirror.submitted(
-            self.decoder_hidden(tokens, mx.array([0]), additive(mask, encoder_output.dtype), layers)
+            self.decoder_hidden(tokens, mx.array([0]), table, additive(mask, encoder_output.dtype), layers)
         )
 
-    def _forget(self) -> None:
-        """Give back what belongs to the weights of this moment, and would keep them in memory too."""
-        if self._capacities:
-            self._compiled, self._capacities = None, frozenset()
-            for layer in self._prepared_layers():
-                layer.forget()
+    def finalize(self) -> Compiled:
+        """Use the current weights from now on. Call this after changing weights of a model that has decoded.
 
-    def _prepared_layers(self) -> list[Prepared]:
-        return [module for module in self.modules() if isinstance(module, Prepared)]
-
-    def update(self, *args: Any, **options: Any) -> EncoderDecoder:
-        self._forget()
-        return super().update(*args, **options)
-
-    def update_modules(self, *args: Any, **options: Any) -> EncoderDecoder:
-        self._forget()
-        return super().update_modules(*args, **options)
+        Drops compiled passes and position tables, and evaluates what layers derive from their weights. Only cached
+        passes (`states`) depend on it: `encode` and `teacher_forced` always use the current weights.
+        """
+        finalize_layers(self)
+        self._position_tables: dict[int, mx.array | None] = {}
+        self._compiled = Compiled(self._pass)
+        return self._compiled
 
     def logits(self, states: mx.array) -> mx.array:
         """(B, L, d_model) -> raw logits (B, L, V); also without L."""
@@ -276,6 +283,7 @@ class EncoderDecoder(nn.Module):
             value = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
             mx.eval(value)  # one parameter at a time, so that no second copy of the model is ever alive
             self.load_weights([(path, value)], strict=False)
+        self.finalize()
 
 
 def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:

@@ -22,7 +22,7 @@ from .base import EncoderDecoder
 from .compiled import Compiled
 from .config import ACTIVATIONS
 from .last_layer import LastLayer
-from .linear import Linear
+from .linear import Linear, finalize_layers
 
 EPSILON = 1e-6
 SOME_IDS = 1024  # by whose embeddings their size is judged
@@ -174,7 +174,7 @@ class DraftHead(nn.Module):
 
         places: (B, 1, 1), in `hidden`. is_first: (B, 1). Compiled.
         """
-        return self._prepared()[0](hidden[0].shape, list(hidden), places, is_first)
+        return self._compiled_functions()[0](hidden[0].shape, list(hidden), places, is_first)
 
     def _features_at(self, hidden: Sequence[mx.array], places: mx.array, is_first: mx.array) -> mx.array:
         found = self.features(mx.take_along_axis(mx.concatenate([*hidden], axis=-1), places, axis=1))
@@ -182,23 +182,23 @@ class DraftHead(nn.Module):
 
     def step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         """`step` and its `outputs`, for one place of each row, all (B, d). Compiled."""
-        return self._prepared()[1]((len(arrays[0]), arrays[2].shape), *arrays)
+        return self._compiled_functions()[1]((len(arrays[0]), arrays[2].shape), *arrays)
 
     def _step_and_outputs(self, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         state = self.step(*arrays)
         return state, self.outputs(state)
 
-    def _prepared(self) -> tuple[Compiled, Compiled]:
-        """Features at places, and a step."""
-        if self._compiled is None:
-            self._beginning = self.beginning
-            mx.eval(self._beginning, [layer.prepare(0) for layer in self.modules() if isinstance(layer, Linear)])
-            self._compiled = Compiled(self._features_at), Compiled(self._step_and_outputs)
-        return self._compiled
+    def _compiled_functions(self) -> tuple[Compiled, Compiled]:
+        """`_features_at` and `_step_and_outputs`."""
+        return self._compiled or self.finalize()
 
-    def update(self, *args: Any, **options: Any) -> DraftHead:
-        self._compiled = None
-        return super().update(*args, **options)
+    def finalize(self) -> tuple[Compiled, Compiled]:
+        """Compile for the current weights. Call this after changing weights of a head that has drafted."""
+        self._beginning = self.beginning
+        mx.eval(self._beginning)
+        finalize_layers(self)
+        self._compiled = Compiled(self._features_at), Compiled(self._step_and_outputs)
+        return self._compiled
 
     @property
     def nbytes(self) -> int:

@@ -13,10 +13,9 @@ import mlx.nn as nn
 from .attention import attend, split_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
-from .compiled import Prepared
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .layers import FeedForward
-from .linear import Linear, matrix
+from .linear import DerivedWeight, Linear, matrix
 from .rope import Window, additive_mask
 from .tensors import Sources, named
 
@@ -29,10 +28,8 @@ FEED_FORWARD = {
 }
 
 
-class Norm(Prepared):
+class Norm(DerivedWeight):
     """RMS norm (Zhang and Sennrich 2019, 1910.07467) times 1 + weight."""
-
-    by_capacity = False
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -44,9 +41,9 @@ class Norm(Prepared):
 
     @property
     def factor(self) -> mx.array:
-        return self.prepared()
+        return self.derived
 
-    def computed(self, capacity: int) -> mx.array:
+    def derive(self) -> mx.array:
         return 1 + self.weight
 
 
@@ -135,7 +132,12 @@ class Gemma(EncoderDecoder):
         return self.encoder.norm(x).reshape(batch, length, -1)
 
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
+        self,
+        tokens: mx.array,
+        offsets: mx.array,
+        position_table: None,
+        source_mask: mx.array,
+        layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.embed(tokens.flatten())

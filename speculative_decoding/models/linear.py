@@ -1,23 +1,56 @@
-"""Products with a weight: one that costs a compiled pass one node of its graph and not two, and one with a few rows."""
+"""Linear layers whose derived weights are evaluated once, and logits for a subset of the vocabulary."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from .compiled import Prepared
-
 Head = Callable[[mx.array], mx.array]
 
 
-class Linear(Prepared, nn.Linear):
-    """x (..., inputs) -> (..., outputs). The weight is (outputs, inputs), as everywhere, and used transposed. That is a
-    view, but a node in the graph of every pass, unless it has been evaluated before the pass is traced.
+class DerivedWeight(nn.Module):
+    """A layer that computes with a function of its weight, which `finalize` evaluates once for all passes.
+
+    After the weight has been replaced, as in a training step, the layer derives the value in every pass again.
     """
 
-    by_capacity = False
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._finalized: tuple[mx.array, mx.array] | None = None  # the weight, and the value derived from it
+
+    @abstractmethod
+    def derive(self) -> mx.array:
+        """The value, computed from the weight."""
+
+    def finalize(self) -> None:
+        """Evaluate the derived value."""
+        derived = self.derive()
+        mx.eval(derived)
+        self._finalized = (self.weight, derived)
+
+    @property
+    def derived(self) -> mx.array:
+        if self._finalized is not None and self._finalized[0] is self.weight:
+            return self._finalized[1]
+        return self.derive()
+
+
+def finalize_layers(module: nn.Module) -> None:
+    """Finalize every layer within a module."""
+    for layer in module.modules():
+        if isinstance(layer, DerivedWeight):
+            layer.finalize()
+
+
+class Linear(DerivedWeight, nn.Linear):
+    """x (..., inputs) -> (..., outputs), with a weight (outputs, inputs).
+
+    `nn.Linear` transposes the weight in every pass, which is a graph node each time.
+    """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
@@ -28,24 +61,24 @@ class Linear(Prepared, nn.Linear):
     @property
     def transposed(self) -> mx.array:
         """(inputs, outputs)."""
-        return self.prepared()
+        return self.derived
 
-    def computed(self, capacity: int) -> mx.array:
+    def derive(self) -> mx.array:
         return self.weight.T
 
 
 def matrix(layer: nn.Module) -> mx.array:
-    """Its weight, also where it is quantised."""
+    """The layer's weight (outputs, inputs), dequantised if necessary."""
     if "scales" not in layer:
         return layer.weight
     return mx.dequantize(layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
 
 
 def rows_of(layer: nn.Module, ids: mx.array) -> Head:
-    """A product with these rows of a table alone, (N,): (B, L, d) -> (B, L, N); also where it is quantised."""
+    """A function (B, L, d) -> (B, L, N): the product with N rows of the layer's weight, which may be quantised."""
     parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
     if "scales" not in parts:
-        transposed = parts["weight"].T  # once: it is a node in the graph of every product
+        transposed = parts["weight"].T  # here rather than in every product
         return lambda x: x @ transposed
     settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
     return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)

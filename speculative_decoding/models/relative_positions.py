@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import Prepared
 
-
-class RelativePositionBias(Prepared):
+class RelativePositionBias(nn.Module):
     """The learned bias of each (distance bucket, head), for all layers of a stack.
 
     The layers share one table, or each layer has a table. weight: (tables * num_buckets, H).
@@ -26,22 +25,24 @@ class RelativePositionBias(Prepared):
         self.max_distance = max_distance
         self.causal = causal
 
-    def __call__(self, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
-        """The additive mask of each table, (B, H, length, capacity).
+    def __call__(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
+        """The additive mask of each table, (B, H, length, T).
 
         Query i of a row has position offset + i, and key j has position j. Causal biases mask the future with -inf.
         One gather serves all rows, tables and positions.
 
         Args:
+            windows: `self.windows(T)`.
             offsets: (B,), one per row.
         """
-        # Which window of `computed` each query of a row at offset 0 adds to its scores, (tables * H, length).
+        capacity = windows.shape[1]
+        # Which window each query of a row at offset 0 adds to its scores, (tables * H, length).
         first = (2 * capacity - 1) * np.arange(self.tables * self.heads)[:, None] + capacity - 1
-        windows = mx.array((first - np.arange(length)).astype(np.int32))
-        masks = mx.take(self.prepared(capacity), windows - offsets[:, None, None], axis=0)
+        numbers = mx.array((first - np.arange(length)).astype(np.int32))
+        masks = mx.take(windows, numbers - offsets[:, None, None], axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
 
-    def computed(self, capacity: int) -> mx.array:
+    def windows(self, capacity: int) -> mx.array:
         """All windows of `capacity` biases, as views of one line of biases.
 
         The line holds 2 * capacity - 1 biases, ordered by distance, for each (table, head). The biases that a query at

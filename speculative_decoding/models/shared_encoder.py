@@ -28,6 +28,7 @@ def share_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
         if array.dtype != other.dtype or not mx.array_equal(array, other).item():
             return False
     draft.load_weights(list(ours.items()), strict=False)
+    draft.finalize()
     return True
 
 

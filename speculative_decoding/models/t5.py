@@ -38,9 +38,9 @@ class Stack(nn.Module):
             causal=causal,
         )
 
-    def biases(self, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
-        """The additive mask of each layer's self-attention; where they share one, it comes for each too."""
-        biases = self.position_biases(offsets, length, capacity)
+    def biases(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
+        """The additive mask of each layer's self-attention. Layers may share one."""
+        biases = self.position_biases(windows, offsets, length)
         return biases if len(biases) == len(self.layers) else biases * len(self.layers)
 
 
@@ -62,17 +62,26 @@ class T5(EncoderDecoder):
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
         hidden = None if mask is None else additive(mask, x.dtype)
-        biases = self.encoder.biases(mx.array([0]), length, length)
+        windows = self.encoder.position_biases.windows(length)
+        biases = self.encoder.biases(windows, mx.array([0]), length)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
             x = layer(x, batch, bias if hidden is None else bias + hidden)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
+    def position_table(self, capacity: int) -> mx.array:
+        return self.decoder.position_biases.windows(capacity)
+
     def decoder_hidden(
-        self, tokens: mx.array, offsets: mx.array, source_mask: mx.array, layers: Sequence[CrossAttentionCache]
+        self,
+        tokens: mx.array,
+        offsets: mx.array,
+        position_table: mx.array,
+        source_mask: mx.array,
+        layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
-        biases = self.decoder.biases(offsets, length, layers[0].reach(length))
+        biases = self.decoder.biases(position_table, offsets, length)
         hidden = []
         for layer, bias, cache in zip(self.decoder.layers, biases, layers, strict=True):
             x = layer(x, batch, bias, source_mask, cache)

@@ -116,6 +116,7 @@ class ModelStudent(Student):
         return self.module.logit_cap
 
     def draft(self) -> DraftModel:
+        self.module.finalize()
         return DraftModel(self.module)
 
 

@@ -242,9 +242,9 @@ def mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query sees the key behind its own position as well: the bias is right, the mask is not."""
     masks = RelativePositionBias.__call__
 
-    def open_one_more(self: RelativePositionBias, offsets: mx.array, length: int, capacity: int) -> list[mx.array]:
-        behind = mx.arange(capacity) == offsets[:, None, None, None] + 1 + mx.arange(length)[:, None]
-        return [mx.where(behind, 0.0, mask) for mask in masks(self, offsets, length, capacity)]
+    def open_one_more(self: RelativePositionBias, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
+        behind = mx.arange(windows.shape[1]) == offsets[:, None, None, None] + 1 + mx.arange(length)[:, None]
+        return [mx.where(behind, 0.0, mask) for mask in masks(self, windows, offsets, length)]
 
     monkeypatch.setattr(RelativePositionBias, "__call__", open_one_more)
 
@@ -254,7 +254,7 @@ def bias_of_the_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         RelativePositionBias,
         "__call__",
-        lambda self, offsets, length, capacity: masks(self, mx.maximum(offsets - 1, 0), length, capacity),
+        lambda self, windows, offsets, length: masks(self, windows, mx.maximum(offsets - 1, 0), length),
     )
 
 
@@ -264,7 +264,7 @@ def bias_of_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         RelativePositionBias,
         "__call__",
-        lambda self, offsets, length, capacity: masks(self, offsets[:1], length, capacity),
+        lambda self, windows, offsets, length: masks(self, windows, offsets[:1], length),
     )
 
 

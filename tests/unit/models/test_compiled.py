@@ -1,4 +1,4 @@
-"""Compiled passes: traced once for each shape, forgotten when there are too many, never with stale weights."""
+"""Compiled passes: one trace per shape, a bounded number of traces, and never stale weights after `finalize`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from speculative_decoding import checkpoints
 from speculative_decoding.models import compiled
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import Compiled
 from speculative_decoding.models.linear import Linear
 from tests.support.operations import counted, operations
-from tests.support.tiny import tiny_model
+from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 
 def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "MOST_SHAPES", 3)
+    monkeypatch.setattr(compiled, "MAX_SHAPES", 3)
     traced: list[int] = []
 
     def double(x: mx.array) -> mx.array:
@@ -33,7 +34,7 @@ def test_each_shape_is_traced_once_until_there_are_too_many(monkeypatch: pytest.
         assert traced[before:] == new
 
 
-def test_a_pass_is_that_of_the_weights_of_the_moment() -> None:
+def test_passes_use_the_current_weights_after_finalize() -> None:
     model = tiny_model()
 
     def logits() -> mx.array:
@@ -43,12 +44,15 @@ def test_a_pass_is_that_of_the_weights_of_the_moment() -> None:
     assert mx.array_equal(before, logits())
     weight = model.decoder.layers[0].ff.wi.weight
     model.load_weights([("decoder.layers.0.ff.wi.weight", weight * 1.5)], strict=False)
+    model.finalize()
     changed = logits()
     assert not mx.allclose(before, changed)
     model.set_dtype(mx.bfloat16)
+    model.finalize()
     assert logits().dtype == mx.bfloat16
     model.set_dtype(mx.float32)
     model.load_weights([("decoder.layers.0.ff.wi.weight", weight)], strict=False)
+    model.finalize()
     assert mx.allclose(before, logits(), atol=0.1) and not mx.allclose(logits(), changed)
 
 
@@ -86,17 +90,17 @@ def test_a_pass_over_one_position_transposes_keys_alone(tmp_path: Path, monkeypa
     model = tiny_model()
     layers = len(model.decoder.layers)
     assert transposed(model, tmp_path) == 2 * layers
-    monkeypatch.setattr(Linear, "prepare", lambda self, capacity: self.weight)
+    monkeypatch.setattr(Linear, "finalize", lambda self: None)
     assert transposed(tiny_model(), tmp_path) == (2 + 6) * layers
 
 
-def test_a_product_is_that_of_the_weight_of_the_moment() -> None:
+def test_a_linear_layer_uses_its_current_weight_even_before_finalize() -> None:
     layer, x = Linear(3, 2), mx.array([[1.0, 2.0, 3.0]])
     for weight in (mx.ones((2, 3)), mx.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])):
         layer.update({"weight": weight})
-        for _ in range(2):  # before and after it has prepared
+        for _ in range(2):
             assert layer(x).tolist() == (x @ weight.T).tolist()
-            layer.prepare(64)
+            layer.finalize()
     assert list(layer.parameters()) == ["weight"]
 
 
@@ -107,6 +111,7 @@ def test_weights_that_are_replaced_are_given_back() -> None:
     before = mx.get_active_memory()
     model.set_dtype(mx.bfloat16)
     mx.eval(model.parameters())
+    model.finalize()
     gc.collect()
     size = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
     assert mx.get_active_memory() < before - 0.9 * size  # as much as they take now, for they took twice that
@@ -143,3 +148,17 @@ def test_operations_that_grow_with_the_rows_are_counted() -> None:
         mx.eval(y, {"sum": y.sum()})
         mx.async_eval(y * 2)  # type: ignore[no-untyped-call]
     assert seen == {"Exp": 1, "Sum": 1, "Multiply": 1}
+
+
+def test_loading_finalizes(tmp_path: Path) -> None:
+    """Also into a model that has already decoded."""
+    weights, source = tiny_model(seed=3), mx.array([[5, 9, 1]])
+    folder = save_hugging_face(weights, tmp_path / "model", CONFIG)
+
+    def logits(model: EncoderDecoder) -> mx.array:
+        return model.decode(mx.array([[0, 5, 3]]), model.make_cache(model.encode(source)))
+
+    model = tiny_model()
+    assert not mx.allclose(logits(model), logits(weights))
+    model.load_checkpoint(checkpoints.read(folder))
+    assert mx.array_equal(logits(model), logits(weights))
