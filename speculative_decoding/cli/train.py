@@ -17,8 +17,8 @@ from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import Opened, open_model
 from ..sampling.values import Number, Switch, Text, Whole
 from ..session import Session
-from ..training.course import Course, CourseOptions
 from ..training.trainer import HISTORY, Report, Schedule
+from ..training.training_run import TrainingOptions, TrainingRun
 from . import common
 from .common import say
 from .models import find
@@ -30,7 +30,7 @@ PICTURE = "curves.png"
 
 
 @dataclass(frozen=True)
-class TrainFlags(CourseOptions):
+class TrainFlags(TrainingOptions):
     """Raises `InputError` for what does not go together."""
 
     model: A[str | None, Text(), "the target: a folder, or one under models/"] = None
@@ -85,8 +85,8 @@ def train(chosen: argparse.Namespace) -> int:
     draft = opened_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")
     session, processes = Session(target.model, target.tokenizer), TrainingGroup.join()
-    course = Course(session, prompts, work, flags.schedule, flags, draft, processes)
-    course.begin(flags.settings(files), resume=flags.resume)
+    run = TrainingRun(session, prompts, work, flags.schedule, flags, draft, processes)
+    run.begin(flags.settings(files), resume=flags.resume)
     for each in (target, draft):
         if each is not None:
             each.load_weights()
@@ -96,46 +96,46 @@ def train(chosen: argparse.Namespace) -> int:
         if is_first:
             say(text)
 
-    held = sum(map(len, course.held_out.values()))
-    total = len(course.training_prompts)
+    held = sum(map(len, run.held_out.values()))
+    total = len(run.training_prompts)
     with_others = f"{processes.size} processes; " if processes.size > 1 else ""
     say_if_first(
-        f"{total} prompts to train on, {held} held out; about {course.memory / 1e9:.1f} GB of memory; "
+        f"{total} prompts to train on, {held} held out; about {run.memory_needed / 1e9:.1f} GB of memory; "
         f"{with_others}work in {work}"
     )
     with progress(is_shown=is_first) as show:
-        course.write_outputs(lambda done: show(done, total, f"{done} outputs"))
-    kept, size = course.keeps_features, course.lessons.nbytes / 1e9
-    positions = sum(len(each.output) for each in course.examples)
+        run.write_outputs(lambda done: show(done, total, f"{done} outputs"))
+    kept, size = run.keeps_targets, run.store.nbytes / 1e9
+    positions = sum(len(each.output) for each in run.examples)
     where = "kept on the disk" if kept else "computed when needed: more than --max-disk-gb, or half of what is free"
     say_if_first(f"{positions} positions; features of {size:.2f} GB, {where}")
     if kept:
         with progress(is_shown=is_first) as show:
-            course.keep_features(lambda done: show(done, len(course.examples), f"features of {done} outputs"))
-    if course.trainer.step:
-        say_if_first(f"going on behind step {course.trainer.step}")
+            run.keep_targets(lambda done: show(done, len(run.examples), f"features of {done} outputs"))
+    if run.trainer.step:
+        say_if_first(f"going on behind step {run.trainer.step}")
     reached = ""
     with progress(is_shown=is_first) as show:
-        for report in course.train():
+        for report in run.train():
             if (tokens := report.tokens_per_call) is not None:
-                reached = f", {tokens:.2f} tokens per call (about {course.promised(tokens):.2f}x)"
+                reached = f", {tokens:.2f} tokens per call (about {run.expected_speedup(tokens):.2f}x)"
             show(report.progress, 1.0, described(report) + reached)
     if is_first:
-        finish(course, flags.output, folder.name)
+        finish(run, flags.output, folder.name)
     return 0
 
 
-def finish(course: Course, output: Path, made_for: str) -> None:
+def finish(run: TrainingRun, output: Path, made_for: str) -> None:
     """Measure the draft, and write its folder."""
-    measured = {name: stats.tokens_per_target_call for name, stats in course.held_out_stats.items()}
+    measured = {name: stats.tokens_per_target_call for name, stats in run.held_out_stats.items()}
     for name, tokens in measured.items():
-        promise = course.promised(tokens)
-        say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x plain decoding")
-    facts = {"made_for": made_for, "steps": course.trainer.step, "positions": course.trainer.positions}
+        promise = run.expected_speedup(tokens)
+        say(f"{name}: {tokens:.2f} tokens per target call with drafts of 7, about {promise:.2f}x baseline decoding")
+    facts = {"made_for": made_for, "steps": run.trainer.step, "positions": run.trainer.positions}
     by_file = {Path(name).name: tokens for name, tokens in measured.items()}  # no folders: a draft is passed on
-    facts |= {"minutes": round(course.trainer.seconds / 60, 1), "tokens_per_call": by_file}
-    course.finish(output, lambda partial: draw(partial / PICTURE, course.trainer.history), **facts)
-    say(f"written to {output}; {course.work} may be deleted, or trained on with --resume and more --minutes")
+    facts |= {"minutes": round(run.trainer.seconds / 60, 1), "tokens_per_call": by_file}
+    run.finish(output, lambda partial: draw(partial / PICTURE, run.trainer.history), **facts)
+    say(f"written to {output}; {run.work} may be deleted, or trained on with --resume and more --minutes")
 
 
 def opened_draft(flags: TrainFlags, target: Opened) -> Opened | OpenedHead | None:

@@ -1,1 +1,1 @@
-"""Making a draft for a target and a kind of text: the target's own outputs, its distributions, a loss, a trainer."""
+"""Trains a draft for a target and a kind of text, from the target's own outputs and distributions."""

@@ -1,5 +1,7 @@
-"""Batches of examples as students take them: anchors, what stands behind each, and the target's distributions there,
-over a few candidate ids. Which examples and anchors a step has is a function of (seed, step).
+"""Training batches, built from examples and teacher targets.
+
+Distributions cover a few candidate ids instead of the whole vocabulary. The examples and random choices of a step are a
+function of (seed, step), so a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -14,23 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .outputs import Example
-from .teacher import Lesson
+from .teacher import TeacherTargets
 
-EXAMPLES = 24  # in a step
-CHAIN = 5  # tokens drafted behind an anchor
-ANCHORS = 0.4  # of the positions
-FADING = 4.0  # a chain's k-th token counts exp(-k / FADING)
-LENGTH_NOISE = 0.1  # examples of about the same length stand together
-FREQUENT = 1536  # candidates in every step,
-LIKELY_OTHERS, RANDOM_OTHERS = 768, 512  # and others
+BATCH_SIZE = 24  # examples in a step
+DRAFT_STEPS = 5  # tokens that a head drafts after each anchor
+FREQUENT_CANDIDATES = 1536  # the most frequent ids, in every step
+LIKELY_CANDIDATES = 768  # further ids with the highest probability in the labels
+RANDOM_CANDIDATES = 512  # further random ids
 
 
 class Labels(NamedTuple):
-    """The target's distributions at N places.
+    """The target's distributions at N positions. Ids are stored as indices into `candidates`.
 
-    candidates: (C,) ids that distributions are over; in what follows an id is its index there.
-    ids, probs: (N, 16), the likeliest; 0 where there is none. written: (N,) the token that the output has.
-    weights: (N,), adding up to 1.
+    Args:
+        candidates: (C,) vocabulary ids that the distributions cover.
+        ids: (N, 16) the most likely ids.
+        probs: (N, 16) their probabilities; 0 for padding.
+        written: (N,) the id in the target's output.
+        weights: (N,) weight of each position; they sum to 1.
     """
 
     candidates: mx.array
@@ -39,58 +42,79 @@ class Labels(NamedTuple):
     written: mx.array
     weights: mx.array
 
-    def at(self, places: mx.array, factor: int) -> Labels:
-        """Some places alone, over the same candidates, with weights so many times as large."""
-        ids, probs, written, weights = (each[places.reshape(-1)] for each in self[1:])
-        return Labels(self.candidates, ids, probs, written, factor * weights)
+    def select(self, positions: mx.array, weight_factor: int) -> Labels:
+        """Return the labels at some positions, with their weights multiplied by a factor."""
+        ids, probs, written, weights = (each[positions.reshape(-1)] for each in self[1:])
+        return Labels(self.candidates, ids, probs, written, weight_factor * weights)
 
 
-class Chains(NamedTuple):
-    """For a draft head; A anchors in each of B examples, and `CHAIN` tokens behind each.
+class HeadBatch(NamedTuple):
+    """Inputs of a draft head: A anchors in each of B examples, and `DRAFT_STEPS` tokens after each anchor.
 
-    hidden: (B, A, layers * d) normed states at the place before the anchor; is_first: (B, A, 1), where there is none.
-    tokens: (CHAIN, B, A), what the head reads. memory, mask: (B, S, d), and (B, S) bool.
-    labels: of (CHAIN, B, A) places, flat.
+    Args:
+        hidden: (B, A, layers * d) normalized target states at the position before the anchor.
+        is_first: (B, A, 1) whether the anchor is the first position, which has no such state.
+        tokens: (DRAFT_STEPS, B, A) input tokens of each draft step.
+        encoder_output: (B, S, d).
+        mask: (B, S) whether a source position is real.
+        labels: for the DRAFT_STEPS * B * A positions of `tokens`, flattened.
     """
 
     hidden: mx.array
     is_first: mx.array
     tokens: mx.array
-    memory: mx.array
+    encoder_output: mx.array
     mask: mx.array
     labels: Labels
 
-    def part(self, rank: int, size: int) -> Chains:
-        """Every size-th example from that rank on: the means of parts' losses and gradients are those of the whole."""
-        rows, factor = rows_of(len(self.mask), rank, size)
-        places = mx.arange(self.tokens.size).reshape(self.tokens.shape)[:, rows]
-        hidden, is_first, memory, mask = (each[rows] for each in (self.hidden, self.is_first, self.memory, self.mask))
-        return Chains(hidden, is_first, self.tokens[:, rows], memory, mask, self.labels.at(places, factor))
+    def part(self, rank: int, size: int) -> HeadBatch:
+        """Return every size-th example, starting at this rank.
+
+        The mean of the losses (and of the gradients) of all parts equals the loss (gradient) of the batch.
+        """
+        rows, factor = rows_of_rank(len(self.mask), rank, size)
+        positions = mx.arange(self.tokens.size).reshape(self.tokens.shape)[:, rows]
+        return HeadBatch(
+            self.hidden[rows],
+            self.is_first[rows],
+            self.tokens[:, rows],
+            self.encoder_output[rows],
+            self.mask[rows],
+            self.labels.select(positions, factor),
+        )
 
 
-class Wholes(NamedTuple):
-    """For a model: source (B, S) with its mask, tokens (B, L) that the decoder reads, labels of (B, L) places, flat."""
+class SequenceBatch(NamedTuple):
+    """Inputs of a draft model.
+
+    Args:
+        source: (B, S) source tokens.
+        mask: (B, S) whether a source position is real.
+        tokens: (B, L) decoder input.
+        labels: for the B * L positions of `tokens`, flattened.
+    """
 
     source: mx.array
     mask: mx.array
     tokens: mx.array
     labels: Labels
 
-    def part(self, rank: int, size: int) -> Wholes:
-        """As of `Chains`."""
-        rows, factor = rows_of(len(self.mask), rank, size)
-        labels = self.labels.at(mx.arange(self.tokens.size).reshape(self.tokens.shape)[rows], factor)
-        return Wholes(self.source[rows], self.mask[rows], self.tokens[rows], labels)
+    def part(self, rank: int, size: int) -> SequenceBatch:
+        """Return every size-th example, starting at this rank, as `HeadBatch.part` does."""
+        rows, factor = rows_of_rank(len(self.mask), rank, size)
+        positions = mx.arange(self.tokens.size).reshape(self.tokens.shape)[rows]
+        labels = self.labels.select(positions, factor)
+        return SequenceBatch(self.source[rows], self.mask[rows], self.tokens[rows], labels)
 
 
-def rows_of(count: int, rank: int, size: int) -> tuple[mx.array, int]:
-    """A part's examples, and by what their weights grow; where there are fewer than parts, one that has no weight."""
+def rows_of_rank(count: int, rank: int, size: int) -> tuple[mx.array, int]:
+    """Return a rank's examples and the factor for their weights. A rank without examples gets one of weight 0."""
     return mx.arange(min(rank, count - 1), count, size), size if rank < count else 0
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Which examples a step has. Every example once in an epoch."""
+    """Chooses the examples of each step: similar lengths together, every example once per epoch."""
 
     examples: Sequence[Example]
     seed: int
@@ -100,15 +124,16 @@ class Sampler:
         return np.array([len(each.output) + 0.1 * len(each.source) for each in self.examples])
 
     def indices(self, step: int) -> list[int]:
-        count = -(-len(self.examples) // EXAMPLES)
-        epoch, place = divmod(step, count)
-        dice = np.random.default_rng([self.seed, epoch])
-        noise = np.exp(LENGTH_NOISE * dice.standard_normal(len(self._lengths)))
+        batches = -(-len(self.examples) // BATCH_SIZE)
+        epoch, batch = divmod(step, batches)
+        rng = np.random.default_rng([self.seed, epoch])
+        noise = np.exp(0.1 * rng.standard_normal(len(self._lengths)))
         order = np.argsort(self._lengths * noise, kind="stable")
-        place = int(dice.permutation(count)[place])
-        return [int(index) for index in order[place * EXAMPLES : (place + 1) * EXAMPLES]]
+        batch = int(rng.permutation(batches)[batch])
+        return [int(index) for index in order[batch * BATCH_SIZE : (batch + 1) * BATCH_SIZE]]
 
-    def dice(self, step: int) -> np.random.Generator:
+    def rng(self, step: int) -> np.random.Generator:
+        """Return the generator for a step's other random choices."""
         return np.random.default_rng([self.seed, 1, step])
 
 
@@ -119,94 +144,151 @@ def make_labels(
     weights: NDArray[np.float32],
     frequent: NDArray[np.int32],
     vocab_size: int,
-    dice: np.random.Generator,
+    rng: np.random.Generator,
 ) -> Labels:
-    """ids, probs: (N, 16). Candidates are the frequent ids, others that the labels give most, and random ones: without
-    these nothing would keep a draft from proposing a token that is never a label.
+    """Choose the candidates of a step and express the labels in them.
+
+    Candidates are the frequent ids, the ids that the labels make most likely, and random ids. Without random ids, the
+    draft would never learn to avoid tokens that no label contains.
+
+    Args:
+        ids: (N, 16) the target's most likely ids.
+        probs: (N, 16) their probabilities.
+        written: (N,) ids in the target's outputs.
+        weights: (N,) 0 for padding.
+        frequent: ids that are candidates in every step.
+        vocab_size: the number of ids.
+        rng: chooses the random ids.
     """
-    index = np.full(vocab_size, -1, np.int32)
-    index[frequent] = np.arange(len(frequent), dtype=np.int32)
-    real = weights > 0
-    given = (probs[real] * weights[real, None]).ravel()
-    mass = np.bincount(ids[real].ravel(), given, minlength=vocab_size).astype(np.float64)
-    mass[written[real]] += 1.0  # always among them, as far as there is room
-    rest = dice.permutation(np.flatnonzero(index < 0))
-    likely = min(LIKELY_OTHERS, len(rest))
+    candidate_index = np.full(vocab_size, -1, np.int32)
+    candidate_index[frequent] = np.arange(len(frequent), dtype=np.int32)
+
+    is_real = weights > 0
+    weighted = (probs[is_real] * weights[is_real, None]).ravel()
+    mass = np.bincount(ids[is_real].ravel(), weighted, minlength=vocab_size).astype(np.float64)
+    mass[written[is_real]] += 1.0  # written ids come first
+
+    rest = rng.permutation(np.flatnonzero(candidate_index < 0))
+    likely = min(LIKELY_CANDIDATES, len(rest))
     order = np.argpartition(-mass[rest], likely - 1) if likely else np.arange(0)
-    others = np.sort(rest[order[: likely + RANDOM_OTHERS]])
-    index[others] = np.arange(len(frequent), len(frequent) + len(others), dtype=np.int32)
+    others = np.sort(rest[order[: likely + RANDOM_CANDIDATES]])
+    candidate_index[others] = np.arange(len(frequent), len(frequent) + len(others), dtype=np.int32)
     candidates = np.concatenate([frequent, others]).astype(np.int32)
-    places, known = index[ids], index[written] >= 0
-    kept = np.where(places < 0, np.float32(0), probs)
+
+    indices = candidate_index[ids]
+    kept = np.where(indices < 0, np.float32(0), probs)
     kept = kept / np.maximum(kept.sum(axis=-1, keepdims=True), 1e-6)
-    weights = np.where(known, weights, 0.0)
+    weights = np.where(candidate_index[written] >= 0, weights, 0.0)
     return Labels(
         mx.array(candidates),
-        mx.array(np.maximum(places, 0)),
+        mx.array(np.maximum(indices, 0)),
         mx.array(kept.astype(np.float32)),
-        mx.array(np.maximum(index[written], 0)),
+        mx.array(np.maximum(candidate_index[written], 0)),
         mx.array((weights / max(weights.sum(), 1e-6)).astype(np.float32)),
     )
 
 
-def make_chains(
+def make_head_batch(
     examples: Sequence[Example],
-    lessons: Sequence[Lesson],
+    targets: Sequence[TeacherTargets],
     frequent: NDArray[np.int32],
-    start_and_size: tuple[int, int],
-    dice: np.random.Generator,
-) -> Chains:
-    """start_and_size: the decoder's start token, and how many ids there are."""
-    start, vocab_size = start_and_size
-    chosen = [anchors(len(each.output), dice) for each in examples]
-    count = max(map(len, chosen))
-    longest = max(len(each.source) for each in examples)
-    shape, width = (len(examples), count), lessons[0].ids.shape[1]
-    hidden = np.zeros((*shape, lessons[0].hidden.shape[1]), np.float32)
+    start_token: int,
+    vocab_size: int,
+    rng: np.random.Generator,
+) -> HeadBatch:
+    """Build a batch for a draft head, with anchors at 40 % of the positions of each output."""
+    anchors = [choose_anchors(len(each.output), rng) for each in examples]
+    shape = (len(examples), max(map(len, anchors)))
+    steps = (DRAFT_STEPS, *shape)
+    source_length = max(len(each.source) for each in examples)
+    width = targets[0].ids.shape[1]
+
+    hidden = np.zeros((*shape, targets[0].hidden.shape[1]), np.float32)
     is_first = np.zeros((*shape, 1), bool)
-    tokens, written = (np.zeros((CHAIN, *shape), np.int32) for _ in range(2))
-    ids, probs = np.zeros((CHAIN, *shape, width), np.int32), np.zeros((CHAIN, *shape, width), np.float32)
-    weights = np.zeros((CHAIN, *shape), np.float32)
-    memory = np.zeros((len(examples), longest, lessons[0].memory.shape[1]), np.float32)
-    mask = np.zeros((len(examples), longest), bool)
-    for b, (example, lesson, own) in enumerate(zip(examples, lessons, chosen, strict=True)):
-        read, size = np.array([start, *example.output], np.int32), len(example.output)
-        first, places = own == 0, np.arange(CHAIN)[:, None] + own
-        here, places = places < size, np.minimum(places, size - 1)
-        hidden[b, : len(own)] = lesson.hidden[np.maximum(own - 1, 0)]
-        is_first[b, : len(own), 0] = first
-        tokens[:, b, : len(own)], written[:, b, : len(own)] = read[places], read[places + 1]
-        ids[:, b, : len(own)], probs[:, b, : len(own)] = lesson.ids[places], lesson.probs[places]
-        weights[:, b, : len(own)] = here * np.exp(-np.arange(CHAIN) / FADING)[:, None]
-        memory[b, : len(example.source)], mask[b, : len(example.source)] = lesson.memory, True
-    flat = ids.reshape(-1, width), probs.reshape(-1, width), written.ravel(), weights.ravel()
-    labels = make_labels(*flat, frequent, vocab_size, dice)
-    return Chains(mx.array(hidden), mx.array(is_first), mx.array(tokens), mx.array(memory), mx.array(mask), labels)
+    tokens = np.zeros(steps, np.int32)
+    written = np.zeros(steps, np.int32)
+    ids = np.zeros((*steps, width), np.int32)
+    probs = np.zeros((*steps, width), np.float32)
+    weights = np.zeros(steps, np.float32)
+    encoder_output = np.zeros((len(examples), source_length, targets[0].encoder_output.shape[1]), np.float32)
+    mask = np.zeros((len(examples), source_length), bool)
+    step_weights = np.exp(-np.arange(DRAFT_STEPS) / 4.0)[:, None]  # later tokens are drafted less often
+
+    for b, (example, target, anchor) in enumerate(zip(examples, targets, anchors, strict=True)):
+        count = len(anchor)
+        length = len(example.output)
+        sequence = np.array([start_token, *example.output], np.int32)
+        positions = np.arange(DRAFT_STEPS)[:, None] + anchor
+        is_inside = positions < length
+        positions = np.minimum(positions, length - 1)
+
+        hidden[b, :count] = target.hidden[np.maximum(anchor - 1, 0)]
+        is_first[b, :count, 0] = anchor == 0
+        tokens[:, b, :count] = sequence[positions]
+        written[:, b, :count] = sequence[positions + 1]
+        ids[:, b, :count] = target.ids[positions]
+        probs[:, b, :count] = target.probs[positions]
+        weights[:, b, :count] = is_inside * step_weights
+        encoder_output[b, : len(example.source)] = target.encoder_output
+        mask[b, : len(example.source)] = True
+
+    labels = make_labels(
+        ids.reshape(-1, width),
+        probs.reshape(-1, width),
+        written.ravel(),
+        weights.ravel(),
+        frequent,
+        vocab_size,
+        rng,
+    )
+    return HeadBatch(
+        mx.array(hidden), mx.array(is_first), mx.array(tokens), mx.array(encoder_output), mx.array(mask), labels
+    )
 
 
-def make_wholes(
+def make_sequence_batch(
     examples: Sequence[Example],
-    lessons: Sequence[Lesson],
+    targets: Sequence[TeacherTargets],
     frequent: NDArray[np.int32],
-    start_and_size: tuple[int, int],
-    dice: np.random.Generator,
-) -> Wholes:
-    start, vocab_size = start_and_size
-    count, width = max(len(each.output) for each in examples), lessons[0].ids.shape[1]
-    longest = max(len(each.source) for each in examples)
-    shape = len(examples), count
-    source, mask = np.zeros((len(examples), longest), np.int32), np.zeros((len(examples), longest), bool)
-    tokens, written, weights = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    ids, probs = np.zeros((*shape, width), np.int32), np.zeros((*shape, width), np.float32)
-    for b, (example, lesson) in enumerate(zip(examples, lessons, strict=True)):
-        size = len(example.output)
-        source[b, : len(example.source)], mask[b, : len(example.source)] = example.source, True
-        tokens[b, :size], written[b, :size] = [start, *example.output[:-1]], example.output
-        ids[b, :size], probs[b, :size], weights[b, :size] = lesson.ids, lesson.probs, 1.0
-    flat = ids.reshape(-1, width), probs.reshape(-1, width), written.ravel(), weights.ravel()
-    labels = make_labels(*flat, frequent, vocab_size, dice)
-    return Wholes(mx.array(source), mx.array(mask), mx.array(tokens), labels)
+    start_token: int,
+    vocab_size: int,
+    rng: np.random.Generator,
+) -> SequenceBatch:
+    """Build a batch for a draft model, with every position of each output."""
+    source_shape = (len(examples), max(len(each.source) for each in examples))
+    shape = (len(examples), max(len(each.output) for each in examples))
+    width = targets[0].ids.shape[1]
+
+    source = np.zeros(source_shape, np.int32)
+    mask = np.zeros(source_shape, bool)
+    tokens = np.zeros(shape, np.int32)
+    written = np.zeros(shape, np.int32)
+    ids = np.zeros((*shape, width), np.int32)
+    probs = np.zeros((*shape, width), np.float32)
+    weights = np.zeros(shape, np.float32)
+
+    for b, (example, target) in enumerate(zip(examples, targets, strict=True)):
+        length = len(example.output)
+        source[b, : len(example.source)] = example.source
+        mask[b, : len(example.source)] = True
+        tokens[b, :length] = [start_token, *example.output[:-1]]
+        written[b, :length] = example.output
+        ids[b, :length] = target.ids
+        probs[b, :length] = target.probs
+        weights[b, :length] = 1.0
+
+    labels = make_labels(
+        ids.reshape(-1, width),
+        probs.reshape(-1, width),
+        written.ravel(),
+        weights.ravel(),
+        frequent,
+        vocab_size,
+        rng,
+    )
+    return SequenceBatch(mx.array(source), mx.array(mask), mx.array(tokens), labels)
 
 
-def anchors(length: int, dice: np.random.Generator) -> NDArray[np.int64]:
-    return np.sort(dice.permutation(length)[: max(1, round(ANCHORS * length))])
+def choose_anchors(length: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Choose 40 % of the positions, in ascending order."""
+    return np.sort(rng.permutation(length)[: max(1, round(0.4 * length))])

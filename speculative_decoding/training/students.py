@@ -1,4 +1,4 @@
-"""What is trained: a draft head, or a small model of the target's family."""
+"""The networks that are trained: a draft head, or a small model of the target's family."""
 
 from __future__ import annotations
 
@@ -16,77 +16,87 @@ from ..drafters.draft_model import DraftModel, DraftVocabulary
 from ..models.base import EncoderDecoder
 from ..models.cache import additive
 from ..models.draft_head import DraftHead
-from .batches import Chains, Labels, Wholes, make_chains, make_wholes
+from .batches import HeadBatch, SequenceBatch, make_head_batch, make_sequence_batch
 from .outputs import Example
-from .teacher import Lesson
+from .teacher import TeacherTargets
 
-Batch = Chains | Wholes
+Batch = HeadBatch | SequenceBatch
 
 
 @dataclass(frozen=True)
 class Student(ABC):
-    """frequent: ids, candidates in every step. owns_matrix: whether its output matrix is trained."""
+    """A network in training.
+
+    Args:
+        target: the model that it learns from.
+        module: the network.
+        frequent: ids that are candidates in every step.
+    """
 
     target: EncoderDecoder
     module: nn.Module
     frequent: NDArray[np.int32]
-    owns_matrix: ClassVar[bool]
+    trains_output_matrix: ClassVar[bool]
 
     @abstractmethod
-    def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Batch: ...
+    def batch(
+        self, examples: Sequence[Example], targets: Sequence[TeacherTargets], rng: np.random.Generator
+    ) -> Batch: ...
 
     @abstractmethod
     def states(self, batch: Any) -> mx.array:
-        """(N, d), what the output matrix is multiplied by, at the places of the batch's labels; with a bias (N, d + 1),
-        for its row of the matrix.
-        """
+        """Return the final states (N, d) at the label positions; (N, d + 1) if the output matrix has a bias row."""
 
     @abstractmethod
-    def matrix(self, batch: Batch) -> mx.array:
-        """(d, C), the output matrix of the candidates."""
+    def output_matrix(self, batch: Batch) -> mx.array:
+        """Return the output matrix (d, C) of the candidates; (d + 1, C) with a bias row."""
 
     @abstractmethod
     def draft(self) -> DraftModel | DraftHead:
-        """As it drafts."""
+        """Return the draft with its current weights."""
 
     @property
     @abstractmethod
     def soft_cap(self) -> float | None:
-        """Of the logits that it drafts by."""
+        """The soft cap of the draft's logits."""
 
     def agreement(self, batch: Batch) -> mx.array:
-        """How much of the labels' weight is on places where its likeliest token is the target's."""
-        labels: Labels = batch.labels
-        right = mx.argmax(self.states(batch) @ self.matrix(batch), axis=-1) == labels.written
-        return (right * labels.weights).sum()
-
-    @property
-    def start_and_size(self) -> tuple[int, int]:
-        return self.target.config.decoder_start_token_id, self.target.config.vocab_size
+        """Return the weighted share of positions where the draft's most likely token is the target's."""
+        is_equal = mx.argmax(self.states(batch) @ self.output_matrix(batch), axis=-1) == batch.labels.written
+        return (is_equal * batch.labels.weights).sum()
 
 
 @dataclass(frozen=True)
 class HeadStudent(Student):
+    """A draft head, which shares the target's embedding and output matrix.
+
+    Args:
+        vocabulary: the ids that the finished head drafts from.
+    """
+
     module: DraftHead
-    vocabulary: DraftVocabulary  # that it will draft from
-    owns_matrix = False
+    vocabulary: DraftVocabulary
+    trains_output_matrix = False
 
-    def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Chains:
-        return make_chains(examples, lessons, self.frequent, self.start_and_size, dice)
+    def batch(
+        self, examples: Sequence[Example], targets: Sequence[TeacherTargets], rng: np.random.Generator
+    ) -> HeadBatch:
+        config = self.target.config
+        return make_head_batch(examples, targets, self.frequent, config.decoder_start_token_id, config.vocab_size, rng)
 
-    def states(self, batch: Chains) -> mx.array:
-        head, target = self.module, self.target
-        keys, values = target.cross_projections(batch.memory)[-1]
-        mask = additive(batch.mask, batch.memory.dtype)
+    def states(self, batch: HeadBatch) -> mx.array:
+        head = self.module
+        keys, values = self.target.cross_projections(batch.encoder_output)[-1]
+        mask = additive(batch.mask, batch.encoder_output.dtype)
         state = mx.where(batch.is_first, head.beginning, head.features(batch.hidden))
         states = []
         for tokens in batch.tokens:
-            state = head.step(target.embed(tokens), state, keys, values, mask)
+            state = head.step(self.target.embed(tokens), state, keys, values, mask)
             states.append(state)
-        return rows_for(target, head.outputs(mx.concatenate(states)))
+        return flatten_states(self.target, head.outputs(mx.concatenate(states)))
 
-    def matrix(self, batch: Batch) -> mx.array:
-        return mx.stop_gradient(matrix_of(self.target, batch.labels.candidates))
+    def output_matrix(self, batch: Batch) -> mx.array:
+        return mx.stop_gradient(output_matrix_of(self.target, batch.labels.candidates))
 
     @property
     def soft_cap(self) -> float | None:
@@ -98,18 +108,26 @@ class HeadStudent(Student):
 
 @dataclass(frozen=True)
 class ModelStudent(Student):
+    """A draft model, distilled from the target."""
+
     module: EncoderDecoder
-    owns_matrix = True
+    trains_output_matrix = True
 
-    def batch(self, examples: Sequence[Example], lessons: Sequence[Lesson], dice: np.random.Generator) -> Wholes:
-        return make_wholes(examples, lessons, self.frequent, self.start_and_size, dice)
+    def batch(
+        self, examples: Sequence[Example], targets: Sequence[TeacherTargets], rng: np.random.Generator
+    ) -> SequenceBatch:
+        config = self.target.config
+        return make_sequence_batch(
+            examples, targets, self.frequent, config.decoder_start_token_id, config.vocab_size, rng
+        )
 
-    def states(self, batch: Wholes) -> mx.array:
+    def states(self, batch: SequenceBatch) -> mx.array:
         model = self.module
-        return rows_for(model, model.teacher_forced(batch.tokens, model.encode(batch.source, batch.mask), batch.mask))
+        encoder_output = model.encode(batch.source, batch.mask)
+        return flatten_states(model, model.teacher_forced(batch.tokens, encoder_output, batch.mask))
 
-    def matrix(self, batch: Batch) -> mx.array:
-        return matrix_of(self.module, batch.labels.candidates)
+    def output_matrix(self, batch: Batch) -> mx.array:
+        return output_matrix_of(self.module, batch.labels.candidates)
 
     @property
     def soft_cap(self) -> float | None:
@@ -120,19 +138,22 @@ class ModelStudent(Student):
         return DraftModel(self.module)
 
 
-def matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
-    """(d, N), what the head multiplies states by to get these ids' logits before a soft cap; also of a quantised one.
-    With a bias (d + 1, N).
+def output_matrix_of(model: EncoderDecoder, ids: mx.array) -> mx.array:
+    """Return the matrix (d, N) that maps states to the logits of these ids before any soft cap.
+
+    A bias becomes a last row, (d + 1, N). Feeding the identity through the head also works for quantized weights.
     """
-    head, width, cap = model.head_of(ids), model.config.d_model, model.logit_cap
+    head = model.head_of(ids)
+    width = model.config.d_model
+    cap = model.logit_cap
     if not model.has_logits_bias:
-        found = head(mx.eye(width))
-        return found if cap is None else cap * mx.arctanh(found / cap)
-    rows = head(mx.eye(width + 1, width))  # of the last, which is zero, the bias
-    return mx.concatenate([rows[:-1] - rows[-1:], rows[-1:]])
+        logits = head(mx.eye(width))
+        return logits if cap is None else cap * mx.arctanh(logits / cap)
+    logits = head(mx.eye(width + 1, width))  # the last row is a zero state, whose logits are the bias
+    return mx.concatenate([logits[:-1] - logits[-1:], logits[-1:]])
 
 
-def rows_for(model: EncoderDecoder, states: mx.array) -> mx.array:
-    """(B, L, d) -> (B * L, d), as `matrix_of` multiplies them: with a 1 behind each where it has a row for the bias."""
+def flatten_states(model: EncoderDecoder, states: mx.array) -> mx.array:
+    """Reshape (B, L, d) to (B * L, d), and append a 1 for the bias row of `output_matrix_of` if the model has one."""
     rows = states.reshape(-1, states.shape[-1])
     return mx.pad(rows, [(0, 0), (0, 1)], constant_values=1) if model.has_logits_bias else rows

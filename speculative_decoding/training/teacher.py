@@ -1,6 +1,4 @@
-"""What the target makes of examples: hidden states of some layers, its likeliest next tokens, and its memory of the
-sources.
-"""
+"""Computes what the student learns from: the target's hidden states, its most likely next tokens and encoder output."""
 
 from __future__ import annotations
 
@@ -15,81 +13,103 @@ from ..models.base import EncoderDecoder
 from ..models.draft_head import normed
 from .outputs import Example
 
-LIKELIEST = 16  # of the target's distribution, which suffice as a label
-TOGETHER = 32  # examples in a pass
-NDFloat = NDArray[np.float16]
+LABEL_IDS = 16  # most likely ids kept of each distribution
+TEACHER_BATCH = 32  # examples in a forward pass
+
+Halfs = NDArray[np.float16]
 
 
-class Lesson(NamedTuple):
-    """Of one example, with L tokens and S of its source, all float16 but `ids`.
+class TeacherTargets(NamedTuple):
+    """Training targets of one example with L output tokens and S source tokens.
 
-    hidden: (L, layers * d) normed states; position i is what the decoder made of the i-th token it read, the start
-    token first. ids, probs: (L, 16), its likeliest next tokens. memory: (S, M).
+    Args:
+        hidden: (L, layers * d) normalized states; row i belongs to the i-th decoder input, the start token first.
+        ids: (L, 16) the most likely next tokens.
+        probs: (L, 16) their probabilities.
+        encoder_output: (S, encoder width).
     """
 
-    hidden: NDFloat
+    hidden: Halfs
     ids: NDArray[np.int32]
-    probs: NDFloat
-    memory: NDFloat
+    probs: Halfs
+    encoder_output: Halfs
 
 
 class Teacher:
-    """layers: whose states are wanted; none for a student that reads none."""
+    """The target as a teacher.
+
+    Args:
+        target: the model.
+        layers: decoder layers whose states the student reads; empty for a draft model.
+    """
 
     def __init__(self, target: EncoderDecoder, layers: Sequence[int]) -> None:
-        self.target, self.layers = target, tuple(layers)
-        self._likeliest = min(LIKELIEST, target.config.vocab_size)
+        self.target = target
+        self.layers = tuple(layers)
+        self._label_ids = min(LABEL_IDS, target.config.vocab_size)
 
     def widths(self) -> dict[str, tuple[int, str]]:
-        """Numbers a row of each part of a lesson has, and their type."""
-        d, m = self.target.config.d_model, self.target.encoder_width
-        k = self._likeliest
-        return {"hidden": (len(self.layers) * d, "<f2"), "ids": (k, "<i4"), "probs": (k, "<f2"), "memory": (m, "<f2")}
+        """Return the row width and numpy type of each field of `TeacherTargets`."""
+        return {
+            "hidden": (len(self.layers) * self.target.config.d_model, "<f2"),
+            "ids": (self._label_ids, "<i4"),
+            "probs": (self._label_ids, "<f2"),
+            "encoder_output": (self.target.encoder_width, "<f2"),
+        }
 
-    def teach(self, examples: Sequence[Example]) -> list[Lesson]:
-        """In one pass."""
-        source, mask, tokens = padded_examples(self.target, examples)
-        memory = self.target.encode(source, mask)
-        hidden = self.target.teacher_forced_hidden(tokens, memory, mask)
-        logits = self.target.logits(self.target.final_states(hidden[-1])).astype(mx.float32)
+    def compute(self, examples: Sequence[Example]) -> list[TeacherTargets]:
+        """Compute the targets of several examples in one forward pass."""
+        source, mask, tokens = pad_examples(self.target, examples)
+        encoder_output = self.target.encode(source, mask)
+        hidden = self.target.teacher_forced_hidden(tokens, encoder_output, mask)
+        logits = np.array(self.target.logits(self.target.final_states(hidden[-1])).astype(mx.float32))
         states = [normed(hidden[layer]) for layer in self.layers]
-        together = mx.concatenate(states, axis=-1) if states else mx.zeros((*tokens.shape, 0))
-        kept = [np.array(each.astype(mx.float16)) for each in (together, memory)]
-        lessons, all_logits = [], np.array(logits)
-        for i, each in enumerate(examples):
-            length = len(each.output)
-            ids, probs = likeliest(all_logits[i, :length], self._likeliest)
-            lessons.append(Lesson(kept[0][i, :length], ids, probs, kept[1][i, : len(each.source)]))
-        return lessons
+        joined = mx.concatenate(states, axis=-1) if states else mx.zeros((*tokens.shape, 0))
+        numpy_states = np.array(joined.astype(mx.float16))
+        numpy_encoder_output = np.array(encoder_output.astype(mx.float16))
 
-    def scale(self, examples: Sequence[Example]) -> float:
-        """The size of the states behind the last layer."""
-        source, mask, tokens = padded_examples(self.target, examples[:TOGETHER])
+        targets = []
+        for i, example in enumerate(examples):
+            length = len(example.output)
+            ids, probs = most_likely(logits[i, :length], self._label_ids)
+            targets.append(
+                TeacherTargets(numpy_states[i, :length], ids, probs, numpy_encoder_output[i, : len(example.source)])
+            )
+        return targets
+
+    def state_scale(self, examples: Sequence[Example]) -> float:
+        """Return the mean RMS of the last layer's states."""
+        examples = examples[:TEACHER_BATCH]
+        source, mask, tokens = pad_examples(self.target, examples)
         hidden = self.target.teacher_forced_hidden(tokens, self.target.encode(source, mask), mask)[-1]
-        real = mx.array([[i < len(each.output) for i in range(tokens.shape[1])] for each in examples[:TOGETHER]])
+        is_real = mx.arange(tokens.shape[1]) < mx.array([len(each.output) for each in examples])[:, None]
         sizes = mx.sqrt(mx.square(hidden.astype(mx.float32)).mean(axis=-1))
-        return number((sizes * real).sum() / real.sum())
+        return to_float((sizes * is_real).sum() / is_real.sum())
 
 
-def number(array: mx.array) -> float:
-    """Of an array with one."""
+def to_float(array: mx.array) -> float:
     return array.item()  # type: ignore[return-value]
 
 
-def likeliest(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDFloat]:
-    """(L, V) -> the k likeliest ids and their probabilities. In numpy: MLX has no fast exponential on x86-64."""
+def most_likely(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], Halfs]:
+    """Return the k most likely ids and their probabilities. Uses numpy because MLX's exponential is slow on x86-64.
+
+    Shapes: (L, V) -> (L, k), (L, k).
+    """
     ids = np.argpartition(-logits, k - 1, axis=-1)[:, :k]
-    found = np.take_along_axis(logits, ids, axis=-1)
-    most = found.max(axis=-1, keepdims=True)
-    sums = np.exp(logits - most).sum(axis=-1, keepdims=True)
-    return ids.astype(np.int32), (np.exp(found - most) / sums).astype(np.float16)
+    kept = np.take_along_axis(logits, ids, axis=-1)
+    highest = kept.max(axis=-1, keepdims=True)
+    sums = np.exp(logits - highest).sum(axis=-1, keepdims=True)
+    return ids.astype(np.int32), (np.exp(kept - highest) / sums).astype(np.float16)
 
 
-def padded_examples(target: EncoderDecoder, examples: Sequence[Example]) -> tuple[mx.array, mx.array, mx.array]:
-    """Source ids and their mask, (B, S); what the decoder reads, (B, L): the start token and all but the last."""
-    start, pad = target.config.decoder_start_token_id, target.config.pad_token_id
-    longest = max(len(each.source) for each in examples), max(len(each.output) for each in examples)
-    sources = [each.source + [pad] * (longest[0] - len(each.source)) for each in examples]
-    tokens = [[start, *each.output[:-1]] + [pad] * (longest[1] - len(each.output)) for each in examples]
-    mask = mx.arange(longest[0]) < mx.array([len(each.source) for each in examples])[:, None]
+def pad_examples(target: EncoderDecoder, examples: Sequence[Example]) -> tuple[mx.array, mx.array, mx.array]:
+    """Return source tokens (B, S), their mask (B, S) and decoder input (B, L), which starts with the start token."""
+    start = target.config.decoder_start_token_id
+    pad = target.config.pad_token_id
+    source_length = max(len(each.source) for each in examples)
+    length = max(len(each.output) for each in examples)
+    sources = [each.source + [pad] * (source_length - len(each.source)) for each in examples]
+    tokens = [[start, *each.output[:-1]] + [pad] * (length - len(each.output)) for each in examples]
+    mask = mx.arange(source_length) < mx.array([len(each.source) for each in examples])[:, None]
     return mx.array(sources), mask, mx.array(tokens)

@@ -1,4 +1,4 @@
-"""Training drafts: gradients, what a step is made of, runs that are killed and go on, and drafts that get better."""
+"""Training drafts: gradients, batches, stored targets, resumed runs, and drafts that improve."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, usual_layers
 from speculative_decoding.training import batches as batches_module
-from speculative_decoding.training import course as course_module
 from speculative_decoding.training import trainer as trainer_module
+from speculative_decoding.training import training_run as training_run_module
 from speculative_decoding.training.batches import (
-    EXAMPLES,
-    LIKELY_OTHERS,
-    RANDOM_OTHERS,
+    BATCH_SIZE,
+    LIKELY_CANDIDATES,
+    RANDOM_CANDIDATES,
     Labels,
     Sampler,
-    make_chains,
+    make_head_batch,
     make_labels,
 )
-from speculative_decoding.training.course import Course, CourseOptions
-from speculative_decoding.training.lessons import Lessons
-from speculative_decoding.training.loss import distance, loss_of, numpy_distance
-from speculative_decoding.training.outputs import Example, Wanted, read_outputs, write_outputs
+from speculative_decoding.training.loss import distance, numpy_distance, training_loss
+from speculative_decoding.training.outputs import Example, OutputSettings, read_outputs, write_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
+from speculative_decoding.training.target_store import TargetStore
 from speculative_decoding.training.teacher import Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
+from speculative_decoding.training.training_run import TrainingOptions, TrainingRun
 from tests.parity.test_t5 import GOLDENS, load_golden
-from tests.support.finite_differences import slopes
+from tests.support.finite_differences import directional_derivatives
 from tests.support.paths import ROOT
-from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, run, save_hugging_face, tiny_model, tokens_of
+from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, save_hugging_face, tiny_model
 from tests.support.together import Letters
 from tests.support.training_process import arguments
 
@@ -60,13 +60,11 @@ LAYERS = usual_layers(3)
 
 
 def some_examples(target: EncoderDecoder, count: int = 30, seed: int = 0) -> list[Example]:
-    """Random sources and outputs; a student learns the target's distributions on any text."""
-    dice = np.random.default_rng(seed)
+    """Return random sources and outputs; a student can learn the target's distributions on any text."""
+    rng = np.random.default_rng(seed)
     size = target.config.vocab_size
     return [
-        Example(
-            [*map(int, dice.integers(2, size, 3 + i % 5)), EOS], [*map(int, dice.integers(2, size, 4 + i % 9)), EOS]
-        )
+        Example([*map(int, rng.integers(2, size, 3 + i % 5)), EOS], [*map(int, rng.integers(2, size, 4 + i % 9)), EOS])
         for i in range(count)
     ]
 
@@ -88,43 +86,43 @@ def model_student(target: EncoderDecoder) -> ModelStudent:
 
 def batch_of(student: Student) -> Any:
     examples = some_examples(student.target)[3:9]
-    lessons = Teacher(student.target, LAYERS).teach(examples)
-    return student.batch(examples, lessons, np.random.default_rng(1))
+    targets = Teacher(student.target, LAYERS).compute(examples)
+    return student.batch(examples, targets, np.random.default_rng(1))
 
 
 # Gradients.
 
 
 def random_labels() -> tuple[mx.array, mx.array, Labels]:
-    dice = np.random.default_rng(2)
-    ids = np.stack([dice.permutation(20)[:6] for _ in range(10)]).astype(np.int32)
-    probs = dice.dirichlet(np.ones(6), 10).astype(np.float32)
-    probs[3, 2:], ids[3, 2:] = 0.0, 0  # as where a label has fewer
+    rng = np.random.default_rng(2)
+    ids = np.stack([rng.permutation(20)[:6] for _ in range(10)]).astype(np.int32)
+    probs = rng.dirichlet(np.ones(6), 10).astype(np.float32)
+    probs[3, 2:], ids[3, 2:] = 0.0, 0  # padding, as in a small vocabulary
     probs /= probs.sum(axis=-1, keepdims=True)
-    weights = dice.random(10).astype(np.float32)
-    written = dice.integers(0, 20, 10).astype(np.int32)
+    weights = rng.random(10).astype(np.float32)
+    written = rng.integers(0, 20, 10).astype(np.int32)
     arrays = map(mx.array, (np.arange(20), ids, probs, written, weights))
-    return mx.array(dice.normal(size=(10, 7))), mx.array(dice.normal(size=(7, 20))), Labels(*arrays)
+    return mx.array(rng.normal(size=(10, 7))), mx.array(rng.normal(size=(7, 20))), Labels(*arrays)
 
 
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("total_variation", [False, True])
-def test_numpy_computes_the_loss_and_its_gradients(total_variation: bool, soft_cap: float | None) -> None:
+def test_numpy_loss_and_gradient_match_mlx(total_variation: bool, soft_cap: float | None) -> None:
     states, matrix, labels = random_labels()
     states, matrix = states.astype(mx.float32), matrix.astype(mx.float32)
 
-    def whole(states: mx.array, matrix: mx.array) -> mx.array:
+    def reference(states: mx.array, matrix: mx.array) -> mx.array:
         return distance(capped(states @ matrix, soft_cap), labels, total_variation=total_variation)
 
-    value, gradients = mx.value_and_grad(whole, argnums=(0, 1))(states, matrix)
-    found, slopes = numpy_distance(np.array(states), np.array(matrix), labels, total_variation, soft_cap)
+    value, gradients = mx.value_and_grad(reference, argnums=(0, 1))(states, matrix)
+    logits = np.array(states) @ np.array(matrix)
+    found, slopes = numpy_distance(logits, labels, total_variation=total_variation, soft_cap=soft_cap)
     assert found == pytest.approx(value.item(), rel=1e-5)
     np.testing.assert_allclose(slopes @ np.array(matrix).T, np.array(gradients[0]), atol=1e-5)
     np.testing.assert_allclose(np.array(states).T @ slopes, np.array(gradients[1]), atol=1e-5)
 
 
-def test_the_loss_is_what_its_name_says() -> None:
-    """Plain sums over dense distributions."""
+def test_loss_equals_sums_over_dense_distributions() -> None:
     states, matrix, labels = random_labels()
     q = np.array(mx.softmax(states @ matrix, axis=-1)).astype(np.float64)
     kl = tv = ce = 0.0
@@ -135,24 +133,26 @@ def test_the_loss_is_what_its_name_says() -> None:
         ce -= weight * np.log(q[i, int(labels.written[i].item())])
         kl += weight * sum(x * np.log(x / y) for x, y in zip(p, q[i], strict=True) if x > 0)
         tv += weight * 0.5 * np.abs(p - q[i]).sum()
-    found = [loss_of(states, matrix, labels, total_variation=each).item() for each in (False, True)]
+    found = [training_loss(states, matrix, labels, total_variation=each).item() for each in (False, True)]
     assert found == pytest.approx([0.1 * ce + 0.9 * kl, 0.1 * ce + 0.9 * tv], rel=1e-4)
 
 
 @pytest.mark.parametrize("make", [head_student, model_student])
-def test_gradients_are_those_of_finite_differences(make: Callable[[EncoderDecoder], Student]) -> None:
-    """Along random directions through all parameters at once; central differences over two steps, extrapolated."""
+def test_gradients_match_finite_differences(make: Callable[[EncoderDecoder], Student]) -> None:
+    """Compare slopes along random directions through all parameters; see `finite_differences`."""
     student = make(TARGET)
     batch, start = batch_of(student), student.module.trainable_parameters()
 
     def loss(parameters: Any) -> mx.array:
         student.module.update(parameters)
-        arrays = student.states(batch), student.matrix(batch), batch.labels
-        return loss_of(*arrays, total_variation=False, is_trained=student.owns_matrix)
+        arrays = student.states(batch), student.output_matrix(batch), batch.labels
+        return training_loss(*arrays, total_variation=False, trains_output_matrix=student.trains_output_matrix)
 
     def exactly(parameters: Any) -> float:
         student.module.update(parameters)
-        logits = np.array(student.states(batch)).astype(np.float64) @ np.array(student.matrix(batch)).astype(np.float64)
+        logits = np.array(student.states(batch)).astype(np.float64) @ np.array(student.output_matrix(batch)).astype(
+            np.float64
+        )
         chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         labels = [np.array(each) for each in batch.labels[1:]]
         found = np.take_along_axis(chances, labels[0], -1)
@@ -162,31 +162,31 @@ def test_gradients_are_those_of_finite_differences(make: Callable[[EncoderDecode
 
     value, gradients = mx.value_and_grad(loss)(start)
     assert value.item() == pytest.approx(exactly(start), abs=1e-5)
-    for ours, theirs in slopes(exactly, start, dict(tree_flatten(gradients)), 3):
+    for ours, theirs in directional_derivatives(exactly, start, dict(tree_flatten(gradients)), 3):
         assert ours == pytest.approx(theirs, abs=3e-5) and abs(ours) > 3e-4
 
 
-# What a step is made of.
+# Batches.
 
 
-def test_a_chain_is_trained_as_it_drafts() -> None:
-    """Every anchor: the states of a chain fed with the output's own tokens, computed one by one as a drafter does."""
+def test_training_states_equal_drafting_states() -> None:
+    """For every anchor, a drafter that reads the same tokens one by one computes the same states."""
     student, examples = head_student(TARGET), some_examples(TARGET)[:6]
-    lessons = Teacher(TARGET, LAYERS).teach(examples)
-    chains = make_chains(examples, lessons, student.frequent, (0, VOCAB), np.random.default_rng(3))
-    states = np.array(student.states(chains)).reshape(*chains.tokens.shape, -1)
-    weights = np.array(chains.labels.weights).reshape(chains.tokens.shape)
+    targets = Teacher(TARGET, LAYERS).compute(examples)
+    batch = make_head_batch(examples, targets, student.frequent, 0, VOCAB, np.random.default_rng(3))
+    states = np.array(student.states(batch)).reshape(*batch.tokens.shape, -1)
+    weights = np.array(batch.labels.weights).reshape(batch.tokens.shape)
     head, checked, firsts = student.module, 0, 0
     for b, example in enumerate(examples):
-        memory = TARGET.encode(mx.array([example.source]))
-        keys, values = TARGET.cross_projections(memory)[-1]
+        encoder_output = TARGET.encode(mx.array([example.source]))
+        keys, values = TARGET.cross_projections(encoder_output)[-1]
         read = [0, *example.output]
-        hidden = TARGET.teacher_forced_hidden(mx.array([read[:-1]]), memory)
+        hidden = TARGET.teacher_forced_hidden(mx.array([read[:-1]]), encoder_output)
         for a in np.flatnonzero(weights[0, b]):
             live = int((weights[:, b, a] > 0).sum())
-            tokens = [int(each) for each in np.array(chains.tokens)[:live, b, a]]
+            tokens = [int(each) for each in np.array(batch.tokens)[:live, b, a]]
             places = [i for i in range(len(example.output)) if read[i : i + live] == tokens]
-            wanted = []
+            expected = []
             for place in places:
                 state = head.beginning[None, None]
                 if place:
@@ -198,22 +198,22 @@ def test_a_chain_is_trained_as_it_drafts() -> None:
                     mask = additive(mx.ones((1, len(example.source)), mx.bool_), mx.float32)
                     state = head.step(TARGET.embed(mx.array([[token]])), state, keys, values, mask)
                     own.append(np.array(head.outputs(state))[0, 0])
-                wanted.append(np.array(own))
+                expected.append(np.array(own))
                 firsts += place == 0
-            assert any(np.allclose(states[:live, b, a], each, atol=2e-2) for each in wanted)
+            assert any(np.allclose(states[:live, b, a], each, atol=2e-2) for each in expected)
             checked += 1
     assert checked > 10 and firsts
 
 
-def test_labels_are_the_targets_distributions_and_weights_fade() -> None:
+def test_labels_are_the_targets_distributions() -> None:
     student, examples = head_student(TARGET), some_examples(TARGET)[:4]
-    batch = student.batch(examples, Teacher(TARGET, LAYERS).teach(examples), np.random.default_rng(3))
+    batch = student.batch(examples, Teacher(TARGET, LAYERS).compute(examples), np.random.default_rng(3))
     candidates = np.array(batch.labels.candidates)
     assert {*map(int, student.frequent)} <= {*map(int, candidates)} and len({*candidates}) == len(candidates)
     assert np.array(batch.labels.weights).sum() == pytest.approx(1.0, abs=1e-5)
     np.testing.assert_allclose(np.array(batch.labels.probs).sum(-1)[np.array(batch.labels.weights) > 0], 1, rtol=1e-3)
-    wholes = model_student(TARGET)
-    taught = wholes.batch(examples, Teacher(TARGET, ()).teach(examples), np.random.default_rng(3))
+    sequences = model_student(TARGET)
+    taught = sequences.batch(examples, Teacher(TARGET, ()).compute(examples), np.random.default_rng(3))
     logits = TARGET.logits(TARGET.teacher_forced(taught.tokens, TARGET.encode(taught.source, taught.mask), taught.mask))
     likeliest = np.array(mx.argmax(logits, axis=-1)).ravel()
     best = np.array(taught.labels.probs).argmax(-1)
@@ -223,28 +223,28 @@ def test_labels_are_the_targets_distributions_and_weights_fade() -> None:
 
 
 @pytest.mark.parametrize("make", [head_student, model_student])
-def test_the_parts_of_a_step_have_its_loss_on_average(make: Callable[[EncoderDecoder], Student]) -> None:
-    """Also where there are more parts than examples; processes average what parts give."""
+def test_mean_loss_of_the_parts_equals_the_loss_of_the_batch(make: Callable[[EncoderDecoder], Student]) -> None:
+    """Holds as well when there are more parts than examples."""
     batch = batch_of(student := make(TARGET))
     for size in (2, 4, 7):
         parts = [loss_on(student, batch.part(rank, size)) for rank in range(size)]
         assert np.mean(parts) == pytest.approx(loss_on(student, batch), rel=1e-5) and np.std(parts) > 1e-3
 
 
-def test_every_example_comes_once_in_an_epoch_and_steps_are_a_function_of_the_seed() -> None:
+def test_an_epoch_has_every_example_once_and_depends_on_the_seed_only() -> None:
     examples = some_examples(TARGET, 100)
     sampler = Sampler(examples, 3)
-    steps = -(-100 // EXAMPLES)
+    steps = -(-100 // BATCH_SIZE)
     for epoch in range(2):
         seen = [index for step in range(steps) for index in sampler.indices(epoch * steps + step)]
         assert sorted(seen) == list(range(100))
     assert Sampler(examples, 3).indices(7) == sampler.indices(7) != Sampler(examples, 4).indices(7)
 
 
-def test_kept_lessons_are_those_computed_anew_also_after_a_kill(tmp_path: Path) -> None:
+def test_stored_targets_equal_computed_targets_after_a_kill(tmp_path: Path) -> None:
     examples = some_examples(TARGET, 70)
     teacher = Teacher(TARGET, LAYERS)
-    online, kept = Lessons(teacher, examples), Lessons(teacher, examples)
+    online, kept = TargetStore(teacher, examples), TargetStore(teacher, examples)
 
     def kill(done: int) -> None:
         raise KeyboardInterrupt
@@ -253,25 +253,25 @@ def test_kept_lessons_are_those_computed_anew_also_after_a_kill(tmp_path: Path) 
         kept.keep(tmp_path / "f", kill)
     kept.keep(tmp_path / "f")
     assert sum(path.stat().st_size for path in (tmp_path / "f").glob("*.bin")) == kept.nbytes
-    for ours, theirs in zip(kept.of([0, 40, 69]), online.of([0, 40, 69]), strict=True):
+    for ours, theirs in zip(kept.get([0, 40, 69]), online.get([0, 40, 69]), strict=True):
         np.testing.assert_allclose(ours.hidden, theirs.hidden, atol=1e-2)
-        np.testing.assert_allclose(ours.memory, theirs.memory, atol=1e-2)
+        np.testing.assert_allclose(ours.encoder_output, theirs.encoder_output, atol=1e-2)
         np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-2)
     with pytest.raises(InputError, match="features of other outputs"):
-        Lessons(teacher, examples[1:]).keep(tmp_path / "f")
+        TargetStore(teacher, examples[1:]).keep(tmp_path / "f")
     (tmp_path / "f" / "ids.bin").write_bytes(b"")
-    with pytest.raises(InputError, match=r"ids\.bin: is shorter than"):
-        Lessons(teacher, examples).keep(tmp_path / "f")
+    with pytest.raises(InputError, match=r"ids\.bin: shorter than"):
+        TargetStore(teacher, examples).keep(tmp_path / "f")
     (tmp_path / "f" / "done.json").write_text("{")
-    with pytest.raises(InputError, match=r"done\.json: is damaged"):
-        Lessons(teacher, examples).keep(tmp_path / "f")
+    with pytest.raises(InputError, match=r"done\.json: damaged"):
+        TargetStore(teacher, examples).keep(tmp_path / "f")
 
 
-# Whole trainings.
+# Training runs.
 
 
 class LetterTarget(Letters):
-    """As a folder's tokenizer."""
+    """`Letters` with the vocabulary property of a folder's tokenizer."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -281,30 +281,30 @@ class LetterTarget(Letters):
 PROMPTS = {"one": [("abcdefgh"[i % 8 :] + "ab")[: 3 + i % 6] for i in range(40)], "two": ["cab", "dab", "e"] * 6}
 
 
-def course_in(folder: Path, steps: int = 60, draft: Opened | None = None, **options: Any) -> Course:
+def training_in(folder: Path, steps: int = 60, draft: Opened | None = None, **options: Any) -> TrainingRun:
     session = Session(TARGET, LetterTarget())
-    own = CourseOptions(**{"max_tokens": 12, "slots": 8, "held_out": 8, "frequent": 10, "dtype": "float32"} | options)
-    return Course(session, PROMPTS, folder / "work", Schedule(5e-3, steps=steps), own, draft)
+    own = TrainingOptions(**{"max_tokens": 12, "slots": 8, "held_out": 8, "frequent": 10, "dtype": "float32"} | options)
+    return TrainingRun(session, PROMPTS, folder / "work", Schedule(5e-3, steps=steps), own, draft)
 
 
-def all_of(course: Course, *, resume: bool = False) -> list[Any]:
-    course.begin({"seed": 0}, resume=resume)
-    course.write_outputs(lambda done: None)
-    if course.keeps_features:
-        course.keep_features(lambda done: None)
-    return list(course.train())
+def run_all(training: TrainingRun, *, resume: bool = False) -> list[Any]:
+    training.begin({"seed": 0}, resume=resume)
+    training.write_outputs(lambda done: None)
+    if training.keeps_targets:
+        training.keep_targets(lambda done: None)
+    return list(training.train())
 
 
-def test_a_head_gets_better_and_its_folder_drafts(tmp_path: Path) -> None:
-    reports = all_of(course := course_in(tmp_path, steps=100))
+def test_trained_head_improves_and_its_folder_drafts(tmp_path: Path) -> None:
+    reports = run_all(training := training_in(tmp_path, steps=100))
     assert reports[-1].loss < reports[0].loss and reports[-1].agreement > 0.5 > reports[0].agreement - 0.2
-    measured = course.held_out_stats
+    measured = training.held_out_stats
     assert set(measured) == {"one", "two"} and min(each.tokens_per_target_call for each in measured.values()) > 1.3
-    assert course.promised(2.0) > 0.5 and course.memory > 1e4
+    assert training.expected_speedup(2.0) > 0.5 and training.memory_needed > 1e4
     target = save_hugging_face(TARGET, tmp_path / "target", CONFIG | {"num_layers": 3, "feed_forward_proj": "gelu"})
-    course.finish(tmp_path / "head", lambda partial: None, steps=100)
+    training.finish(tmp_path / "head", lambda partial: None, steps=100)
     session = load(target)
-    head = course.student.draft()
+    head = training.student.draft()
     rounds = Session(session.model, Letters(), head).generate(
         "abcde", drafter="model", num_draft_tokens=4, max_tokens=12
     )
@@ -312,16 +312,16 @@ def test_a_head_gets_better_and_its_folder_drafts(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "head" / "manifest.json").read_text())["steps"] == 100
 
 
-def test_a_model_is_distilled(tmp_path: Path) -> None:
+def test_distilled_model_improves_and_loads(tmp_path: Path) -> None:
     small = tiny_model(5, num_layers=1, feed_forward_proj="gelu")
     raw = CONFIG | {"num_layers": 1, "feed_forward_proj": "gelu"}
     opened = open_model(save_hugging_face(small, tmp_path / "small", raw))
     opened.load_weights()
     batch = batch_of(student := ModelStudent(TARGET, opened.model, frequent_of(TARGET)))
     before = loss_on(student, batch)
-    all_of(course := course_in(tmp_path, steps=60, draft=opened))
+    run_all(training := training_in(tmp_path, steps=60, draft=opened))
     assert loss_on(student, batch) < 0.8 * before
-    course.finish(tmp_path / "distilled", lambda partial: None)
+    training.finish(tmp_path / "distilled", lambda partial: None)
     model, _ = load(tmp_path / "distilled")
     for (path, ours), (_, theirs) in zip(
         tree_flatten(model.parameters()), tree_flatten(opened.model.parameters()), strict=True
@@ -329,40 +329,40 @@ def test_a_model_is_distilled(tmp_path: Path) -> None:
         assert mx.allclose(ours, theirs), path
 
 
-def test_a_share_of_outputs_is_drawn_by_seed_and_index(tmp_path: Path) -> None:
+def test_sampled_share_depends_on_seed_and_index_only(tmp_path: Path) -> None:
     session, prompts = Session(TARGET, LetterTarget()), ["abcdefgh"[i % 7 : i % 7 + 2] for i in range(24)]
 
     def outputs(name: str, share: float, seed: int = 0, slots: int = 5) -> dict[int, Example]:
         (tmp_path / name).mkdir(exist_ok=True)
-        return write_outputs(session, prompts, tmp_path / name, Wanted(slots, 8, share, seed))
+        return write_outputs(session, prompts, tmp_path / name, OutputSettings(slots, 8, share, seed))
 
     greedy, half = outputs("greedy", 0.0), outputs("half", 0.5)
-    drawn = {i for i in range(24) if "temperature" in Wanted(5, 8, 0.5).request(i, "")}
+    drawn = {i for i in range(24) if "temperature" in OutputSettings(5, 8, 0.5).request(i, "")}
     assert 6 <= len(drawn) <= 18 and {i for i in greedy if greedy[i] != half[i]} <= drawn
     assert len({tuple(half[i].output) for i in drawn}) > len({tuple(greedy[i].output) for i in drawn})
     for i in drawn:
-        alone = session.generate(drafter="none", max_tokens=8, **Wanted(5, 8, 0.5).request(i, prompts[i]))
-        assert half[i].output == list(alone.tokens)
+        single = session.generate(drafter="none", max_tokens=8, **OutputSettings(5, 8, 0.5).request(i, prompts[i]))
+        assert half[i].output == list(single.tokens)
     path = tmp_path / "half" / "outputs.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
     assert outputs("half", 0.5, slots=3) == half != outputs("other", 0.5, seed=1)
 
 
 def loss_on(student: Student, batch: Any) -> float:
-    return loss_of(student.states(batch), student.matrix(batch), batch.labels, total_variation=False).item()  # type: ignore[return-value]
+    return training_loss(
+        student.states(batch), student.output_matrix(batch), batch.labels, total_variation=False
+    ).item()  # type: ignore[return-value]
 
 
-def weights_of(course: Course) -> list[Any]:
-    return [np.array(array) for _, array in tree_flatten(course.student.module.parameters())]
+def weights_of(training: TrainingRun) -> list[Any]:
+    return [np.array(array) for _, array in tree_flatten(training.student.module.parameters())]
 
 
-def test_a_training_killed_at_random_moments_gives_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_killed_at_random_moments_gives_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(trainer_module, "REPORT_STEPS", 4)
-    all_of(undisturbed := course_in(tmp_path / "a", steps=24, held_out=0))
-    dice, left = random.Random(4), [0]
+    run_all(undisturbed := training_in(tmp_path / "a", steps=24, held_out=0))
+    rng, left = random.Random(4), [0]
 
     def bomb(function: Callable[..., Any]) -> Callable[..., Any]:
         def exploding(*arguments: Any, **keywords: Any) -> Any:
@@ -373,32 +373,32 @@ def test_a_training_killed_at_random_moments_gives_the_same_weights(
 
         return exploding
 
-    for owner, name in ((Trainer, "_one_step"), (Teacher, "teach"), (trainer_module, "write_npz")):
+    for owner, name in ((Trainer, "_take_step"), (Teacher, "compute"), (trainer_module, "write_npz")):
         monkeypatch.setattr(owner, name, bomb(getattr(owner, name)))
     dumps = json.dumps
     monkeypatch.setattr("speculative_decoding.training.outputs.json.dumps", bomb(dumps))
     kills = 0
     while kills < 60:
-        left[0] = dice.randrange(3, 16)
-        course = course_in(tmp_path / "b", steps=24, held_out=0)
+        left[0] = rng.randrange(3, 16)
+        training = training_in(tmp_path / "b", steps=24, held_out=0)
         try:
-            all_of(course, resume=True)
+            run_all(training, resume=True)
             break
         except KeyboardInterrupt:
             kills += 1
     assert 10 < kills < 60
-    for ours, theirs in zip(weights_of(course), weights_of(undisturbed), strict=True):
+    for ours, theirs in zip(weights_of(training), weights_of(undisturbed), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_thirty_steps_lower_the_loss_for_every_family(folder: Path, tmp_path: Path) -> None:
+def test_thirty_steps_lower_the_loss(folder: Path, tmp_path: Path) -> None:
     target, _ = load_golden(folder)
     student, examples = head_student(target), some_examples(target)
-    lessons = Lessons(Teacher(target, student.module.config.layers), examples)
+    store = TargetStore(Teacher(target, student.module.config.layers), examples)
     schedule = Schedule(3e-3, steps=30)
-    trainer = Trainer(student, lessons, Sampler(examples, 0), schedule, Session(target, Letters()), [], tmp_path / "c")
-    batch = student.batch(examples[:12], lessons.of(range(12)), np.random.default_rng(1))
+    trainer = Trainer(student, store, Sampler(examples, 0), schedule, Session(target, Letters()), [], tmp_path / "c")
+    batch = student.batch(examples[:12], store.get(range(12)), np.random.default_rng(1))
 
     before = loss_on(student, batch)
     assert len(list(trainer.run())) == 2
@@ -407,7 +407,7 @@ def test_thirty_steps_lower_the_loss_for_every_family(folder: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], str]]]:
-    """A folder with what one process trained, and two; what these returned and said. See training_process.py."""
+    """Train with one process and with two. Returns the folder, and the statuses and stderr of the two processes."""
     folder = tmp_path_factory.mktemp("processes")
     small_target(folder)
     (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(27)))
@@ -425,8 +425,8 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, env=environment, cwd=root, **pipes))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches_module, "LIKELY_OTHERS", 4)
-        patch.setattr(batches_module, "RANDOM_OTHERS", 4)
+        patch.setattr(batches_module, "LIKELY_CANDIDATES", 4)
+        patch.setattr(batches_module, "RANDOM_CANDIDATES", 4)
         patch.setattr(train_command, "draw", lambda *_: None)
         status = train_command.main(arguments(folder, "one"))
     said = [process.communicate() for process in started]
@@ -434,20 +434,20 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     return folder, [(json.loads(out.splitlines()[-1]), err) for out, err in said]
 
 
-def test_two_processes_train_as_one_does(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
-    """25 examples are a step of 24 and a step of one, in which the second process has none."""
+def test_two_processes_give_the_weights_of_one(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
+    """25 examples make a batch of 24 and a batch of one, which leaves the second process without examples."""
     folder, said = two_processes
-    found = {name: weights_in(folder / name) for name in ("one", "two", "deaf")}
+    found = {name: weights_in(folder / name) for name in ("one", "two", "unaveraged")}
     assert [statuses[:2] for statuses, _ in said] == [[0, 0], [0, 0]]
     assert "2 processes" in said[0][1] and "written to" in said[0][1] and "written" not in said[1][1]
     apart = {name: max(np.abs(a - b).max() for a, b in zip(found["one"], found[name], strict=True)) for name in found}
-    assert apart["two"] < 1e-5 < 1e-3 < apart["deaf"]
+    assert apart["two"] < 1e-5 < 1e-3 < apart["unaveraged"]
     outputs = [(folder / f"{name}.training").glob("outputs*.jsonl") for name in ("one", "two")]
     one, two = (sorted(line for path in paths for line in path.read_text().splitlines()) for paths in outputs)
     assert one == two and (folder / "two.training" / "outputs-1.jsonl").stat().st_size
 
 
-def test_a_process_that_ends_ends_the_others(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
+def test_failing_process_ends_the_others(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
     _, said = two_processes
     assert [statuses[2] for statuses, _ in said] == [2, 2]
     assert "No space left on device" in said[0][1] and "another process of this training has ended" in said[1][1]
@@ -457,7 +457,7 @@ def weights_in(folder: Path) -> list[Any]:
     return [array for _, array in sorted(np.load(folder / WEIGHTS).items())]
 
 
-# Mistakes.
+# Errors.
 
 
 def small_target(tmp_path: Path) -> Path:
@@ -479,7 +479,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call
     return call  # type: ignore[return-value]
 
 
-def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     status, err = command()
     assert status == 0 and "tokens per target call with drafts of 7" in err and "kept on the disk" in err
     assert (tmp_path / "head" / "curves.png").stat().st_size > 1000
@@ -487,11 +487,11 @@ def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[in
     status, err = command()
     assert status == 2 and "already exists; name another folder, or replace it with --force" in err
     status, err = command("--force")
-    assert status == 2 and "holds an unfinished training; go on with --resume" in err
+    assert status == 2 and "holds an unfinished training; continue with --resume" in err
     status, err = command("--force", "--resume", seed="3")
-    assert status == 2 and '"seed": "0", not "seed": "3"' in err
+    assert status == 2 and "seed is '3', was '0'" in err
     status, err = command("--force", "--resume", sampled_share="0.5")
-    assert status == 2 and '"sampled_share": "0.0", not "sampled_share": "0.5"' in err
+    assert status == 2 and "sampled_share is '0.5', was '0.0'" in err
     status, err = command("--force", "--resume", max_disk_gb="0")
     assert status == 0 and "going on behind step 4" in err and "computed when needed" in err
     path = tmp_path / "head.training" / "checkpoint.npz"
@@ -501,7 +501,7 @@ def test_the_command_writes_a_folder_that_drafts(command: Callable[..., tuple[in
     assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
 
 
-def test_a_training_goes_on_from_a_head(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_training_continues_from_a_head(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     assert command(dtype="float32")[0] == 0
     begun, after = tmp_path / "head", tmp_path / "after"
     still = {"draft_model": str(begun), "learning_rate": "1e-12", "dtype": "float32"}
@@ -512,15 +512,15 @@ def test_a_training_goes_on_from_a_head(command: Callable[..., tuple[int, str]],
     assert not mx.allclose(old["wo.weight"], first.wo.weight, rtol=1e-5, atol=1e-6)
 
 
-def test_every_id_becomes_a_candidate_and_what_labels_give_always_is() -> None:
-    frequent, size, dice = np.arange(5, 105, dtype=np.int32), 3000, np.random.default_rng(0)
-    ids = dice.integers(0, size, (40, 16)).astype(np.int32)
+def test_label_ids_are_always_candidates_and_every_id_sometimes() -> None:
+    frequent, size, rng = np.arange(5, 105, dtype=np.int32), 3000, np.random.default_rng(0)
+    ids = rng.integers(0, size, (40, 16)).astype(np.int32)
     probs, written = np.full((40, 16), 1 / 16, np.float32), ids[:, 0]
     seen = set[int]()
     for _ in range(60):
-        labels = make_labels(ids, probs, written, np.ones(40, np.float32), frequent, size, dice)
+        labels = make_labels(ids, probs, written, np.ones(40, np.float32), frequent, size, rng)
         found: list[int] = labels.candidates.tolist()  # type: ignore[assignment]
-        assert len(set(found)) == len(found) == 100 + LIKELY_OTHERS + RANDOM_OTHERS
+        assert len(set(found)) == len(found) == 100 + LIKELY_CANDIDATES + RANDOM_CANDIDATES
         assert found[:100] == frequent.tolist() and set(ids.ravel().tolist()) <= set(found)
         assert [found[i] for i in labels.written.tolist()] == written.tolist()  # type: ignore[index,union-attr]
         seen |= set(found)
@@ -544,13 +544,15 @@ def test_every_id_becomes_a_candidate_and_what_labels_give_always_is() -> None:
     ],
     ids=str,
 )
-def test_mistakes_are_one_line(command: Callable[..., tuple[int, str]], changes: dict[str, str], named: str) -> None:
+def test_wrong_options_are_one_line(
+    command: Callable[..., tuple[int, str]], changes: dict[str, str], named: str
+) -> None:
     status, err = command(**changes)
     if named:
         assert status == 2 and named in err and err.count("\n") == 1
 
 
-def test_a_full_disk_is_one_line(
+def test_full_disk_is_one_line(
     command: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -563,10 +565,10 @@ def test_a_full_disk_is_one_line(
         (4_000, "features/done.json"),
         (30_000, "c*npz"),
     ):
-        with largest_file(most):  # of a real one; these are the settings, outputs, features, a checkpoint
+        with largest_file(most):  # settings, outputs, features, checkpoint
             status, err = command("--resume", "--force")
         assert status == 2 and "File too large" in err.splitlines()[-1] and not [*work.glob(missing)]
-    monkeypatch.setattr(course_module, "write_draft_head", full)
+    monkeypatch.setattr(training_run_module, "write_draft_head", full)
     status, err = command("--resume", "--force")
     assert status == 2 and "No space left on device" in err.splitlines()[-1]
     assert not (tmp_path / "head").exists()
@@ -582,24 +584,34 @@ def largest_file(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_damaged_file_of_outputs_is_named_and_half_a_line_is_written_again(tmp_path: Path) -> None:
+def test_damaged_outputs_are_refused_and_an_incomplete_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl"
     path.write_text("[0, [3, 1], [4, 1]]\n[1]\n[2, [3")
     assert read_outputs(path, VOCAB) == {0: Example([3, 1], [4, 1]), 1: None}
     assert path.read_text().endswith("[1]\n")
     for line in ("[0, [3], 5]", "nonsense", "[0, [-1], [2]]", f"[0, [2], [{VOCAB}]]", "{}"):
         path.write_text(f"[1]\n{line}\n")
-        with pytest.raises(InputError, match="line 2: is damaged"):
+        with pytest.raises(InputError, match="line 2: damaged"):
             read_outputs(path, VOCAB)
 
 
-def test_a_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:
-    all_of(course := course_in(tmp_path, steps=4))
-    course.work.joinpath("checkpoint.npz").rename(tmp_path / "other.npz")
-    for other in (noisy_copy(tiny_model(d_model=8)),):
-        student = head_student(other)
-        lessons = Lessons(Teacher(other, student.module.config.layers), some_examples(other))
-        parts = student, lessons, Sampler(lessons.examples, 0), Schedule(1e-3, steps=9), Session(other, Letters()), []
-        with pytest.raises(CheckpointError, match="is not of this training"):
-            Trainer(*parts, tmp_path / "other.npz").resume()
-    assert tokens_of(run(TARGET, [3, 1])) == tokens_of(run(TARGET, [3, 1]))
+def test_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:
+    run_all(training := training_in(tmp_path, steps=4))
+    training.work.joinpath("checkpoint.npz").rename(tmp_path / "other.npz")
+    other = noisy_copy(tiny_model(d_model=8))
+    student = head_student(other)
+    store = TargetStore(Teacher(other, student.module.config.layers), some_examples(other))
+    parts = student, store, Sampler(store.examples, 0), Schedule(1e-3, steps=9), Session(other, Letters()), []
+    with pytest.raises(CheckpointError, match="not a checkpoint of this training"):
+        Trainer(*parts, tmp_path / "other.npz").resume()
+
+
+def test_work_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "settings.json").write_text('{"seed": "0"}\n')
+    with pytest.raises(InputError, match="holds an unfinished training of another version of this package"):
+        training_in(tmp_path).begin({"seed": "0"}, resume=True)
+    (work / "settings.json").write_text('{"seed": ')
+    with pytest.raises(InputError, match="damaged"):
+        training_in(tmp_path).begin({"seed": "0"}, resume=True)

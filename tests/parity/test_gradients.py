@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 from speculative_decoding.models.base import EncoderDecoder
 from tests.parity.test_t5 import GOLDENS as FAMILIES_WITH_GOLDENS
 from tests.parity.test_t5 import NOISE, load_golden
-from tests.support.finite_differences import slopes
+from tests.support.finite_differences import directional_derivatives
 from tests.support.paths import GOLDENS
 from tests.support.tiny import tiny_model
 
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_finite_differences(changes: dict[str, object]) -
         chances = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
         return -float(np.take_along_axis(chances, np.array(tokens)[:, 1:, None].astype(np.int64), -1).mean())
 
-    for ours, theirs in slopes(exactly, start, found, 4):
+    for ours, theirs in directional_derivatives(exactly, start, found, 4):
         assert abs(ours - theirs) < 1e-4
         assert abs(ours) > 1e-3
 

@@ -1,4 +1,4 @@
-"""Slopes of a function of many parameters, by its gradients and by finite differences of its values."""
+"""Directional derivatives of a function of many parameters, from gradients and from finite differences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 
-def slopes(
+def directional_derivatives(
     value: Callable[[Any], float], start: Any, gradients: Mapping[str, mx.array], count: int
 ) -> Iterator[tuple[float, float]]:
-    """Along so many random directions through all parameters at once: what the gradients say, and what central
-    differences of `value` over two steps say, extrapolated.
+    """Yield (derivative from gradients, derivative from finite differences) along random directions.
+
+    A direction runs through all parameters. Central differences over two step sizes are extrapolated to step size 0.
     """
     keys = iter(mx.random.split(mx.random.key(0), 1000))
     for _ in range(count):
@@ -21,9 +22,9 @@ def slopes(
         size = sum(mx.square(each).sum() for _, each in tree_flatten(noise)).item() ** 0.5
         direction = tree_map(lambda each: each / size, noise)  # noqa: B023
 
-        def at(step: float, direction: Any = direction) -> float:
+        def value_at(step: float, direction: Any = direction) -> float:
             return value(tree_map(lambda parameter, slope: parameter + step * slope, start, direction))
 
-        one, two = ((at(h) - at(-h)) / (2 * h) for h in (0.02, 0.04))
-        ours = sum((gradients[path] * each).sum() for path, each in tree_flatten(direction)).item()
-        yield ours, (4 * one - two) / 3
+        coarse, fine = ((value_at(step) - value_at(-step)) / (2 * step) for step in (0.04, 0.02))
+        from_gradients = sum((gradients[path] * each).sum() for path, each in tree_flatten(direction)).item()
+        yield from_gradients, (4 * fine - coarse) / 3

@@ -1,5 +1,6 @@
-"""One of several processes of a training, as `mlx.launch` would start it: test_training.py runs it as a program, with
-MLX_RANK and MLX_HOSTFILE in the environment. Trains as it should; without averaging gradients; with a full disk.
+"""One process of a distributed training. test_training.py starts two, with the environment that `mlx.launch` sets.
+
+Trains three times: normally, without averaging gradients, and with a full disk.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from speculative_decoding.training import trainer as trainer_module
 
 
 def few_candidates() -> None:
-    """So that which they are decides what is trained, and processes that disagree are seen."""
-    batches.LIKELY_OTHERS, batches.RANDOM_OTHERS = 4, 4
+    """Use so few candidates that processes with different candidates would train different weights."""
+    batches.LIKELY_CANDIDATES = 4
+    batches.RANDOM_CANDIDATES = 4
 
 
 def arguments(folder: Path, output: str) -> list[str]:
@@ -28,34 +30,35 @@ def arguments(folder: Path, output: str) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(folder / value))] + rest.split()
 
 
-def meet(folder: Path) -> None:
-    """Wait until both are here: a connection is tried for half a minute only, and imports may take longer."""
-    (folder / f"here-{os.environ['MLX_RANK']}").touch()
-    while len([*folder.glob("here-*")]) < 2:
+def wait_for_both(folder: Path) -> None:
+    """Wait until both processes have started: MLX tries to connect for 30 s, and slow imports may take longer."""
+    (folder / f"started-{os.environ['MLX_RANK']}").touch()
+    while len([*folder.glob("started-*")]) < 2:
         time.sleep(0.01)
 
 
 def main(folder: Path) -> None:
-    meet(folder)
+    wait_for_both(folder)
     few_candidates()
     train_command.draw = lambda *_: None
     statuses = [train_command.main(arguments(folder, "two"))]
 
     averaged = TrainingGroup.mean
 
-    def not_averaged(processes: TrainingGroup, tree: Any) -> Any:
+    def unaveraged_mean(processes: TrainingGroup, tree: Any) -> Any:
         found = averaged(processes, tree)
-        return tree if isinstance(tree, tuple) else found  # loss and gradients are one
+        return tree if isinstance(tree, tuple) else found  # the loss and its gradients come as one tuple
 
-    TrainingGroup.mean = not_averaged  # type: ignore[method-assign]
-    statuses.append(train_command.main(arguments(folder, "deaf")))
+    TrainingGroup.mean = unaveraged_mean  # type: ignore[method-assign]
+    statuses.append(train_command.main(arguments(folder, "unaveraged")))
     TrainingGroup.mean = averaged  # type: ignore[method-assign]
 
-    def full(*_: Any) -> None:
+    def fail_with_full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    trainer_module.write_npz = full  # type: ignore[assignment]
-    trainer_module.REPORT_STEPS, trainer_module.SAVE_SECONDS = 2, 0.0
+    trainer_module.write_npz = fail_with_full_disk  # type: ignore[assignment]
+    trainer_module.REPORT_STEPS = 2
+    trainer_module.SAVE_SECONDS = 0.0
     statuses.append(train_command.main(arguments(folder, "full")))
     print(json.dumps(statuses))
 

@@ -1,0 +1,111 @@
+"""Teacher targets of all examples: kept in files, which a resumed run reads again, or computed on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..loading.atomic_io import atomic_write
+from .outputs import Example
+from .teacher import TEACHER_BATCH, Teacher, TeacherTargets
+
+
+class TargetStore:
+    """Computes targets on demand until `keep` has written them to a folder."""
+
+    def __init__(self, teacher: Teacher, examples: Sequence[Example]) -> None:
+        self.teacher = teacher
+        self.examples = examples
+        self._arrays: dict[str, NDArray[Any]] = {}  # fields of all examples, concatenated; empty until kept
+        output_ends = np.cumsum([0, *(len(each.output) for each in examples)])
+        source_ends = np.cumsum([0, *(len(each.source) for each in examples)])
+        self._ends = {
+            "hidden": output_ends,
+            "ids": output_ends,
+            "probs": output_ends,
+            "encoder_output": source_ends,
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all targets on disk."""
+        return sum(self._field_bytes(name, len(self.examples)) for name in self._ends)
+
+    def _field_bytes(self, name: str, count: int) -> int:
+        """Return the size of a field of the first `count` examples."""
+        width, dtype = self.teacher.widths()[name]
+        return int(self._ends[name][count]) * width * np.dtype(dtype).itemsize
+
+    def keep(self, folder: Path, progress: Callable[[int], None] = lambda done: None) -> None:
+        """Compute the targets that the folder lacks; afterwards `get` reads from the folder.
+
+        Raises:
+            InputError: the disk is too small, or the folder is damaged or belongs to other examples.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        state_file = folder / "done.json"
+        facts = {"bytes": self.nbytes, "layers": [*self.teacher.layers]}
+        done = read_done(state_file, facts)
+        missing = self.nbytes - sum(self._field_bytes(name, done) for name in self._ends)
+        free = shutil.disk_usage(folder).free
+        if free < missing:
+            raise InputError(f"{folder}: not enough disk space (got {free / 1e9:.1f} GB, need {missing / 1e9:.1f} GB)")
+
+        with ExitStack() as stack:
+            files = {name: stack.enter_context(open(folder / f"{name}.bin", "ab")) for name in self._ends}
+            for name, file in files.items():
+                if file.tell() < self._field_bytes(name, done):
+                    raise InputError(f"{file.name}: shorter than {state_file.name} says; delete {folder}")
+                file.truncate(self._field_bytes(name, done))
+            for start in range(done, len(self.examples), TEACHER_BATCH):
+                for targets in self.teacher.compute(self.examples[start : start + TEACHER_BATCH]):
+                    for name, array in targets._asdict().items():
+                        files[name].write(np.ascontiguousarray(array).tobytes())
+                done = min(start + TEACHER_BATCH, len(self.examples))
+                if (start // TEACHER_BATCH) % 16 == 15 or done == len(self.examples):
+                    for file in files.values():
+                        file.flush()
+                        os.fsync(file.fileno())  # before the state file counts them
+                    atomic_write(state_file, json.dumps(facts | {"done": done}))
+                progress(done)
+
+        for name, (width, dtype) in self.teacher.widths().items():
+            shape = (int(self._ends[name][-1]), width)
+            if width:
+                self._arrays[name] = np.memmap(folder / f"{name}.bin", dtype, "r", shape=shape)
+            else:
+                self._arrays[name] = np.zeros(shape, dtype)
+
+    def get(self, indices: Sequence[int]) -> list[TeacherTargets]:
+        """Return the targets of some examples."""
+        if not self._arrays:
+            return self.teacher.compute([self.examples[index] for index in indices])
+        return [
+            TeacherTargets(
+                *(self._arrays[name][self._ends[name][i] : self._ends[name][i + 1]] for name in TeacherTargets._fields)
+            )
+            for i in indices
+        ]
+
+
+def read_done(state_file: Path, facts: dict[str, Any]) -> int:
+    """Return the number of examples whose targets a folder holds."""
+    if not state_file.exists():
+        return 0
+    try:
+        state = json.loads(state_file.read_text(encoding="utf-8"))
+        done = int(state.pop("done"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{state_file}: damaged ({error}); delete its folder to compute it again") from error
+    if state != facts:
+        raise InputError(f"{state_file.parent}: holds features of other outputs; delete it, or name another --output")
+    return done

@@ -1,0 +1,297 @@
+"""A training run from prompts to the folder of a draft: outputs, teacher targets, steps, measurements.
+
+Unfinished work lies in a folder next to the output folder, from which a killed run resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from ..checkpoints.npz import write_npz
+from ..decoding.stats import GenerationStats
+from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
+from ..draft_length.costs import RoundCosts
+from ..drafters.draft_model import DraftVocabulary
+from ..errors import InputError, writing
+from ..loading import manifest
+from ..loading.atomic_io import atomic_directory, atomic_write
+from ..loading.draft_head import OpenedHead, write_draft_head
+from ..loading.load import DTYPES, WEIGHTS, Opened
+from ..loading.tokenizer import TOKENIZER_FILES
+from ..models.base import EncoderDecoder
+from ..models.draft_head import DraftHead, usual_layers
+from ..sampling.values import Number, Text, Whole
+from ..session import Session
+from .batches import (
+    BATCH_SIZE,
+    DRAFT_STEPS,
+    FREQUENT_CANDIDATES,
+    LIKELY_CANDIDATES,
+    RANDOM_CANDIDATES,
+    Sampler,
+)
+from .outputs import Example, OutputSettings, write_outputs
+from .students import HeadStudent, ModelStudent, Student
+from .target_store import TargetStore
+from .teacher import Teacher
+from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, measure_draft
+
+FORMAT = 2  # of the work folder
+WAY_OUT = "free disk space, or name another --output"
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of a training run; the command's flags are made from these fields."""
+
+    seed: A[int, Whole(0), "random seed"] = 0
+    max_tokens: A[int, Whole(1), "maximum tokens of an output"] = 128
+    slots: A[int, Whole(1), "batch size when decoding outputs"] = 32
+    frequent: A[int, Whole(1), "number of frequent ids that a head may always propose"] = 512
+    held_out: A[int, Whole(0), "prompts to measure on instead of training on them"] = 150
+    max_disk_gb: A[float, Number(0), "store features up to this size; larger ones are computed when needed"] = 10.0
+    dtype: A[str, Text(tuple(DTYPES)), "type of the draft's stored weights"] = "bfloat16"
+    sampled_share: A[
+        float, Number(0, 1), "share of outputs sampled at temperature 1, for a draft that serves sampling"
+    ] = 0.0
+
+
+@dataclass
+class TrainingRun:
+    """Trains a draft. Call `begin`, `write_outputs`, `keep_targets`, `train` and `finish` in this order.
+
+    Args:
+        session: the target.
+        prompts: by the name of their file.
+        work: the folder for unfinished work.
+        schedule: learning rate and length.
+        options: see `TrainingOptions`.
+        draft: the head or small model to continue from; None creates a head.
+        processes: the ranks of this run.
+    """
+
+    session: Session
+    prompts: Mapping[str, Sequence[str]]
+    work: Path
+    schedule: Schedule
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+    draft: Opened | OpenedHead | None = None
+    processes: TrainingGroup = SINGLE_PROCESS
+    examples: list[Example] = field(init=False, default_factory=list)
+
+    def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
+        """Create the work folder, or check that it was created with the same settings."""
+        with self.processes.first_before_others():
+            self._begin({"format": FORMAT, **settings}, resume=resume or not self.processes.is_first)
+
+    def _begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
+        path = self.work / "settings.json"
+        if path.exists():
+            if not resume:
+                raise InputError(f"{self.work}: holds an unfinished training; continue with --resume, or delete it")
+            require_same_settings(path, settings)
+            return
+        if not self.processes.is_first:
+            raise InputError(f"{path}: not found; all processes of a training need the same --output on a shared disk")
+        with writing("training", self.work, WAY_OUT):
+            self.work.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, json.dumps(settings, indent=2) + "\n")
+
+    @cached_property
+    def _split(self) -> tuple[list[str], dict[str, list[str]]]:
+        """The prompts to train on, and the held-out prompts of each file."""
+        rng = np.random.default_rng(self.options.seed)
+        total = sum(map(len, self.prompts.values()))
+        training: list[str] = []
+        held_out: dict[str, list[str]] = {}
+        for name, prompts in self.prompts.items():
+            count = min(round(self.options.held_out * len(prompts) / total), len(prompts) // 10)
+            chosen = {int(index) for index in rng.permutation(len(prompts))[:count]}
+            held_out[name] = [prompt for i, prompt in enumerate(prompts) if i in chosen]
+            training += [prompt for i, prompt in enumerate(prompts) if i not in chosen]
+        return training, held_out
+
+    @property
+    def training_prompts(self) -> list[str]:
+        return self._split[0]
+
+    @property
+    def held_out(self) -> dict[str, list[str]]:
+        return self._split[1]
+
+    def write_outputs(self, progress: Progress) -> None:
+        """Decode the training prompts with the target."""
+        options = self.options
+        settings = OutputSettings(options.slots, options.max_tokens, options.sampled_share, options.seed)
+        session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
+        with writing("training", self.work, WAY_OUT):
+            outputs = write_outputs(
+                session, self.training_prompts, self.work, settings, processes=self.processes, progress=progress
+            )
+        if len(outputs) < BATCH_SIZE:
+            raise InputError(
+                f"--prompts: too few prompts could be decoded (got {len(outputs)}, need {BATCH_SIZE}); add prompts"
+            )
+        self.examples = sorted(outputs.values(), key=lambda each: len(each.output) + len(each.source))
+
+    @cached_property
+    def store(self) -> TargetStore:
+        return TargetStore(Teacher(self.session.model, self.layers), self.examples)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's decoder layers whose states the draft reads."""
+        if isinstance(self.draft, Opened):
+            return ()
+        if self.draft is not None:
+            return tuple(self.draft.model.config.layers)
+        return usual_layers(self.session.model.config.decoder_layers)
+
+    @cached_property
+    def keeps_targets(self) -> bool:
+        """Whether teacher targets are stored: they need at most half of the free disk, or storing has begun."""
+        has_begun = (self.work / "features").exists()
+        fits = has_begun or self.store.nbytes <= shutil.disk_usage(self.work).free / 2
+        return bool(self.processes.from_first(fits and self.store.nbytes <= self.options.max_disk_gb * 1e9))
+
+    def keep_targets(self, progress: Progress) -> None:
+        """Compute and store the teacher targets."""
+        with writing("training", self.work, WAY_OUT), self.processes.first_before_others():
+            self.store.keep(self.work / "features", progress)
+
+    @cached_property
+    def student(self) -> Student:
+        target = self.session.model
+        eos = target.config.eos_token_ids
+        pairs = [(each.source, each.output) for each in self.examples]
+        outputs = (output for _, output in pairs)
+        frequent = np.array(DraftVocabulary.most_frequent(FREQUENT_CANDIDATES, outputs, eos).ids, np.int32)
+        if isinstance(self.draft, Opened):
+            return ModelStudent(target, self.draft.model, frequent)
+        scale = self.processes.from_first(self.store.teacher.state_scale(self.examples))
+        head = DraftHead.of(target, self.layers, scale, self.options.seed)
+        if self.draft is not None:
+            head = self.draft.model.scaled(head.config.scales)
+        return HeadStudent(target, head, frequent, DraftVocabulary.learned(self.options.frequent, pairs, eos))
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        per_file = max(1, 60 // len(self.held_out))  # a measurement during the run decodes about 60 prompts
+        trainer = Trainer(
+            self.student,
+            self.store,
+            Sampler(self.examples, self.options.seed),
+            self.schedule,
+            self.session,
+            [prompt for prompts in self.held_out.values() for prompt in prompts[:per_file]],
+            self.work / "checkpoint.npz",
+            self.processes,
+        )
+        trainer.resume()
+        return trainer
+
+    def train(self) -> Iterator[Report]:
+        return self.trainer.run()
+
+    @cached_property
+    def held_out_stats(self) -> dict[str, GenerationStats]:
+        """Decoding statistics of the trained draft on the held-out prompts of each file."""
+        held_out = {name: prompts for name, prompts in self.held_out.items() if prompts}
+        return {name: measure_draft(self.session, self.student, prompts) for name, prompts in held_out.items()}
+
+    def expected_speedup(self, tokens_per_call: float) -> float:
+        """Return the speedup over baseline decoding that the measured costs of this machine predict."""
+        round_seconds = self._costs.round_seconds(NUM_DRAFT_TOKENS, NUM_DRAFT_TOKENS)
+        return tokens_per_call * self._costs.baseline / round_seconds
+
+    @cached_property
+    def _costs(self) -> RoundCosts:
+        drafting = Session(self.session.model, self.session.tokenizer, self.student.draft())
+        return drafting.planner.calibration(drafting.options_with({"drafter": "model"})).costs(1)
+
+    @property
+    def memory_needed(self) -> int:
+        """Estimated bytes: the target, the student with gradients and two moments, the logits of a step."""
+        width = self.session.model.config.d_model
+        candidates = FREQUENT_CANDIDATES + LIKELY_CANDIDATES + RANDOM_CANDIDATES
+        student = nbytes(self.draft.model) if isinstance(self.draft, Opened) else 12 * width * width * 4
+        return nbytes(self.session.model) + 4 * student + 4 * BATCH_SIZE * 16 * DRAFT_STEPS * candidates * 4
+
+    def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
+        """Write the output folder, completely or not at all.
+
+        Args:
+            output: the folder.
+            draw: adds files to it.
+            facts: entries of its manifest.
+        """
+        student = self.student
+        dtype = DTYPES[self.options.dtype]
+        with writing("--output", output, WAY_OUT):
+            if isinstance(student, HeadStudent):
+                stats = GenerationStats()
+                for each in self.held_out_stats.values():
+                    stats.add(each)
+                head = student.draft().with_acceptance(stats.acceptance_by_position)
+                write_draft_head(output, head, student.target, dtype, also=draw, **facts)
+            elif isinstance(self.draft, Opened):
+                write_model(output, self.draft, dtype, also=draw, **facts)
+
+
+def require_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Compare the settings of an unfinished training run with those of this command. Raises `InputError`."""
+    try:
+        saved = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({error}); delete {path.parent}") from error
+    if saved.get("format") != FORMAT:
+        raise InputError(f"{path.parent}: holds an unfinished training of another version of this package; delete it")
+    for name in [*settings, *saved]:
+        if saved.get(name) != settings.get(name):
+            raise InputError(
+                f"{path}: --resume needs the options that this training was started with "
+                f"({name} is {settings.get(name)!r}, was {saved.get(name)!r})"
+            )
+
+
+def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable[[Path], None], **facts: Any) -> None:
+    """Write a trained model as a converted folder.
+
+    Args:
+        output: the folder.
+        opened: the model, with the folder and checkpoint that it was loaded from.
+        dtype: of the stored weights.
+        also: adds files to the folder.
+        facts: entries of its manifest.
+    """
+    model = opened.model
+    parameters: Any = dict(tree_flatten(model.parameters()))
+    arrays: list[tuple[str, mx.array]] = []
+    for path, names in model.parameter_sources(model.config, opened.checkpoint.keys()).items():
+        parts = mx.split(parameters[path], len(names))
+        arrays += [(name, mx.contiguous(part).astype(dtype)) for name, part in zip(names, parts, strict=True)]
+    with atomic_directory(output) as partial:
+        write_npz(partial / WEIGHTS, arrays)
+        for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
+            if (opened.folder / name).is_file():
+                shutil.copyfile(opened.folder / name, partial / name)
+        also(partial)
+        dtype_name = next(name for name, each in DTYPES.items() if each == dtype)
+        manifest.write(partial, source=opened.folder.name, dtype=dtype_name, quantization=None, **facts)
+
+
+def nbytes(model: EncoderDecoder) -> int:
+    parameters: Any = tree_flatten(model.parameters())
+    return sum(array.nbytes for _, array in parameters)
