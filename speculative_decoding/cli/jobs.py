@@ -111,7 +111,6 @@ def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
     options = asdict(plan.options) | asdict(plan.flags)
     del options["recalibrate"]
     options["strict"] = bool(options["strict"])  # as jobs begun by earlier versions have it
-    options |= {"confidence_threshold": 0.0, "min_ngram_size": 1}  # removed; earlier versions stored the defaults
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": plan.drafter,

@@ -1,8 +1,8 @@
 """A job: lines in, records out, in the same order and in bounded memory. Knows nothing of models, files and screens.
 
 `decode` reads ahead and finishes lines in any order, so finished records wait here for their turn. If one line takes so
-long that a whole window waits for it, the input of `decode` ends early. It then finishes what it has, and is called again
-for the following lines. So the lines read ahead and the waiting records never exceed a window.
+long that a whole window waits for it, the input of `decode` ends early. `decode` then finishes what it has, and is
+called again for the following lines. So the lines read ahead and the waiting records never exceed a window.
 """
 
 from __future__ import annotations

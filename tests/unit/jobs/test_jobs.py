@@ -176,15 +176,28 @@ def test_rows_accept_former_names_of_options() -> None:
     assert row.fields == current and row.carried == {}
 
 
-def test_a_job_whose_journal_has_former_names_resumes(tmp_path: Path) -> None:
+def test_a_journal_with_former_option_names_can_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "out"
     settings = {"num_draft_tokens": 3, "src_lang": None, "tgt_lang": "deu_Latn", "decoder_prefix": "a"}
     former = {"num_draft": 3, "source_language": None, "target_language": "deu_Latn", "prefix": "a"}
-    content = {"version": output.VERSION, "lines": 0, "size": 0, "input_sha256": "", "settings": former}
-    output.journal_path(path).write_text(json.dumps(content))
+    write_journal(path, former)
     assert output.read_journal(path, settings) == output.ResumePoint()
     with pytest.raises(InputError, match="num_draft_tokens was 3, is 4"):
         output.read_journal(path, settings | {"num_draft_tokens": 4})
+
+
+def test_a_journal_with_removed_options_can_be_resumed_if_they_had_their_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    write_journal(path, {"seed": 0, "confidence_threshold": 0.0, "min_ngram_size": 1})
+    assert output.read_journal(path, {"seed": 0}) == output.ResumePoint()
+    write_journal(path, {"seed": 0, "confidence_threshold": 0.4, "min_ngram_size": 1})
+    with pytest.raises(InputError, match=r"confidence_threshold was 0\.4, is null"):
+        output.read_journal(path, {"seed": 0})
+
+
+def write_journal(output_path: Path, settings: dict[str, Any]) -> None:
+    content = {"version": output.VERSION, "lines": 0, "size": 0, "input_sha256": "", "settings": settings}
+    output.journal_path(output_path).write_text(json.dumps(content))
 
 
 def test_seeds_depend_on_the_line_alone() -> None:
