@@ -1,4 +1,4 @@
-"""convert.py: a Hugging Face checkpoint -> a folder under models/, with a progress bar."""
+"""convert.py: converts a Hugging Face checkpoint to a folder under models/, with a progress bar."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def convert_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
         argument_default=argparse.SUPPRESS,
-        description="Convert an encoder-decoder to MLX .npz weights, with bounded memory.",
+        description="Convert an encoder-decoder to MLX .npz weights, in bounded memory.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="NAME", help="a local folder, or a model on the Hub")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a converted folder against its manifest")
     add = parser.add_argument
-    add("--output", type=Path, metavar="DIR", help="where to (default: models/<its name>)")
-    add("--dtype", choices=tuple(DTYPES), help="the type to store weights in (default: bfloat16)")
-    add("--quantize", type=int, choices=BITS, help="store matrices in that many bits")
-    add("--group-size", type=int, choices=GROUP_SIZES, help="with --quantize: columns that share a scale (default: 64)")
+    add("--output", type=Path, metavar="DIR", help="the folder to write (default: models/NAME)")
+    add("--dtype", choices=tuple(DTYPES), help="data type of the stored weights (default: bfloat16)")
+    add("--quantize", type=int, choices=BITS, help="bits per weight of matrices")
+    add("--group-size", type=int, choices=GROUP_SIZES, help="with --quantize: weights per scale (default: 64)")
     add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     add("--force", action="store_true", help="replace an existing output folder")
     return parser
@@ -42,34 +42,41 @@ def main(argv: Sequence[str] | None = None, program: str = "convert.py") -> int:
 
 
 def convert(chosen: argparse.Namespace) -> int:
+    """Convert or verify a model, and return the exit status."""
     from ..loading import conversion, manifest
     from ..loading.load import Storage
 
     given = vars(chosen)
     if "verify" in given:
         if len(given) > 1:
-            raise InputError(f"--verify {chosen.verify} only checks that folder; leave the other options out")
-        say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files are what the manifest says")
+            raise InputError(f"--verify {chosen.verify}: takes no other options; leave them out")
+        say(f"{chosen.verify}: {manifest.verify(chosen.verify)} files match the manifest")
         return 0
     if "quantize" not in given and "group_size" in given:
-        raise InputError("--group-size says how to quantise; give --quantize 4 or 8 too, or leave it out")
+        raise InputError(
+            f"--group-size {chosen.group_size}: has no effect without --quantize; give both, or leave it out"
+        )
 
-    read, started = 0, time.perf_counter()
-    storage = {name: given.pop(name) for name in ("dtype", "quantize", "group_size") if name in given}
-    stored = Storage(**{"dtype": "bfloat16", **storage})
+    bytes_read = 0
+    started = time.perf_counter()
+    storage_options = {name: given.pop(name) for name in ("dtype", "quantize", "group_size") if name in given}
+    storage = Storage(**{"dtype": "bfloat16", **storage_options})
     with progress() as show:
 
-        def shown(name: str, done: int, total: int) -> None:
-            nonlocal read
-            read = total
+        def show_tensor(name: str, done: int, total: int) -> None:
+            nonlocal bytes_read
+            bytes_read = total
             show(done, total, name)
 
-        output = conversion.convert(given.pop("model"), given.pop("output", None), stored, **given, progress=shown)
+        output = conversion.convert(
+            given.pop("model"), given.pop("output", None), storage, **given, progress=show_tensor
+        )
     seconds = time.perf_counter() - started
-    written = sum(path.stat().st_size for path in output.iterdir())
+    bytes_written = sum(path.stat().st_size for path in output.iterdir())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # bytes
     say(
-        f"converted to {output}: read {read / 1e9:.2f} GB in {seconds:.1f} s ({read / 1e9 / seconds:.2f} GB/s), "
-        f"wrote {written / 1e9:.2f} GB; peak memory {peak / 2**30:.2f} GiB"
+        f"converted to {output}: read {bytes_read / 1e9:.2f} GB in {seconds:.1f} s "
+        f"({bytes_read / 1e9 / seconds:.2f} GB/s), wrote {bytes_written / 1e9:.2f} GB; "
+        f"peak memory {peak / 2**30:.2f} GiB"
     )
     return 0

@@ -1,4 +1,4 @@
-"""main.py --input: a file of prompts -> a file of records."""
+"""main.py --input: decodes a file of prompts to a file of records."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from .flags import Files
 from .progress import progress
 from .summary import job_summary
 
-REPEATABLE = ("none", "model")  # drafters whose drafts for a row do not depend on the rows before it
-
 
 def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
-    """The exit status: 1 if some lines were errors. processes: the processes that share the lines."""
-    output, totals = files.output, JobTotals()
+    """Decode the file and return the exit status: 1 if some lines were errors.
+
+    processes: the processes that share the lines, if there are several.
+    """
+    totals = JobTotals()
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
         size = os.fstat(file.fileno()).st_size or None
@@ -42,53 +43,63 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: Pr
         say(plan.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
         settings = record_settings(plan, pair, file_format)
+
+        lines = read_lines(file)
+        write = write_to_stdout
         running: AbstractContextManager[None] = nullcontext()
-        lines, write = read_lines(file), write_to_stdout
-        if output is not None:
-            opening = ResumableOutput.open(output, settings, resume=files.resume, force=files.force)
-            journal = stack.enter_context(opening)
-            lines, write, running = journal.remaining(file, files.input), journal.write, journal.running()
-            totals.lines, totals.errors = journal.written.lines, journal.errors
+        if files.output is not None:
+            output = stack.enter_context(
+                ResumableOutput.open(files.output, settings, resume=files.resume, force=files.force)
+            )
+            lines = output.remaining(file, files.input)
+            write = output.write
+            running = output.running()
+            totals.lines = output.written.lines
+            totals.errors = output.errors
             if totals.lines:
-                say(f"resuming {output} behind line {totals.lines}")
-        session, slots = stack.enter_context(plan.session(pair)), files.slots
-        note_exactness(session, slots)
-        engine: DecodeRows = engine_of(session, files)
+                say(f"resuming {files.output} after line {totals.lines}")
+
+        session = stack.enter_context(plan.session(pair))
+        note_exactness(session, files.slots)
+        decode_rows = row_decoder(session, files)
+        slots = files.slots
         if processes is not None:
-            engine = Spread(engine, processes.channel, range(1, processes.size), slots)
+            decode_rows = Spread(decode_rows, processes.channel, range(1, processes.size), slots)
             slots *= processes.size
         job = Job(
             lines,
             LineParser(file_format, plan.options),
-            engine,
+            decode_rows,
             write,
             slots=slots,
-            with_draft_counts=isinstance(plan.options.num_draft_tokens, int) and plan.drafter in REPEATABLE,
+            # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
+            with_draft_counts=isinstance(plan.options.num_draft_tokens, int) and plan.drafter in ("none", "model"),
             totals=totals,
         )
-        is_watched = output is not None or not sys.stdout.isatty()  # records and a bar on one screen are neither
+        may_be_bar = files.output is not None or not sys.stdout.isatty()  # a bar would mix with records on the screen
         try:
-            with running, progress(may_be_bar=is_watched) as show:
-                for now in job.run():
-                    show(now.input_bytes, size, pace(now))
+            with running, progress(may_be_bar=may_be_bar) as show:
+                for current in job.run():
+                    show(current.input_bytes, size, job_progress(current))
         except KeyboardInterrupt:
-            way_out = "" if output is None else "; the same command with --resume goes on from there"
+            way_out = "" if files.output is None else "; run the same command with --resume to continue"
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
+
     say(job_summary(totals, plan.options))
     if stats_json is not None:
         write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
 
 
-def engine_of(session: Session, files: Files) -> DecodeRows:
+def row_decoder(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
 
 
-def decode_rows(plan: Plan, files: Files, processes: ProcessGroup) -> int:
-    """Those that the first process hands out."""
+def serve_rows(plan: Plan, files: Files, processes: ProcessGroup) -> int:
+    """Decode the rows that the first process sends, and return the exit status."""
     with plan.session(plan.open()) as session:
-        return work(engine_of(session, files), processes.channel)
+        return work(row_decoder(session, files), processes.channel)
 
 
 def write_to_stdout(record: bytes, line: InputLine) -> None:
@@ -107,10 +118,10 @@ def open_input(name: str) -> BufferedReader:
 
 
 def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
-    """All that records depend on besides the input; models by what they are, not by how they were named."""
+    """Return every setting that changes records. Models are identified by content, not by name."""
     options = asdict(plan.options) | asdict(plan.flags)
     del options["recalibrate"]
-    options["strict"] = bool(options["strict"])  # as jobs begun by earlier versions have it
+    options["strict"] = bool(options["strict"])  # earlier versions stored it as a bool
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": plan.drafter,
@@ -122,14 +133,14 @@ def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
 
 
 def fingerprint(opened: Opened | OpenedHead) -> str:
-    """Of a model: the manifest's checksums; or of a folder without one, its files' names, sizes and dates."""
+    """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
     files: Mapping[str, Any] = manifest.files_of(opened.folder)
     if not files:
         files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in opened.folder.iterdir()}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
-def pace(totals: JobTotals) -> str:
+def job_progress(totals: JobTotals) -> str:
     accepted = f", accepted {totals.stats.acceptance_rate:.1%}" if totals.stats.drafted_tokens else ""
     errors = f", {totals.errors} errors" if totals.errors else ""
     return f"{totals.lines} lines{errors}, {totals.end_to_end_tps:.1f} tokens/s{accepted}"

@@ -90,9 +90,9 @@ def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     sys.stdin = open(os.devnull)  # noqa: SIM115
     plan = plan_of(chosen)
     if chosen.parallel == "data":
-        from .jobs import decode_rows
+        from .jobs import serve_rows
 
-        return decode_rows(plan, chosen_as(Files, chosen), processes)
+        return serve_rows(plan, chosen_as(Files, chosen), processes)
     target = replace(plan.folders, processes=processes).open(use_draft=False).opened_target
     target.load_weights()
     return target.follow()

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 from ..errors import InputError
 from ..sampling.options import REMOVED, abouts, refusal
 from ..sampling.values import Either, Number, Several, Switch, Text, Value
+from ..version import __version__
 
 FLAGS = {  # of fields with another name
     "num_draft_tokens": "num_draft",
@@ -36,6 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
+        self.add_argument("--version", action="version", version=f"speculative-decoding {__version__}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")

@@ -1,4 +1,4 @@
-"""`speculative-decoding COMMAND ...`, or `python -m speculative_decoding COMMAND ...`: which commands there are."""
+"""The commands of `speculative-decoding COMMAND ...`, also run as `python -m speculative_decoding COMMAND ...`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from ..version import __version__
 from . import common
 
 PROGRAM = "speculative-decoding"
-COMMANDS = {  # name: (module beside this one, flags that go without saying, what --help says)
-    "generate": ("main", (), "text for a prompt, or for a file of prompts"),
-    "console": ("main", ("--interactive",), "a prompt a line, with commands and history"),
-    "doctor": ("main", ("--doctor",), "what this device measures, and whether everything works"),
-    "convert": ("convert", (), "a Hugging Face checkpoint -> a folder that loads at once"),
-    "verify": ("verify", (), "does a draft change anything?"),
-    "train": ("train", (), "a draft for a target and a kind of text"),
-    "serve": ("serve", (), "texts for many clients at once, over HTTP"),
+COMMANDS = {  # name: (module of this package, implied flags, help text)
+    "generate": ("main", (), "generate text for a prompt or a file of prompts"),
+    "console": ("main", ("--interactive",), "decode prompts interactively, with commands and a history"),
+    "doctor": ("main", ("--doctor",), "measure this device and check kernels and drafts"),
+    "convert": ("convert", (), "convert a Hugging Face checkpoint to a folder that loads fast"),
+    "verify": ("verify", (), "check that drafts leave the output unchanged"),
+    "train": ("train", (), "train a draft for a target and a kind of text"),
+    "serve": ("serve", (), "serve many clients over HTTP"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:
         module, implied, _ = COMMANDS[name]
         status: int = import_module(f".{module}", __package__).main([*implied, *rest], f"{PROGRAM} {name}")
         return status
     if name in ("-h", "--help"):
-        about = [f"  {each:10}{text}" for each, (*_, text) in COMMANDS.items()]
-        print("\n".join([f"usage: {PROGRAM} COMMAND ...", "", *about, "", "COMMAND --help lists its options"]))
-    else:
-        common.say(f"{PROGRAM}: error: {name!r} is no command; choose one of {', '.join(COMMANDS)}")
-        return 2
-    return 0
+        lines = [f"  {command:10}{text}" for command, (*_, text) in COMMANDS.items()]
+        print("\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", "COMMAND --help lists its options"]))
+        return 0
+    if name == "--version":
+        print(f"{PROGRAM} {__version__}")
+        return 0
+    common.say(f"{PROGRAM}: error: {name!r}: unknown command; choose one of {', '.join(COMMANDS)}")
+    return 2

@@ -1,4 +1,4 @@
-"""How far something is that takes long."""
+"""Progress of long work: a bar at a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 
@@ -9,32 +9,38 @@ from contextlib import contextmanager
 
 from .common import say
 
-NOTE_SECONDS = 30.0  # between lines where there is no terminal
-Show = Callable[[float, float | None, str], None]
+LINE_SECONDS = 15.0  # between lines if standard error is not a terminal
+
+ShowProgress = Callable[[float, float | None, str], None]  # amount done, total or None, text
 
 
 @contextmanager
-def progress(*, is_shown: bool = True, may_be_bar: bool = True) -> Iterator[Show]:
-    """What to call with how much is done, of how much (None: not known), and what to say of it: a bar at a terminal,
-    elsewhere a line every `NOTE_SECONDS`, none for what is done before.
+def progress(*, is_shown: bool = True, may_be_bar: bool = True) -> Iterator[ShowProgress]:
+    """Yield a function that shows progress.
+
+    Args:
+        is_shown: False to show nothing.
+        may_be_bar: False to print lines at a terminal too.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    is_bar, said = is_shown and may_be_bar and sys.stderr.isatty(), time.monotonic()
+    is_bar = is_shown and may_be_bar and sys.stderr.isatty()
+    last_line = time.monotonic()
     columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=False)
     bar.add_task("", total=None)
     (task,) = bar.tasks
 
     def show(done: float, total: float | None, text: str) -> None:
-        nonlocal said
+        nonlocal last_line
         bar.update(task.id, completed=done, total=total, description=text)
         if is_bar:
-            bar.start()  # not before there is something to show, so that an error stands alone
-        elif is_shown and time.monotonic() - said >= NOTE_SECONDS:
-            said, left = time.monotonic(), task.time_remaining
-            say(text + ("" if left is None else f", about {left / 60:.0f} min left"))
+            bar.start()  # not earlier, so that an error leaves no empty bar
+        elif is_shown and time.monotonic() - last_line >= LINE_SECONDS:
+            last_line = time.monotonic()
+            left = "" if task.time_remaining is None else f", about {task.time_remaining / 60:.0f} min left"
+            say(text + left)
 
     try:
         yield show

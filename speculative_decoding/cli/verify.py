@@ -1,7 +1,7 @@
-"""Does speculation change anything? Decode prompts both ways and compare token by token.
+"""Compares outputs with and without a draft, token by token.
 
-`--drafter`, `--num-draft`, `--seed` and `--slots` take several values here, and every combination is tried. With any of
-them, what comes is compared with regular decoding of each prompt alone.
+`--drafter`, `--num-draft`, `--seed` and `--slots` take several values here, and every combination is tested. Each
+output is compared with the baseline output of that prompt alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .drafting import COPIES, USES_MODEL, Plan, make_plan
 from .flags import DraftFlags, add_decoding_flags
 from .models import ModelNames
 from .parser import Parser, chosen_as, given_options, word
+from .progress import progress
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
@@ -35,70 +36,85 @@ def verify_parser(program: str) -> Parser:
         description="Decode prompts with and without a draft and compare the outputs token by token.",
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("prompts", nargs="*", type=Path, help="a prompt a line (default: the bundled files)")
+    parser.add_argument("prompts", nargs="*", type=Path, help="files with one prompt per line (default: bundled files)")
     add_decoding_flags(parser, lists=("drafter", "num_draft_tokens", "seed"))
-    slots = "decode so many prompts together (several: each is tried; default: 1)"
-    parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help=slots)
+    parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help="batch sizes to test (default: 1)")
     return parser
 
 
-def require_comparable(options: GenerationOptions, who: str) -> None:
+def require_comparable(options: GenerationOptions, subject: str) -> None:
+    """Raise `InputError` if outputs with and without a draft may differ."""
     if not options.is_comparable:
         raise InputError(
-            f"{who} needs --temperature 0 or --acceptance coupled, not --temperature {options.temperature:g}: "
-            "two samples of the same law need not be the same text"
+            f"{subject}: independent samples differ (got --temperature {options.temperature:g}, expected 0); "
+            "use --temperature 0 or --acceptance coupled"
         )
 
 
 def bundled_prompts() -> list[Path]:
-    """Their files. Raises `InputError` where they are not installed."""
+    """Return the bundled files of prompts. Raises `InputError` if they are not installed."""
     if not (found := sorted(PROMPTS.glob("*.txt"))):
-        raise InputError("the bundled prompts come with the repository alone; name a file with a prompt a line")
+        raise InputError("prompts: bundled files come only with the repository; name a file with one prompt per line")
     return found
 
 
 def verify(chosen: argparse.Namespace) -> int:
-    """The exit status: 0 if all outputs are identical, with all combinations of what takes several values; 1 if not."""
-    given, folders = given_options(chosen), chosen_as(ModelNames, chosen).find()
+    """Test all combinations and return the exit status: 1 if an output differs."""
+    given = given_options(chosen)
+    folders = chosen_as(ModelNames, chosen).find()
     flags = chosen_as(DraftFlags, chosen)
     drafters = given.pop("drafter", [usual_drafter(folders.draft)])
     lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
-    tried, slots, seeds = ways(drafters, lengths), getattr(chosen, "slots", [1]), given.pop("seed", [0])
-    if tried == [PLAIN] and slots == [1] and lengths != [0]:
-        raise InputError("verify: there is nothing to compare without a draft; choose another --drafter")
-    for way in tried:
-        make_plan(folders, given | way.keywords, flags)  # raises for what has no effect
+    seeds = given.pop("seed", [0])
+    slot_counts = getattr(chosen, "slots", [1])
+
+    modes = ways(drafters, lengths)
+    if modes == [PLAIN] and slot_counts == [1] and lengths != [0]:
+        raise InputError("--drafter none: nothing to compare without a draft; choose another --drafter")
+    for mode in modes:
+        make_plan(folders, given | mode.keywords, flags)  # raises for options without effect
     plan = Plan(folders, GenerationOptions(**given), flags)
     require_comparable(plan.options, "verify")
     files = getattr(chosen, "prompts", []) or bundled_prompts()
     prompts = [prompt for path in files for prompt in common.read_prompts(path)]
-    used = {way.drafter for way in tried}
-    pair = plan.open(use_draft=not used.isdisjoint(USES_MODEL))
-    identical = tokens = 0
-    trials = list(product(tried, slots, seeds))
-    with plan.session(pair, copies=not used.isdisjoint(COPIES)) as session:
+
+    used_drafters = {mode.drafter for mode in modes}
+    pair = plan.open(use_draft=not used_drafters.isdisjoint(USES_MODEL))
+    trials = list(product(modes, slot_counts, seeds))
+    total = len(prompts) * len(trials)
+    num_done = num_identical = num_tokens = 0
+    with plan.session(pair, copies=not used_drafters.isdisjoint(COPIES)) as session, progress() as show:
 
         @cache
-        def regular(prompt: str, **options: Any) -> list[int]:
+        def baseline(prompt: str, **options: Any) -> list[int]:
             return session.generate(prompt, drafter="none", **options).tokens
 
-        for way, together, seed in trials:
-            name = f"drafter {way.drafter}, num-draft {way.num_draft_tokens}, seed {seed}, slots {together}"
+        for mode, slots, seed in trials:
+            name = f"drafter {mode.drafter}, num-draft {mode.num_draft_tokens}, seed {seed}, slots {slots}"
+            if mode == PLAIN:
+                name = f"baseline, seed {seed}, slots {slots}"
             common.say(f"{name}: {len(prompts)} prompts")
             options = session.options.changed({"seed": seed})
-            exact = session.planner.widths(options.changed(way.keywords), together).exact
-            expected = [regular(prompt, seed=seed, strict=exact or None) for prompt in prompts]
-            for each in session.batch(prompts, slots=together, seed=seed, **way.keywords):
+            exact = session.planner.widths(options.changed(mode.keywords), slots).exact
+            expected = []
+            for prompt in prompts:
+                expected.append(baseline(prompt, seed=seed, strict=exact or None))
+                show(num_done, total, f"{name}: {len(expected)} of {len(prompts)} baseline outputs")
+            for each in session.batch(prompts, slots=slots, seed=seed, **mode.keywords):
                 if each.result is None:
                     raise InputError(f"prompt {each.index + 1}: {each.error}")
-                found, both = each.result.tokens, (session.model, session.tokenizer)
-                difference = first_divergence(*both, prompts[each.index], expected[each.index], found, options)
-                tokens, identical = tokens + len(found), identical + (difference is None)
+                tokens = each.result.tokens
+                difference = first_divergence(
+                    session.model, session.tokenizer, prompts[each.index], expected[each.index], tokens, options
+                )
+                num_done += 1
+                num_tokens += len(tokens)
+                num_identical += difference is None
                 if difference is not None:
                     print(f"prompt {each.index + 1}, {name}: {difference.text(session.tokenizer)}", flush=True)
-    total = len(prompts) * len(trials)
-    print(f"{identical} of {total} identical ({tokens} tokens)")
-    return 0 if identical == total else 1
+                show(num_done, total, f"{name}: {num_identical} of {num_done} outputs identical")
+    print(f"{num_identical} of {total} identical ({num_tokens} tokens)")
+    return 0 if num_identical == total else 1
 
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.verify") -> int:

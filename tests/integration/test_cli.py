@@ -248,7 +248,10 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
         (["--eos-token-id", "99999"], "eos_token_ids must be between 0 and"),
-        (["--verify", "--temperature", "1"], "--verify needs --temperature 0 or --acceptance coupled"),
+        (
+            ["--verify", "--temperature", "1"],
+            "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
+        ),
         (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
         (["--compare", "--num-draft", "0"], "--compare compares with and without a draft"),
         (["--compare", "--regular-decode"], "--regular-decode does not go with --compare"),

@@ -80,7 +80,7 @@ def test_commands_are_listed_and_wrong_ones_refused_in_a_line(program: Run, caps
         assert ended.value.code == 0 and f"usage: speculative-decoding {name} " in capsys.readouterr().out
     assert programs.main(["dance"]) == 2
     assert capsys.readouterr().err == (
-        "speculative-decoding: error: 'dance' is no command; choose one of " + ", ".join(programs.COMMANDS) + "\n"
+        "speculative-decoding: error: 'dance': unknown command; choose one of " + ", ".join(programs.COMMANDS) + "\n"
     )
 
 

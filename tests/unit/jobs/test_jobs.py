@@ -653,7 +653,7 @@ def test_main_resumes_what_was_interrupted(tmp_path: Path, capfd: pytest.Capture
     arguments += ["--output", tmp_path / "out"]
     done = victim(3, signal.SIGINT, *arguments, "--resume")
     assert done.returncode == 130 and "Traceback" not in done.stderr
-    assert "the same command with --resume goes on from there" in done.stderr
+    assert "run the same command with --resume to continue" in done.stderr
     assert (tmp_path / "out").read_bytes().count(b"\n") == 3
     assert victim(4, signal.SIGKILL, *arguments, "--resume").returncode == -signal.SIGKILL
     assert (tmp_path / "out").read_bytes().count(b"\n") == 7
@@ -674,7 +674,7 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
     subprocess.run(command, cwd=ROOT, stderr=theirs, check=True, env=os.environ | {"COLUMNS": "120", "TERM": "xterm"})
     seen = os.read(ours, 1_000_000).decode()
     assert "100%" in seen and "12 lines, " in seen and "tokens/s" in seen
-    monkeypatch.setattr("speculative_decoding.cli.progress.NOTE_SECONDS", 0)
+    monkeypatch.setattr("speculative_decoding.cli.progress.LINE_SECONDS", 0)
     _, _, err = main(capfd, *arguments, tmp_path / "out", "--force")
     assert re.search(r"^12 lines, .*, about 0 min left$", err, re.MULTILINE) and "100%" not in err
 
