@@ -21,7 +21,7 @@ from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
-from speculative_decoding.jobs.output import checkpoint_path
+from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, abouts, default
@@ -290,7 +290,7 @@ def test_damaged_folders_are_one_line_and_status_2(copy: Path, capsys: pytest.Ca
     weights.write_bytes(weights.read_bytes()[:-1000])
     for damage, named in (
         (lambda: None, "weights.npz: wrong size (got"),
-        ((copy / "manifest.json").unlink, "weights.npz: the zip directory is damaged or cut short"),
+        ((copy / "manifest.json").unlink, "weights.npz: the zip directory is damaged or truncated"),
         (weights.unlink, "no weights found"),
         ((copy / "config.json").unlink, "no config.json"),
     ):
@@ -380,7 +380,7 @@ def test_a_job_stores_the_defaults_of_removed_options(
     prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     prompts.write_text("a\n")
     assert main_py("--input", str(prompts), "--output", str(output), "-m", "2", *FIXED)[0] == 0
-    stored = json.loads(checkpoint_path(output).read_text())["settings"]
+    stored = json.loads(journal_path(output).read_text())["settings"]
     assert {"confidence_threshold": 0.0, "min_ngram_size": 1}.items() <= stored.items()
 
 

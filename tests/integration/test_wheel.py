@@ -65,7 +65,7 @@ def test_without_bundled_models_it_says_how_to_get_one(program: Run) -> None:
     assert done.stderr.startswith("speculative-decoding generate: error: no --model is given, and the bundled pair")
     assert "speculative-decoding convert --model" in done.stderr and done.stderr.count("\n") == 1
     done = program("verify", "--model", ROOT / "models/t5-web-docs", "--drafter", "ngram", by=module)
-    assert done.returncode == 2 and "bundled prompts come with the repository alone" in done.stderr
+    assert done.returncode == 2 and "bundled files come only with the repository" in done.stderr
 
 
 def test_commands_are_listed_and_wrong_ones_refused_in_a_line(program: Run, capsys: pytest.CaptureFixture[str]) -> None:
