@@ -1,6 +1,7 @@
 """Long-running checks and makers of test data, run by hand: `python -m tools.NAME --help`. Not installed.
 
 check_beams            beam search against Hugging Face's, on all bundled prompts
+concepts               the size of the package: classes, functions, constants, import paths, records
 default_runs           main.py with its defaults, in fresh processes, against decoding without a draft
 fuzz_checkpoints       damaged checkpoints of every format
 fuzz_conversion        conversions that are killed, or run out of disk space
