@@ -16,7 +16,8 @@ from mlx.utils import tree_flatten
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder, quantizable
-from speculative_decoding.models.draft_head import DraftHead, usual_layers
+from speculative_decoding.models.draft_head import DraftHead, default_layers
+from speculative_decoding.training.head_init import new_head
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # nothing ends an output
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -92,7 +93,7 @@ def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHea
     """An untrained head, or a model of this shape, in the target's type."""
     if name != HEAD:
         return random_model(SHAPES[name], dtype_of(target), seed=1)
-    head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 1.0).folded()
+    head = new_head(target, default_layers(target.config.decoder_layers), 1.0).folded()
     head.set_dtype(dtype_of(target))
     return head.with_frequent(range(min(FREQUENT, target.config.vocab_size)))
 

@@ -69,7 +69,7 @@ class BatchHeadDrafter(BatchDrafter):
     def _features(self, slots: int) -> mx.array:
         """(B, d)."""
         if not self._hidden:
-            return mx.broadcast_to(self._head.beginning, (slots, self._head.config.d_model))
+            return mx.broadcast_to(self._head.start_state, (slots, self._head.config.d_model))
         places = mx.array([[[self._places.get(slot, 0)]] for slot in range(slots)])
         is_first = mx.array([[slot not in self._places] for slot in range(slots)])
         return self._head.features_at(self._hidden, places, is_first)

@@ -1,4 +1,4 @@
-"""Architectures by the `model_type` of their config.json. A new one is a file here and a line below."""
+"""The supported architectures, by `model_type`. A new architecture needs a module here and an entry below."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short
 from . import t5_float16
-from .bart import BART
-from .bart_config import FAMILIES, BartConfig
+from .bart import BART, FAMILIES, BartConfig
 from .base import EncoderDecoder
 from .config import RawConfig
-from .gemma_config import t5gemma2_config, t5gemma_config
-from .t5 import T5
-from .t5_config import T5Config
-from .t5gemma import T5Gemma
-from .t5gemma2 import T5Gemma2
+from .t5 import T5, T5Config
+from .t5gemma import T5Gemma, t5gemma_config
+from .t5gemma2 import T5Gemma2, t5gemma2_config
 
 
 class Architecture(NamedTuple):
-    """config: of a parsed config.json, and of the checkpoint where that settles what config.json leaves open."""
+    """The constructors of an architecture.
+
+    model: takes the config and the number of tensor-parallel ranks.
+    config: takes a parsed config.json and, for fields that depend on the tensors, the checkpoint.
+    for_float16: see `for_float16`.
+    """
 
     model: Callable[[Any, int], EncoderDecoder]
     config: Callable[[RawConfig, Checkpoint | None], Any]
@@ -29,51 +31,54 @@ class Architecture(NamedTuple):
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models with norms behind blocks, in which nothing adds up from layer to layer."""
+    """For models with a norm after each residual sum: values cannot grow from layer to layer."""
     return raw, checkpoint
 
 
-def no_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models whose stream grows from layer to layer; Gemma's too, by the large norms behind its blocks (LOG.md)."""
+def refuse_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """For models whose residual stream grows from layer to layer."""
     raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
 
 
 ARCHITECTURES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict, t5_float16.for_float16)),
     **{
-        name: Architecture(BART, BartConfig.from_dict, no_float16 if each.norm_first else unchanged)
-        for name, each in FAMILIES.items()
+        name: Architecture(BART, BartConfig.from_dict, refuse_float16 if family.norm_first else unchanged)
+        for name, family in FAMILIES.items()
     },
-    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw), no_float16),
-    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw), no_float16),
+    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw), refuse_float16),
+    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw), refuse_float16),
 }
-REFUSED = {
-    "longt5": "its encoder's local attention is not supported; take a T5 or FLAN-T5, which read long sources too"
-}
+UNSUPPORTED = {"longt5": "local attention is not supported; use T5 or FLAN-T5, which also accept long sources"}
 
 
-def build(raw: RawConfig, checkpoint: Checkpoint | None = None, processes: int = 1) -> EncoderDecoder:
-    """A model of the architecture that a parsed config.json describes; its parameters are still to be loaded.
+def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) -> EncoderDecoder:
+    """A model without loaded parameters, for a parsed config.json.
 
-    checkpoint: settles what some files' config.json leaves open. processes: how many share it; then it is what one of
-    them has, see sharding.py.
+    Args:
+        checkpoint: Determines fields that config.json may omit or misstate.
+        ranks: The number of tensor-parallel ranks; the model has the size of one rank's part (sharding.py).
     """
-    found = find(raw)
-    return found.model(found.config(raw, checkpoint), processes)
+    architecture = find(raw)
+    return architecture.model(architecture.config(raw, checkpoint), ranks)
 
 
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """config.json and weights of the same function, so scaled that they cannot overflow in float16."""
+    """config.json and weights of an equivalent model that cannot overflow in float16.
+
+    Raises:
+        InputError: The architecture may overflow in float16.
+    """
     return find(raw).for_float16(raw, checkpoint)
 
 
 def find(raw: RawConfig) -> Architecture:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        if isinstance(model_type, str) and model_type in REFUSED:
-            raise CheckpointError(f"config.json: model_type {model_type!r}: {REFUSED[model_type]}")
+        if isinstance(model_type, str) and model_type in UNSUPPORTED:
+            raise CheckpointError(f"config.json: model_type {model_type!r}: {UNSUPPORTED[model_type]}")
         known = ", ".join(ARCHITECTURES)
-        raise CheckpointError(f"config.json: unknown model_type {short(model_type)}; known are {known}")
+        raise CheckpointError(f"config.json: unsupported model_type {short(model_type)}; supported: {known}")
     return ARCHITECTURES[model_type]
 
 

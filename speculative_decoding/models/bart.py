@@ -1,26 +1,298 @@
-"""BART and its relatives: mBART, Pegasus, M2M-100 and NLLB-200, Marian.
+"""BART, mBART, Pegasus, M2M-100, NLLB-200 and Marian.
 
-The Transformer of Vaswani et al. 2017 (arXiv 1706.03762): scaled attention, biases everywhere, a vector for each
-position added to the embedding. Families differ in where the layer norms stand (behind blocks, as there and in Lewis
-et al. 2020, BART, 1910.13461; or in front of them) and in what the positions are; the config says which.
+The Transformer of Vaswani et al. 2017 (arXiv 1706.03762): scaled attention, biases in every layer, and position vectors
+added to the embedding. Families differ in their position vectors, and in whether layer norms precede blocks or follow
+them, as in that paper and in BART (Lewis et al. 2020, 1910.13461).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..checkpoints import Checkpoint
+from ..errors import CheckpointError
+from ..sampling.values import Switch, Text, Whole
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
-from .bart_config import LEARNED_OFFSET, LOGITS_BIAS, BartConfig, prefix_of
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, additive
-from .last_layer import LastLayer
-from .layers import Layer, last_layer
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
+from .layers import Layer
 from .linear import Linear
-from .tensors import HEAD, Sources, embedding_table, named
+from .tensors import HEAD, Sources, embedding_table, is_same_table, named
+
+LOGITS_BIAS = "final_logits_bias"
+LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
+
+
+@dataclass(frozen=True)
+class Family:
+    """The properties of a family that config.json does not state.
+
+    norm_first: whether norms precede blocks, with one more at the end of each stack; otherwise they follow blocks.
+    embedding_norm: whether a norm follows the embedding.
+    learned_positions: otherwise positions are sinusoidal.
+    defaults: Hugging Face's defaults for fields that config.json omits.
+    fairseq_sinusoids: whether sinusoids include the longest wavelength, and position 0 has the number pad id + 1.
+    """
+
+    norm_first: bool
+    embedding_norm: bool
+    learned_positions: bool
+    defaults: RawConfig
+    fairseq_sinusoids: bool = False
+
+
+BART_IDS = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+M2M_DEFAULTS = BART_IDS | {"activation_function": "relu", "scale_embedding": True}
+PEGASUS_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+MARIAN_IDS = {"pad_token_id": 58100, "eos_token_id": 0, "decoder_start_token_id": 58100}
+FAMILIES: Mapping[str, Family] = {
+    "bart": Family(norm_first=False, embedding_norm=True, learned_positions=True, defaults=BART_IDS),
+    "mbart": Family(
+        norm_first=True,
+        embedding_norm=True,
+        learned_positions=True,
+        defaults={"pad_token_id": 1, "eos_token_id": 2},  # no default start: it is a language token, or EOS
+    ),
+    "pegasus": Family(norm_first=True, embedding_norm=False, learned_positions=False, defaults=PEGASUS_IDS),
+    "m2m_100": Family(
+        norm_first=True, embedding_norm=False, learned_positions=False, defaults=M2M_DEFAULTS, fairseq_sinusoids=True
+    ),
+    "marian": Family(norm_first=False, embedding_norm=False, learned_positions=False, defaults=MARIAN_IDS),
+}
+
+
+@dataclass(frozen=True)
+class BartConfig:
+    """The fields of config.json that the model reads, with their Hugging Face names and valid values.
+
+    has_logits_bias: whether the checkpoint has a `final_logits_bias` with non-zero values.
+    """
+
+    model_type: Annotated[str, Text()]
+    vocab_size: Annotated[int, Whole(2, 1 << 24)]
+    d_model: Annotated[int, Whole(4, 1 << 18)]
+    encoder_layers: Annotated[int, Whole(1, 512)]
+    decoder_layers: Annotated[int, Whole(1, 512)]
+    encoder_attention_heads: Annotated[int, Whole(1, 1 << 12)]
+    decoder_attention_heads: Annotated[int, Whole(1, 1 << 12)]
+    encoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
+    decoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    decoder_start_token_id: int
+    max_position_embeddings: Annotated[int, Whole(1, 1 << 24)] = 1024
+    activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
+    scale_embedding: Annotated[bool, Switch("true or false")] = False
+    tie_word_embeddings: Annotated[bool, Switch("true or false")] = True
+    share_encoder_decoder_embeddings: Annotated[bool, Switch("true or false")] = True
+    has_logits_bias: bool = False
+
+    @classmethod
+    def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
+        """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
+        raw = with_defaults(raw, FAMILIES[raw["model_type"]].defaults)
+        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        config._check()
+        return config if checkpoint is None else config.resolved(checkpoint)
+
+    def _check(self) -> None:
+        """Raise `CheckpointError` for an unsupported combination of fields."""
+        for name, heads in (
+            ("encoder_attention_heads", self.encoder_attention_heads),
+            ("decoder_attention_heads", self.decoder_attention_heads),
+        ):
+            if self.d_model % heads:
+                raise CheckpointError(f"config.json: {name!r} must divide 'd_model', {self.d_model}; {heads} does not")
+        if self.d_model % 2:
+            raise CheckpointError(f"config.json: 'd_model' must be even, not {self.d_model}")
+        if not self.share_encoder_decoder_embeddings:
+            raise CheckpointError(
+                "config.json: 'share_encoder_decoder_embeddings' must be true, not false: separate source and target "
+                "vocabularies are not supported; use a model with a shared vocabulary"
+            )
+
+    def resolved(self, checkpoint: Checkpoint) -> BartConfig:
+        """The config with the fields that follow from the checkpoint's tensors.
+
+        A head that differs from the embedding is not tied, even if the flag is true. A logits bias of zeros is ignored.
+        """
+        names = checkpoint.keys()
+        is_tied = self.tie_word_embeddings
+        if is_tied and HEAD in checkpoint:
+            is_tied = is_same_table(checkpoint, embedding_table(names, prefix_of(names)), HEAD)
+        has_bias = LOGITS_BIAS in checkpoint
+        if has_bias and checkpoint.info(LOGITS_BIAS).shape == (1, self.vocab_size):
+            has_bias = bool(mx.any(checkpoint[LOGITS_BIAS]).item())
+        return replace(self, tie_word_embeddings=is_tied, has_logits_bias=has_bias)
+
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        return {
+            "encoder_attention_heads": self.encoder_attention_heads,
+            "encoder_ffn_dim": self.encoder_ffn_dim,
+            "decoder_attention_heads": self.decoder_attention_heads,
+            "decoder_ffn_dim": self.decoder_ffn_dim,
+        }
+
+    @property
+    def encoder(self) -> LayerConfig:
+        return self._layer_config(self.encoder_attention_heads, self.encoder_ffn_dim)
+
+    @property
+    def decoder(self) -> LayerConfig:
+        return self._layer_config(self.decoder_attention_heads, self.decoder_ffn_dim)
+
+    def _layer_config(self, heads: int, d_ff: int) -> LayerConfig:
+        return LayerConfig(
+            d_model=self.d_model,
+            d_ff=d_ff,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=self.d_model // heads,
+            activation=self.activation_function,
+            scale=(self.d_model // heads) ** -0.5,
+            has_bias=True,
+            norm_first=self.family.norm_first,
+        )
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
+
+    @property
+    def embedding_scale(self) -> float:
+        return self.d_model**0.5 if self.scale_embedding else 1.0
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        return self.max_position_embeddings
+
+
+class Stack(nn.Module):
+    """The layers of the encoder or the decoder, with positions, and with norms where the family has them."""
+
+    def __init__(self, config: BartConfig, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        family = config.family
+        self.layers = list(layers)
+        if family.embedding_norm:
+            self.embedding_norm = nn.LayerNorm(config.d_model)
+        if family.norm_first:
+            self.norm = nn.LayerNorm(config.d_model)
+        if family.learned_positions:
+            self.positions = LearnedPositions(config.max_position_embeddings, config.d_model, LEARNED_OFFSET)
+        else:
+            first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
+            self.positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
+
+    def inputs(self, embedded: mx.array, table: mx.array, positions: mx.array) -> mx.array:
+        """Embeddings (B, L, d) -> the input of the first layer, (B * L, d).
+
+        Args:
+            table: `self.positions.table(capacity)`.
+            positions: (B, L) or (1, L), all below the capacity.
+        """
+        x = embedded + mx.take(table, positions, axis=0).astype(embedded.dtype)
+        x = x.reshape(-1, x.shape[-1])
+        return self.embedding_norm(x) if "embedding_norm" in self else x
+
+    def outputs(self, x: mx.array) -> mx.array:
+        """The output of the last layer, normed where the family has a final norm."""
+        return self.norm(x) if "norm" in self else x
+
+
+class BART(EncoderDecoder):
+    config: BartConfig
+
+    def __init__(self, config: BartConfig, ranks: int = 1) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        norm = partial(nn.LayerNorm, config.d_model)
+        encoder = config.encoder.shard(ranks)
+        decoder = config.decoder.shard(ranks)
+        self.encoder = Stack(config, [Layer(encoder, norm) for _ in range(config.encoder_layers)])
+        self.decoder = Stack(
+            config, [Layer(decoder, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
+        )
+        if not config.tie_word_embeddings:
+            self.head = Linear(config.d_model, config.vocab_size)
+        if config.has_logits_bias:
+            self.logits_bias = mx.zeros((1, config.vocab_size))
+
+    @property
+    def most_positions(self) -> int | None:
+        return self.config.max_position_embeddings if self.config.family.learned_positions else None
+
+    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        batch, length = tokens.shape
+        table = self.encoder.positions.table(length)
+        x = self.encoder.inputs(self.embed(tokens), table, mx.arange(length)[None])
+        padding = additive(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
+        for layer in self.encoder.layers:
+            x = layer(x, batch, padding)
+        return self.encoder.outputs(x).reshape(batch, length, -1)
+
+    def position_table(self, capacity: int) -> mx.array:
+        return self.decoder.positions.table(capacity)
+
+    def decoder_hidden(
+        self,
+        tokens: mx.array,
+        offsets: mx.array,
+        position_table: mx.array,
+        source_mask: mx.array,
+        layers: Sequence[CrossAttentionCache],
+    ) -> list[mx.array]:
+        batch, length = tokens.shape
+        positions = offsets[:, None] + mx.arange(length)
+        x = self.decoder.inputs(self.embed(tokens), position_table, positions)
+        mask = causal_mask(positions, layers[0].reach(length), x.dtype)
+        hidden = []
+        for layer, cache in zip(self.decoder.layers, layers, strict=True):
+            x = layer(x, batch, mask, source_mask, cache)
+            hidden.append(x)
+        return [x.reshape(*tokens.shape, -1) for x in hidden]
+
+    def final_states(self, hidden: mx.array) -> mx.array:
+        return self.decoder.outputs(hidden)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        scale = self.config.embedding_scale
+        return self.embedding(tokens) if scale == 1 else self.embedding(tokens) * scale
+
+    @classmethod
+    def parameter_sources(cls, config: BartConfig, names: Set[str]) -> Sources:
+        prefix = prefix_of(names)
+        family = config.family
+        sources: Sources = {"embedding.weight": (embedding_table(names, prefix),)}
+        if not config.tie_word_embeddings:
+            sources["head.weight"] = (HEAD,)
+        if config.has_logits_bias:
+            sources["logits_bias"] = (LOGITS_BIAS,)
+        norms = {"embedding_norm": ["layernorm_embedding"]} if family.embedding_norm else {}
+        norms |= {"norm": ["layer_norm"]} if family.norm_first else {}
+        stacks = (
+            ("encoder", config.encoder_layers, ENCODER_LAYER),
+            ("decoder", config.decoder_layers, DECODER_LAYER),
+        )
+        for stack, depth, layer in stacks:
+            ours = f"{stack}."
+            theirs = f"{prefix}{stack}."
+            sources |= named(norms, ours, theirs, ("weight", "bias"))
+            for i in range(depth):
+                sources |= named(layer, f"{ours}layers.{i}.", f"{theirs}layers.{i}.", ("weight", "bias"))
+            if family.learned_positions:
+                sources |= named({"positions": ["embed_positions"]}, ours, theirs)
+        return sources
+
 
 ENCODER_LAYER = {
     "self_attention.qkv": [f"self_attn.{part}_proj" for part in "qkv"],
@@ -38,114 +310,6 @@ DECODER_LAYER = ENCODER_LAYER | {
 }
 
 
-class Stack(nn.Module):
-    """What encoder and decoder have in common: positions, layers, and norms where the family has them."""
-
-    def __init__(self, config: BartConfig, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers, family = list(layers), config.family
-        if family.embedding_norm:
-            self.embedding_norm = nn.LayerNorm(config.d_model)
-        if family.norm_first:
-            self.norm = nn.LayerNorm(config.d_model)
-        if family.learned_positions:
-            self.positions = LearnedPositions(config.max_position_embeddings, config.d_model, LEARNED_OFFSET)
-        else:
-            first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
-            self.positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
-
-    def enter(self, embedded: mx.array, table: mx.array, positions: mx.array) -> mx.array:
-        """Add position vectors and apply the norm, if any: (B, L, d) -> (B * L, d).
-
-        Args:
-            table: `self.positions.table(capacity)`.
-            positions: (B, L) or (1, L), all below the capacity.
-        """
-        x = embedded + mx.take(table, positions, axis=0).astype(embedded.dtype)
-        x = x.reshape(-1, x.shape[-1])
-        return self.embedding_norm(x) if "embedding_norm" in self else x
-
-    def leave(self, x: mx.array) -> mx.array:
-        return self.norm(x) if "norm" in self else x
-
-
-class BART(EncoderDecoder):
-    config: BartConfig
-
-    def __init__(self, config: BartConfig, processes: int = 1) -> None:
-        super().__init__()
-        self.config, norm = config, partial(nn.LayerNorm, config.d_model)
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        encoder, decoder = (stack.share(processes) for stack in (config.encoder, config.decoder))
-        self.encoder = Stack(config, [Layer(encoder, norm) for _ in range(config.encoder_layers)])
-        self.decoder = Stack(
-            config, [Layer(decoder, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
-        )
-        if not config.tie_word_embeddings:
-            self.head = Linear(config.d_model, config.vocab_size)
-        if config.has_logits_bias:
-            self.logits_bias = mx.zeros((1, config.vocab_size))
-
-    @property
-    def most_positions(self) -> int | None:
-        return self.config.max_position_embeddings if self.config.family.learned_positions else None
-
-    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        batch, length = tokens.shape
-        table = self.encoder.positions.table(length)
-        x = self.encoder.enter(self.embed(tokens), table, mx.arange(length)[None])
-        hidden = additive(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
-        for layer in self.encoder.layers:
-            x = layer(x, batch, hidden)
-        return self.encoder.leave(x).reshape(batch, length, -1)
-
-    def position_table(self, capacity: int) -> mx.array:
-        return self.decoder.positions.table(capacity)
-
-    def decoder_hidden(
-        self,
-        tokens: mx.array,
-        offsets: mx.array,
-        position_table: mx.array,
-        source_mask: mx.array,
-        layers: Sequence[CrossAttentionCache],
-    ) -> list[mx.array]:
-        batch, length = tokens.shape
-        positions = offsets[:, None] + mx.arange(length)
-        x = self.decoder.enter(self.embed(tokens), position_table, positions)
-        mask = causal_mask(positions, layers[0].reach(length), x.dtype)
-        hidden = []
-        for layer, cache in zip(self.decoder.layers, layers, strict=True):
-            x = layer(x, batch, mask, source_mask, cache)
-            hidden.append(x)
-        return [x.reshape(*tokens.shape, -1) for x in hidden]
-
-    def final_states(self, hidden: mx.array) -> mx.array:
-        return self.decoder.leave(hidden)
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        scale = self.config.embedding_scale
-        return self.embedding(tokens) if scale == 1 else self.embedding(tokens) * scale
-
-    def last_layer(self) -> LastLayer:
-        return last_layer(self.decoder.layers[-1], self.config.decoder, self.decoder.get("norm"), 1.0)
-
-    @classmethod
-    def parameter_sources(cls, config: BartConfig, names: Set[str]) -> Sources:
-        prefix, family = prefix_of(names), config.family
-        sources: Sources = {"embedding.weight": (embedding_table(names, prefix),)}
-        if not config.tie_word_embeddings:
-            sources["head.weight"] = (HEAD,)
-        if config.has_logits_bias:
-            sources["logits_bias"] = (LOGITS_BIAS,)
-        norms = {"embedding_norm": ["layernorm_embedding"]} if family.embedding_norm else {}
-        norms |= {"norm": ["layer_norm"]} if family.norm_first else {}
-        stacks = ("encoder", config.encoder_layers, ENCODER_LAYER), ("decoder", config.decoder_layers, DECODER_LAYER)
-        for stack, depth, layer in stacks:
-            ours, theirs, both = f"{stack}.", f"{prefix}{stack}.", ("weight", "bias")
-            sources |= named(norms, ours, theirs, both)
-            for i in range(depth):
-                sources |= named(layer, f"{ours}layers.{i}.", f"{theirs}layers.{i}.", both)
-            if family.learned_positions:
-                sources |= named({"positions": ["embed_positions"]}, ours, theirs)
-        return sources
+def prefix_of(names: Set[str]) -> str:
+    """The prefix of all tensor names; files without a head, such as facebook/bart-base, have none."""
+    return "" if "decoder.layers.0.fc1.weight" in names else "model."

@@ -20,7 +20,6 @@ from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, a
 from .compiled import Compiled
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
-from .last_layer import LastLayer
 from .linear import Head, finalize_layers, rows_of
 from .mirror import ALONE, Mirror
 from .tensors import Sources
@@ -119,10 +118,6 @@ class EncoderDecoder(nn.Module):
     @abstractmethod
     def embed(self, tokens: mx.array) -> mx.array:
         """Token ids of the decoder, (B, L) -> (B, L, d_model)."""
-
-    @abstractmethod
-    def last_layer(self) -> LastLayer:
-        """What a draft head begins with."""
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
         """A cache with `beams` rows for each row of the encoder output (P, S, M)."""

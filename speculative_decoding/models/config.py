@@ -51,13 +51,13 @@ class LayerConfig:
     norm_first: bool = True
 
     @property
-    def divided(self) -> dict[str, int]:
+    def sharded_sizes(self) -> dict[str, int]:
         """The sizes that are split across ranks."""
         return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
 
-    def share(self, processes: int) -> Self:
+    def shard(self, ranks: int) -> Self:
         """The sizes on one rank. With fewer key-value heads than ranks, several ranks hold the same head."""
-        sizes: dict[str, Any] = {name: max(size // processes, 1) for name, size in self.divided.items()}
+        sizes: dict[str, Any] = {name: max(size // ranks, 1) for name, size in self.sharded_sizes.items()}
         return replace(self, **sizes)
 
 
@@ -93,7 +93,7 @@ class EncoderDecoderConfig(Protocol):
     def decoder(self) -> LayerConfig: ...
 
     @property
-    def divided(self) -> Mapping[str, int]:
+    def sharded_sizes(self) -> Mapping[str, int]:
         """The sizes that are split across ranks."""
 
 

@@ -1,5 +1,6 @@
-"""What T5Gemma and T5Gemma 2 have in common, which is Gemma 2's (Riviere et al. 2024, 2408.00118, section 2): norms in
-front of each block and behind it, rotated positions, grouped queries, windows in some of the layers, soft caps.
+"""The parts that T5Gemma and T5Gemma 2 share with Gemma 2 (Riviere et al. 2024, 2408.00118, section 2).
+
+Norms before and after each block, rotary positions, grouped queries, sliding windows in some layers, and soft caps.
 """
 
 from __future__ import annotations
@@ -15,21 +16,15 @@ from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
 from .layers import FeedForward
-from .linear import DerivedWeight, Linear, matrix
+from .linear import DerivedWeight, Linear
 from .rope import Window, additive_mask
 from .tensors import Sources, named
 
 Masks = Mapping[Window, mx.array]
-FEED_FORWARD = {
-    "ff_norm": ["pre_feedforward_layernorm"],
-    "ff_post_norm": ["post_feedforward_layernorm"],
-    "ff.wi": ["mlp.gate_proj", "mlp.up_proj"],
-    "ff.wo": ["mlp.down_proj"],
-}
 
 
 class Norm(DerivedWeight):
-    """RMS norm (Zhang and Sennrich 2019, 1910.07467) times 1 + weight."""
+    """RMS norm (Zhang and Sennrich 2019, 1910.07467) with the scale 1 + weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -37,10 +32,10 @@ class Norm(DerivedWeight):
         self.eps = eps
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.factor, self.eps)
+        return mx.fast.rms_norm(x, self.scale, self.eps)
 
     @property
-    def factor(self) -> mx.array:
+    def scale(self) -> mx.array:
         return self.derived
 
     def derive(self) -> mx.array:
@@ -48,43 +43,53 @@ class Norm(DerivedWeight):
 
 
 class SelfAttention(nn.Module):
-    """norm_heads: whether queries and keys are normed, each head by itself (Henry et al. 2020, 2010.04245)."""
+    """norm_heads: whether the queries and keys of each head are normed (Henry et al. 2020, 2010.04245)."""
 
     def __init__(self, config: StackConfig, kind: LayerKind, *, norm_heads: bool) -> None:
         super().__init__()
-        self.config, self.kind, self.norm_heads = config, kind, norm_heads
-        inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q, self.kv = Linear(config.d_model, inner), Linear(config.d_model, 2 * shared)
-        self.o = Linear(inner, config.d_model)
+        self.config = config
+        self.kind = kind
+        self.norm_heads = norm_heads
+        query_width = config.num_heads * config.head_dim
+        self.q = Linear(config.d_model, query_width)
+        self.kv = Linear(config.d_model, 2 * config.num_kv_heads * config.head_dim)
+        self.o = Linear(query_width, config.d_model)
         if norm_heads:
-            self.q_norm, self.k_norm = (Norm(config.head_dim, config.norm_eps) for _ in range(2))
+            self.q_norm = Norm(config.head_dim, config.norm_eps)
+            self.k_norm = Norm(config.head_dim, config.norm_eps)
 
     def queries(self, x: mx.array, batch: int, offsets: mx.array) -> mx.array:
         (queries,) = split_heads(self.q(x), batch, 1, self.config.num_heads)
         return self.kind.rope(self.q_norm(queries) if self.norm_heads else queries, offsets)
 
     def keys_and_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
-        """Without positions."""
+        """Keys without positions, and values."""
         keys, values = split_heads(self.kv(x), batch, 2, self.config.num_kv_heads)
         return (self.k_norm(keys) if self.norm_heads else keys), values
 
     def __call__(
         self, x: mx.array, batch: int, offsets: mx.array, masks: Masks, cache: CrossAttentionCache | None = None
     ) -> mx.array:
-        queries, (keys, values) = self.queries(x, batch, offsets), self.keys_and_values(x, batch)
+        queries = self.queries(x, batch, offsets)
+        keys, values = self.keys_and_values(x, batch)
         keys = self.kind.rope(keys, offsets)
         if cache is not None:
             keys, values = cache.append(keys, values)
-        mask, config = masks[self.kind.window], self.config
-        return self.o(attend(queries, keys, values, mask, scale=config.scale, soft_cap=config.attention_cap))
+        mask = masks[self.kind.window]
+        scale = self.config.scale
+        return self.o(attend(queries, keys, values, mask, scale=scale, soft_cap=self.config.attention_cap))
 
 
 class EncoderLayer(nn.Module):
     def __init__(self, config: StackConfig, attention: SelfAttention) -> None:
         super().__init__()
         norm = partial(Norm, config.d_model, config.norm_eps)
-        self.self_norm, self.self_attention, self.self_post_norm = norm(), attention, norm()
-        self.ff_norm, self.ff, self.ff_post_norm = norm(), FeedForward(config), norm()
+        self.self_norm = norm()
+        self.self_attention = attention
+        self.self_post_norm = norm()
+        self.ff_norm = norm()
+        self.ff = FeedForward(config)
+        self.ff_post_norm = norm()
 
     def __call__(self, x: mx.array, batch: int, offsets: mx.array, masks: Masks) -> mx.array:
         x = x + self.self_post_norm(self.self_attention(self.self_norm(x), batch, offsets, masks))
@@ -92,22 +97,23 @@ class EncoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers, and a norm at the end."""
+    """The layers of the encoder or the decoder, and the final norm."""
 
     def __init__(self, config: StackConfig, layers: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.layers, self.norm = list(layers), Norm(config.d_model, config.norm_eps)
+        self.layers = list(layers)
+        self.norm = Norm(config.d_model, config.norm_eps)
 
 
 class Gemma(EncoderDecoder):
-    """The decoder's table is the head's too, but where the head has its own."""
+    """The base class of both models. `embedding` is the decoder's table, and also the head's if they are tied."""
 
     config: GemmaConfig
 
-    def __init__(self, config: GemmaConfig, processes: int, *, norm_heads: bool) -> None:
+    def __init__(self, config: GemmaConfig, ranks: int, *, norm_heads: bool) -> None:
         super().__init__()
         self.config = config
-        encoder = config.encoder.share(processes)
+        encoder = config.encoder.shard(ranks)
         attentions = (SelfAttention(encoder, kind, norm_heads=norm_heads) for kind in encoder.layers)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(encoder, [EncoderLayer(encoder, attention) for attention in attentions])
@@ -122,13 +128,14 @@ class Gemma(EncoderDecoder):
     def logit_cap(self) -> float | None:
         return self.config.decoder.logit_cap
 
-    def encoded(self, x: mx.array, mask: mx.array | None) -> mx.array:
-        """Embedded tokens -> encoder output, both (B, S, d)."""
+    def encode_embedded(self, x: mx.array, mask: mx.array | None) -> mx.array:
+        """Source embeddings -> encoder output, both (B, S, d)."""
         batch, length, _ = x.shape
-        start, masks = mx.array([0]), encoder_masks(self.config.encoder, length, mask, x.dtype)
+        offsets = mx.array([0])
+        masks = encoder_masks(self.config.encoder, length, mask, x.dtype)
         x = x.flatten(0, 1)
         for layer in self.encoder.layers:
-            x = layer(x, batch, start, masks)
+            x = layer(x, batch, offsets, masks)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
     def decoder_hidden(
@@ -148,41 +155,37 @@ class Gemma(EncoderDecoder):
             hidden.append(x)
         return [x.reshape(batch, length, -1) for x in hidden]
 
-    def last_feed_forward(self) -> tuple[mx.array, list[mx.array], mx.array, mx.array, str, float]:
-        """Of `LastLayer` what stands behind the attention."""
-        layer, wi = self.decoder.layers[-1], mx.split(matrix(self.decoder.layers[-1].ff.wi), 2)
-        wo, norm = through(layer.ff_post_norm, matrix(layer.ff.wo)), self.decoder.norm.factor
-        return layer.ff_norm.factor, [*wi], wo, norm, self.config.decoder.activation, 1.0
-
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.norm(hidden)
 
 
 def encoder_masks(config: StackConfig, length: int, mask: mx.array | None, dtype: mx.Dtype) -> Masks:
-    """mask: (B, S), True = a token."""
+    """mask: (B, S), True for tokens."""
     masks = {}
     for window in config.windows:
-        hidden = window.masked(mx.array([0]), length, length)
+        masked = window.masked(mx.array([0]), length, length)
         if mask is not None:
             padding = ~mask[:, None, None, :]
-            hidden = padding if hidden is None else hidden | padding
-            hidden = hidden & mask[:, None, :, None]  # padding sees all: with nothing to attend to it would be NaN
-        masks[window] = additive_mask(hidden, dtype)
+            masked = padding if masked is None else masked | padding
+            masked = masked & mask[:, None, :, None]  # padding attends to all keys: without keys it would be NaN
+        masks[window] = additive_mask(masked, dtype)
     return masks
 
 
-def decoder_masks(config: StackConfig, offsets: mx.array, length: int, reach: int, dtype: mx.Dtype) -> Masks:
-    return {window: additive_mask(window.masked(offsets, length, reach), dtype) for window in config.windows}
+def decoder_masks(config: StackConfig, offsets: mx.array, length: int, capacity: int, dtype: mx.Dtype) -> Masks:
+    return {window: additive_mask(window.masked(offsets, length, capacity), dtype) for window in config.windows}
 
 
-def through(norm: Norm, matrix: mx.array) -> mx.array:
-    """(d, inputs), rescaled to what the norm behind it would make of it, if its inputs had a variance of 1."""
-    size = mx.sqrt(mx.square(matrix.astype(mx.float32)).sum(axis=1).mean())
-    return norm.factor[:, None] * matrix / mx.maximum(size, 1e-6)
+FEED_FORWARD_NAMES = {
+    "ff_norm": ["pre_feedforward_layernorm"],
+    "ff_post_norm": ["post_feedforward_layernorm"],
+    "ff.wi": ["mlp.gate_proj", "mlp.up_proj"],
+    "ff.wo": ["mlp.down_proj"],
+}
 
 
 def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
-    """For `named`: of an attention with its norms."""
+    """The parameters of an attention block with its norms, and their tensors, for `named`."""
     return {
         f"{block}_norm": [f"pre_{tensor}_layernorm"],
         f"{block}_post_norm": [f"post_{tensor}_layernorm"],
@@ -193,7 +196,7 @@ def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
 
 
 def stack_sources(stack: str, prefix: str, depth: int, layer: Mapping[str, Sequence[str]]) -> Sources:
-    """Of a whole stack; prefix: of its tensors."""
+    """The sources of a stack whose tensor names start with `prefix`. layer: as for `named`."""
     sources = named({"norm": ["norm"]}, f"{stack}.", f"{prefix}.")
     for i in range(depth):
         sources |= named(layer, f"{stack}.layers.{i}.", f"{prefix}.layers.{i}.")

@@ -13,8 +13,7 @@ import mlx.nn as nn
 from .attention import attend, split_heads
 from .cache import CrossAttentionCache
 from .config import ACTIVATIONS, LayerConfig
-from .last_layer import LastLayer
-from .linear import Linear, matrix
+from .linear import Linear
 
 
 class SelfAttention(nn.Module):
@@ -97,13 +96,3 @@ class Layer(nn.Module):
 
     def add(self, x: mx.array, norm: nn.Module, block: nn.Module, *rest: object) -> mx.array:
         return x + block(norm(x), *rest) if self.norm_first else norm(x + block(x, *rest))
-
-
-def last_layer(layer: Layer, config: LayerConfig, norm: nn.Module | None, logit_scale: float) -> LastLayer:
-    """norm: at the end of the decoder, where norms stand in front of blocks."""
-    norms = [layer.self_norm, layer.cross_norm, layer.ff_norm, norm][config.norm_first :]
-    cross_norm, ff_norm, last_norm = (each.weight for each in norms[:3])
-    cross, wi, wo = layer.cross_attention, matrix(layer.ff.wi), matrix(layer.ff.wo)
-    q, o = matrix(cross.q) * config.scale, matrix(cross.o)
-    halves = [*mx.split(wi, 2)] if config.is_gated else [wi]
-    return LastLayer(cross_norm, q, o, ff_norm, halves, wo, last_norm, config.activation, logit_scale)

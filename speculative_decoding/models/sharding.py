@@ -63,7 +63,7 @@ def shared(
     whole, model, size = build(1), build(processes.size), processes.size
     found = shares_of(whole, model, checkpoint, processes.rank, size)
     if found is None:
-        sizes = ", ".join(f"{name} {count}" for name, count in model.config.divided.items())
+        sizes = ", ".join(f"{name} {count}" for name, count in model.config.sharded_sizes.items())
         if any(name.endswith(".scales") for name in checkpoint):
             sizes += " and groups of quantised columns"
         fitting = [n for n in range(2, MOST_PROCESSES + 1) if shares_of(whole, build(n), checkpoint, 0, n)]

@@ -1,30 +1,133 @@
-"""T5 and its relatives: v1.0, v1.1, FLAN, mT5, umT5, ByT5, MADLAD, CodeT5, Pile-T5.
+"""T5: v1.0, v1.1, FLAN-T5, mT5, umT5, ByT5, MADLAD, CodeT5, Pile-T5.
 
-Raffel et al. 2020 (arXiv 1910.10683), section 2.1. Attention is not scaled, positions enter as a bias that is
-learned per distance bucket, and layer norms have no mean and no bias. Families differ in the feed-forward
-layer, in whether the head is its own table, and in where the position biases live; the config says which.
+Raffel et al. 2020 (arXiv 1910.10683), section 2.1. Attention scores are not scaled, positions enter as a learned bias
+per distance bucket, and layer norms have no mean and no bias. Families differ in the feed-forward, in whether the head
+is tied to the embedding, and in whether layers share a position bias. The config determines all three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..checkpoints import Checkpoint
+from ..sampling.values import Number, Switch, Text, Whole
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, additive
-from .last_layer import LastLayer
-from .layers import Layer, last_layer
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
+from .layers import Layer
 from .linear import Linear
 from .relative_positions import RelativePositionBias
-from .t5_config import T5Config
-from .tensors import HEAD, Sources, embedding_table, named
+from .tensors import HEAD, Sources, embedding_table, is_same_table, named
+
+# Hugging Face's defaults for fields that config.json omits, beyond the defaults of `T5Config`.
+SPECIAL_TOKENS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+FAMILY_DEFAULTS: Mapping[str, dict[str, Any]] = {
+    "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "umt5": {"feed_forward_proj": "gated-gelu"},
+}
+FEED_FORWARDS = [prefix + name for prefix in ("", "gated-") for name in ACTIVATIONS]
+MAX_DISTANCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """The fields of config.json that the model reads, with their Hugging Face names and valid values.
+
+    The upper limits exceed every published T5. Tensor shapes are checked against these sizes before any tensor is read
+    (`checked_sources`).
+    """
+
+    vocab_size: Annotated[int, Whole(2, 1 << 24)]
+    d_model: Annotated[int, Whole(1, 1 << 18)]
+    d_kv: Annotated[int, Whole(1, 1 << 14)]
+    d_ff: Annotated[int, Whole(1, 1 << 22)]
+    num_layers: Annotated[int, Whole(1, 512)]
+    num_heads: Annotated[int, Whole(1, 1 << 12)]
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    decoder_start_token_id: int
+    num_decoder_layers: Annotated[int | None, Whole(1, 512)] = None
+    relative_attention_num_buckets: Annotated[int, Whole(4, 1 << 14)] = 32
+    relative_attention_max_distance: Annotated[int, Whole(2, MAX_DISTANCE)] = 128
+    layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
+    feed_forward_proj: Annotated[str, Text(FEED_FORWARDS)] = "relu"
+    tie_word_embeddings: Annotated[bool, Switch("true or false")] = True
+    # transformers 5 writes this field, and always sets the one above to true.
+    scale_decoder_outputs: Annotated[bool | None, Switch("true or false")] = None
+    model_type: Annotated[str, Text()] = "t5"
+    n_positions: Annotated[int | None, Whole(1, (1 << 31) - 1)] = None
+
+    @classmethod
+    def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
+        """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
+        raw = with_defaults(raw, SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
+        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        max_distance = Whole(config.relative_attention_num_buckets // 2 + 1, MAX_DISTANCE)
+        require("relative_attention_max_distance", max_distance, config.relative_attention_max_distance)
+        return config if checkpoint is None else config.resolved(checkpoint)
+
+    def resolved(self, checkpoint: Checkpoint) -> T5Config:
+        """The config with `tie_word_embeddings` as the checkpoint's tensors imply.
+
+        transformers 5 saves the flag as true for every T5, and PyTorch files also store a tied head. If the flag is
+        true and the file has a head, the head is tied only if it equals the embedding.
+        """
+        if not self.tie_word_embeddings or HEAD not in checkpoint:
+            return self
+        return replace(self, tie_word_embeddings=is_same_table(checkpoint, embedding_table(checkpoint.keys()), HEAD))
+
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        return {"num_heads": self.num_heads, "d_ff": self.d_ff}
+
+    @property
+    def is_gated(self) -> bool:
+        return self.feed_forward_proj.startswith("gated-")
+
+    @property
+    def head_is_scaled(self) -> bool:
+        """Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if the head is tied."""
+        return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
+    def encoder(self) -> LayerConfig:
+        activation = self.feed_forward_proj.removeprefix("gated-")
+        if self.feed_forward_proj == "gated-gelu":  # Hugging Face uses the approximation here
+            activation = "gelu_new"
+        return LayerConfig(
+            d_model=self.d_model,
+            d_ff=self.d_ff,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.d_kv,
+            activation=activation,
+            is_gated=self.is_gated,
+        )
+
+    decoder = encoder
+
+    @property
+    def bias_per_layer(self) -> bool:
+        """Whether each layer has a position bias (umT5); otherwise all layers share one."""
+        return self.model_type == "umt5"
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        return self.n_positions
 
 
 class Stack(nn.Module):
-    """What encoder and decoder have in common: layers, position biases, and a norm at the end."""
+    """The layers of the encoder or the decoder, their position biases, and the final norm."""
 
     def __init__(self, config: T5Config, layers: Sequence[Layer], *, causal: bool) -> None:
         super().__init__()
@@ -39,7 +142,10 @@ class Stack(nn.Module):
         )
 
     def biases(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
-        """The additive mask of each layer's self-attention. Layers may share one."""
+        """The additive self-attention mask of each layer; layers with a shared bias get the same array.
+
+        windows: those of `position_biases`.
+        """
         biases = self.position_biases(windows, offsets, length)
         return biases if len(biases) == len(self.layers) else biases * len(self.layers)
 
@@ -47,25 +153,27 @@ class Stack(nn.Module):
 class T5(EncoderDecoder):
     config: T5Config
 
-    def __init__(self, config: T5Config, processes: int = 1) -> None:
+    def __init__(self, config: T5Config, ranks: int = 1) -> None:
         super().__init__()
-        self.config, own = config, config.encoder.share(processes)
+        self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        layer_config = config.encoder.shard(ranks)
         norm = partial(nn.RMSNorm, config.d_model, eps=config.layer_norm_epsilon)
-        encoder = [Layer(own, norm) for _ in range(config.num_layers)]
-        decoder = [Layer(own, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
-        self.encoder, self.decoder = Stack(config, encoder, causal=False), Stack(config, decoder, causal=True)
+        encoder_layers = [Layer(layer_config, norm) for _ in range(config.num_layers)]
+        decoder_layers = [Layer(layer_config, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
+        self.encoder = Stack(config, encoder_layers, causal=False)
+        self.decoder = Stack(config, decoder_layers, causal=True)
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 
     def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
-        hidden = None if mask is None else additive(mask, x.dtype)
+        padding = None if mask is None else additive(mask, x.dtype)
         windows = self.encoder.position_biases.windows(length)
         biases = self.encoder.biases(windows, mx.array([0]), length)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):
-            x = layer(x, batch, bias if hidden is None else bias + hidden)
+            x = layer(x, batch, bias if padding is None else bias + padding)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
     def position_table(self, capacity: int) -> mx.array:
@@ -89,17 +197,11 @@ class T5(EncoderDecoder):
         return [x.reshape(*tokens.shape, -1) for x in hidden]
 
     def final_states(self, hidden: mx.array) -> mx.array:
-        return self.decoder.norm(hidden) * self.logit_scale if self.logit_scale != 1 else self.decoder.norm(hidden)
-
-    @property
-    def logit_scale(self) -> float:
-        return self.config.d_model**-0.5 if self.config.head_is_scaled else 1.0
+        states = self.decoder.norm(hidden)
+        return states * self.config.d_model**-0.5 if self.config.head_is_scaled else states
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.embedding(tokens)
-
-    def last_layer(self) -> LastLayer:
-        return last_layer(self.decoder.layers[-1], self.config.decoder, self.decoder.norm, self.logit_scale)
 
     @classmethod
     def parameter_sources(cls, config: T5Config, names: Set[str]) -> Sources:
@@ -107,35 +209,36 @@ class T5(EncoderDecoder):
         if not config.tie_word_embeddings:
             sources["head.weight"] = (HEAD,)
         for stack, depth in (("encoder", config.num_layers), ("decoder", config.decoder_layers)):
-            biases = range(depth if config.bias_per_layer else 1)
-            own = {
+            bias_layers = range(depth if config.bias_per_layer else 1)
+            stack_names = {
                 "norm": ["final_layer_norm"],
-                "position_biases": [f"block.{i}.layer.0.SelfAttention.relative_attention_bias" for i in biases],
+                "position_biases": [f"block.{i}.layer.0.SelfAttention.relative_attention_bias" for i in bias_layers],
             }
-            sources |= named(own, f"{stack}.", f"{stack}.")
+            sources |= named(stack_names, f"{stack}.", f"{stack}.")
             for i in range(depth):
-                layer = layer_names(config, has_cross_attention=stack == "decoder")
-                sources |= named(layer, f"{stack}.layers.{i}.", f"{stack}.block.{i}.layer.")
+                names_of_layer = layer_names(config, has_cross_attention=stack == "decoder")
+                sources |= named(names_of_layer, f"{stack}.layers.{i}.", f"{stack}.block.{i}.layer.")
         return sources
 
 
 def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, list[str]]:
-    """For `named`: of a layer."""
+    """The parameters of a layer and their tensors, for `named`."""
     names = {
         "self_norm": ["0.layer_norm"],
-        "self_attention.qkv": [f"0.SelfAttention.{part}" for part in "qkv"],
+        "self_attention.qkv": ["0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"],
         "self_attention.o": ["0.SelfAttention.o"],
     }
     if has_cross_attention:
         names |= {
             "cross_norm": ["1.layer_norm"],
             "cross_attention.q": ["1.EncDecAttention.q"],
-            "cross_attention.kv": [f"1.EncDecAttention.{part}" for part in "kv"],
+            "cross_attention.kv": ["1.EncDecAttention.k", "1.EncDecAttention.v"],
             "cross_attention.o": ["1.EncDecAttention.o"],
         }
     last = 2 if has_cross_attention else 1
+    inputs = ("wi_0", "wi_1") if config.is_gated else ("wi",)
     return names | {
         "ff_norm": [f"{last}.layer_norm"],
-        "ff.wi": [f"{last}.DenseReluDense.{part}" for part in (("wi_0", "wi_1") if config.is_gated else ("wi",))],
+        "ff.wi": [f"{last}.DenseReluDense.{name}" for name in inputs],
         "ff.wo": [f"{last}.DenseReluDense.wo"],
     }

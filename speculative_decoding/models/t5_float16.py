@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints.base import Checkpoint
 from ..errors import CheckpointError
-from .t5 import layer_names
-from .t5_config import T5Config
+from .t5 import T5Config, layer_names
 from .tensors import HEAD, embedding_table
 
 LIMIT = 2.0**15  # half of float16's range, as a margin for rounding

@@ -1,5 +1,6 @@
-"""T5Gemma (Zhang et al. 2025, 2504.06225): an encoder and a decoder made of Gemma 2, of equal or unequal widths, with
-an attention over the memory, without positions, between self-attention and feed-forward.
+"""T5Gemma (Zhang et al. 2025, 2504.06225): an encoder and a decoder with Gemma 2's layers.
+
+Their widths may differ. The decoder's layers have a cross-attention without positions before the feed-forward.
 """
 
 from __future__ import annotations
@@ -11,12 +12,29 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .cache import CrossAttentionCache
-from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
-from .gemma_config import GemmaConfig, LayerKind, StackConfig
-from .last_layer import LastLayer
+from .config import RawConfig
+from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources
+from .gemma_config import FULL, SLIDING, Defaults, GemmaConfig, LayerKind, Section, StackConfig, joined_config, nested
 from .layers import CrossAttention, FeedForward
-from .linear import matrix
+from .rope import Window
 from .tensors import Sources
+
+DEFAULTS = Defaults({}, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+
+
+def t5gemma_config(raw: RawConfig) -> GemmaConfig:
+    """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
+    encoder = Section("encoder.", nested(raw, "encoder"), DEFAULTS)
+    decoder = Section("decoder.", nested(raw, "decoder"), DEFAULTS)
+    width = encoder.fields.sliding_window
+    encoder_windows = {SLIDING: Window(width, width), FULL: Window()}
+    decoder_windows = {SLIDING: Window(decoder.fields.sliding_window - 1, 0), FULL: Window(None, 0)}
+    return joined_config(
+        raw,
+        decoder,
+        encoder.stack(encoder_windows, full_attention_every=2),
+        decoder.stack(decoder_windows, full_attention_every=2),
+    )
 
 
 class DecoderLayer(nn.Module):
@@ -25,8 +43,13 @@ class DecoderLayer(nn.Module):
         norm = partial(Norm, config.d_model, config.norm_eps)
         self.self_attention = SelfAttention(config, kind, norm_heads=False)
         self.cross_attention = CrossAttention(config, encoder_width)
-        self.self_norm, self.self_post_norm, self.cross_norm, self.cross_post_norm = (norm() for _ in range(4))
-        self.ff_norm, self.ff, self.ff_post_norm = norm(), FeedForward(config), norm()
+        self.self_norm = norm()
+        self.self_post_norm = norm()
+        self.cross_norm = norm()
+        self.cross_post_norm = norm()
+        self.ff_norm = norm()
+        self.ff = FeedForward(config)
+        self.ff_post_norm = norm()
 
     def __call__(
         self,
@@ -43,37 +66,28 @@ class DecoderLayer(nn.Module):
 
 
 class T5Gemma(Gemma):
-    def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
-        super().__init__(config, processes, norm_heads=False)
-        decoder, width = config.decoder.share(processes), config.encoder.d_model
-        self.source_table = nn.Embedding(config.vocab_size, width)
-        self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, width) for kind in decoder.layers])
+    def __init__(self, config: GemmaConfig, ranks: int = 1) -> None:
+        super().__init__(config, ranks, norm_heads=False)
+        decoder = config.decoder.shard(ranks)
+        encoder_width = config.encoder.d_model
+        self.source_embedding = nn.Embedding(config.vocab_size, encoder_width)
+        self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, encoder_width) for kind in decoder.layers])
 
     def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        return self.encoded(self.source_table(tokens) * self.encoder_width**0.5, mask)
+        return self.encode_embedded(self.source_embedding(tokens) * self.encoder_width**0.5, mask)
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.embedding(tokens) * self.config.d_model**0.5
-
-    def last_layer(self) -> LastLayer:
-        """A head has no norms behind blocks and no soft cap."""
-        layer, config = self.decoder.layers[-1], self.config.decoder
-        return LastLayer(
-            layer.cross_norm.factor,
-            matrix(layer.cross_attention.q) * config.scale,
-            through(layer.cross_post_norm, matrix(layer.cross_attention.o)),
-            *self.last_feed_forward(),
-        )
 
     @classmethod
     def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> Sources:
         sources: Sources = {
             "embedding.weight": ("model.decoder.embed_tokens.weight",),
-            "source_table.weight": ("model.encoder.embed_tokens.weight",),
+            "source_embedding.weight": ("model.encoder.embed_tokens.weight",),
         }
         if not config.tie_word_embeddings:
             sources["head.weight"] = ("lm_head.out_proj.weight",)
-        layer = attention_names("self", "self_attn") | FEED_FORWARD
-        sources |= stack_sources("encoder", "model.encoder", len(config.encoder.layers), layer)
-        layer |= attention_names("cross", "cross_attn")
-        return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, layer)
+        encoder_layer = attention_names("self", "self_attn") | FEED_FORWARD_NAMES
+        decoder_layer = encoder_layer | attention_names("cross", "cross_attn")
+        sources |= stack_sources("encoder", "model.encoder", len(config.encoder.layers), encoder_layer)
+        return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, decoder_layer)

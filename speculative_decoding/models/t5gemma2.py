@@ -1,30 +1,74 @@
-"""T5Gemma 2 (Zhang et al. 2025, 2512.14856), for text: an encoder and a decoder made of Gemma 3, in which one attention
-reads the tokens before a token and the memory together. Images are not read; the tower that reads them is not loaded.
+"""T5Gemma 2 (Zhang et al. 2025, 2512.14856), for text: an encoder and a decoder with Gemma 3's layers.
+
+In the decoder, one attention covers the previous tokens and the encoder output. Image input is not supported, and the
+vision tower is not loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..errors import CheckpointError
+from ..sampling.values import Whole
 from .attention import Keys, attend_together
 from .cache import CrossAttentionCache
-from .gemma import FEED_FORWARD, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources, through
-from .gemma_config import GemmaConfig, LayerKind, StackConfig
-from .last_layer import LastLayer
+from .config import RawConfig, require
+from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources
+from .gemma_config import (
+    FULL,
+    MAX_POSITIONS,
+    SLIDING,
+    Defaults,
+    GemmaConfig,
+    LayerKind,
+    Section,
+    StackConfig,
+    joined_config,
+    nested,
+)
 from .layers import FeedForward
-from .linear import matrix
+from .rope import Window
 from .tensors import Sources
 
-TEXT = "model.encoder.text_model"  # as transformers 5 names it in memory; files leave out the last word
-TABLES = ("model.encoder.embed_tokens", f"{TEXT}.embed_tokens", "model.decoder.embed_tokens")
+DEFAULTS = Defaults(
+    {"max_position_embeddings": 1 << 17}, {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+)
+IMAGE_TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000}
+TEXT_MODEL = "model.encoder.text_model"  # the encoder in transformers 5; files omit the last word
+EMBEDDING_TABLES = ("model.encoder.embed_tokens", f"{TEXT_MODEL}.embed_tokens", "model.decoder.embed_tokens")
+
+
+def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
+    """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones.
+
+    The encoder's sliding window includes the query's own position. Soft caps on attention scores are ignored, as in
+    transformers 5.23.
+    """
+    raw_encoder = nested(raw, "encoder")
+    encoder = Section("encoder.text_config.", nested(raw_encoder, "text_config"), DEFAULTS)
+    decoder = Section("decoder.", nested(raw, "decoder"), DEFAULTS)
+    width = encoder.fields.sliding_window
+    encoder_windows = {SLIDING: Window((width + 1) // 2 - 1, width // 2), FULL: Window()}
+    decoder_windows = {SLIDING: Window(decoder.fields.sliding_window - 1, 0), FULL: Window(None, 0)}
+    encoder_stack, decoder_stack = (
+        section.stack(windows, full_attention_every=6, rope_per_kind=True, caps_scores=False)
+        for section, windows in ((encoder, encoder_windows), (decoder, decoder_windows))
+    )
+    if encoder_stack.d_model != decoder_stack.d_model:
+        raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same hidden_size")
+    image_tokens = {name: raw_encoder.get(name, default) for name, default in IMAGE_TOKENS.items()}
+    for name, token in image_tokens.items():
+        require(f"encoder.{name}", Whole(0, MAX_POSITIONS), token)
+    return replace(joined_config(raw, decoder, encoder_stack, decoder_stack), **image_tokens)
 
 
 class MergedAttention(SelfAttention):
-    """One softmax over the tokens before a token, which have positions, and the memory, whose keys have none."""
+    """One softmax over the previous tokens, whose keys have positions, and the encoder output, whose keys have none."""
 
     def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
         return self.keys_and_values(encoder_output.flatten(0, 1), encoder_output.shape[0])
@@ -38,9 +82,13 @@ class MergedAttention(SelfAttention):
         source_mask: mx.array,
         cache: CrossAttentionCache,
     ) -> mx.array:
-        queries, (keys, values) = self.queries(x, batch, offsets), self.keys_and_values(x, batch)
-        own = cache.append(self.kind.rope(keys, offsets), values)
-        parts = [Keys(*own, masks[self.kind.window]), Keys(cache.cross_keys, cache.cross_values, source_mask)]
+        queries = self.queries(x, batch, offsets)
+        new_keys, new_values = self.keys_and_values(x, batch)
+        keys, values = cache.append(self.kind.rope(new_keys, offsets), new_values)
+        parts = [
+            Keys(keys, values, masks[self.kind.window]),
+            Keys(cache.cross_keys, cache.cross_values, source_mask),
+        ]
         return self.o(attend_together(queries, parts, scale=self.config.scale))
 
 
@@ -49,8 +97,11 @@ class DecoderLayer(nn.Module):
         super().__init__()
         norm = partial(Norm, config.d_model, config.norm_eps)
         self.self_attention = MergedAttention(config, kind, norm_heads=True)
-        self.self_norm, self.self_post_norm = norm(), norm()
-        self.ff_norm, self.ff, self.ff_post_norm = norm(), FeedForward(config), norm()
+        self.self_norm = norm()
+        self.self_post_norm = norm()
+        self.ff_norm = norm()
+        self.ff = FeedForward(config)
+        self.ff_post_norm = norm()
 
     def __call__(
         self,
@@ -61,61 +112,51 @@ class DecoderLayer(nn.Module):
         source_mask: mx.array,
         cache: CrossAttentionCache,
     ) -> mx.array:
-        read = self.self_attention.merged(self.self_norm(x), batch, offsets, masks, source_mask, cache)
-        x = x + self.self_post_norm(read)
+        attended = self.self_attention.merged(self.self_norm(x), batch, offsets, masks, source_mask, cache)
+        x = x + self.self_post_norm(attended)
         return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
 
 
 class T5Gemma2(Gemma):
-    """One table for sources, outputs and the head; the end of an image has an embedding of its own beside it."""
+    """One table embeds sources and outputs; the end-of-image token has a separate embedding."""
 
-    def __init__(self, config: GemmaConfig, processes: int = 1) -> None:
-        super().__init__(config, processes, norm_heads=True)
-        self.end_of_image, own = mx.zeros((config.d_model,)), config.decoder.share(processes)
-        self.decoder = Stack(own, [DecoderLayer(own, kind) for kind in own.layers])
+    def __init__(self, config: GemmaConfig, ranks: int = 1) -> None:
+        super().__init__(config, ranks, norm_heads=True)
+        self.end_of_image = mx.zeros((config.d_model,))
+        decoder = config.decoder.shard(ranks)
+        self.decoder = Stack(decoder, [DecoderLayer(decoder, kind) for kind in decoder.layers])
 
     @property
     def image_token(self) -> int:
         return self.config.boi_token_index
 
     def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        return self.encoded(self.embed(tokens), mask)
+        return self.encode_embedded(self.embed(tokens), mask)
 
     def embed(self, tokens: mx.array) -> mx.array:
         x = self.embedding(tokens) * self.config.d_model**0.5
         if self.config.eoi_token_index >= self.config.vocab_size:
             return x
-        return mx.where((tokens == self.config.eoi_token_index)[..., None], self.end_of_image.astype(x.dtype), x)
+        is_end_of_image = (tokens == self.config.eoi_token_index)[..., None]
+        return mx.where(is_end_of_image, self.end_of_image.astype(x.dtype), x)
 
     def cross_projections(self, encoder_output: mx.array) -> list[tuple[mx.array, mx.array]]:
         return [layer.self_attention.project(encoder_output) for layer in self.decoder.layers]
 
-    def last_layer(self) -> LastLayer:
-        """A head norms no queries, has no norms behind blocks, and reads the memory alone."""
-        layer, config = self.decoder.layers[-1], self.config.decoder
-        attention, norm = layer.self_attention, layer.self_norm.factor
-        q = matrix(attention.q)
-        sizes = mx.square(q.astype(mx.float32) * norm).sum(axis=1).reshape(config.num_heads, -1, 1)
-        size = mx.sqrt(sizes.mean(axis=1, keepdims=True))  # of each head's queries, if their inputs had a variance of 1
-        q = q.reshape(config.num_heads, config.head_dim, -1) * attention.q_norm.factor[:, None] / size * config.scale
-        return LastLayer(
-            norm,
-            q.reshape(-1, config.d_model),
-            through(layer.self_post_norm, matrix(attention.o)),
-            *self.last_feed_forward(),
-        )
-
     @classmethod
     def parameter_sources(cls, config: GemmaConfig, names: Set[str]) -> Sources:
-        table = next((name for name in TABLES if f"{name}.weight" in names), TABLES[0])
-        encoder = TEXT if f"{TEXT}.norm.weight" in names else "model.encoder"
+        table = next((name for name in EMBEDDING_TABLES if f"{name}.weight" in names), EMBEDDING_TABLES[0])
+        encoder = TEXT_MODEL if f"{TEXT_MODEL}.norm.weight" in names else "model.encoder"
         sources: Sources = {
             "embedding.weight": (f"{table}.weight",),
             "end_of_image": (f"{table}.eoi_embedding",),
         }
         if not config.tie_word_embeddings:
             sources["head.weight"] = ("lm_head.out_proj.weight",)
-        layer = attention_names("self", "self_attn") | FEED_FORWARD
-        layer |= {f"self_attention.{part}_norm": [f"self_attn.{part}_norm"] for part in "qk"}
+        layer = attention_names("self", "self_attn") | FEED_FORWARD_NAMES
+        layer |= {
+            "self_attention.q_norm": ["self_attn.q_norm"],
+            "self_attention.k_norm": ["self_attn.k_norm"],
+        }
         sources |= stack_sources("encoder", encoder, len(config.encoder.layers), layer)
         return sources | stack_sources("decoder", "model.decoder", config.decoder_layers, layer)

@@ -88,7 +88,7 @@ class HeadStudent(Student):
         head = self.module
         keys, values = self.target.cross_projections(batch.encoder_output)[-1]
         mask = additive(batch.mask, batch.encoder_output.dtype)
-        state = mx.where(batch.is_first, head.beginning, head.features(batch.hidden))
+        state = mx.where(batch.is_first, head.start_state, head.features(batch.hidden))
         states = []
         for tokens in batch.tokens:
             state = head.step(self.target.embed(tokens), state, keys, values, mask)

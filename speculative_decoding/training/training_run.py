@@ -30,7 +30,7 @@ from ..loading.draft_head import OpenedHead, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, Opened
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
-from ..models.draft_head import DraftHead, usual_layers
+from ..models.draft_head import default_layers
 from ..sampling.values import Number, Text, Whole
 from ..session import Session
 from .batches import (
@@ -41,6 +41,7 @@ from .batches import (
     RANDOM_CANDIDATES,
     Sampler,
 )
+from .head_init import new_head
 from .outputs import Example, OutputSettings, write_outputs
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
@@ -157,7 +158,7 @@ class TrainingRun:
             return ()
         if self.draft is not None:
             return tuple(self.draft.model.config.layers)
-        return usual_layers(self.session.model.config.decoder_layers)
+        return default_layers(self.session.model.config.decoder_layers)
 
     @cached_property
     def keeps_targets(self) -> bool:
@@ -181,7 +182,7 @@ class TrainingRun:
         if isinstance(self.draft, Opened):
             return ModelStudent(target, self.draft.model, frequent)
         scale = self.processes.from_first(self.store.teacher.state_scale(self.examples))
-        head = DraftHead.of(target, self.layers, scale, self.options.seed)
+        head = new_head(target, self.layers, scale, self.options.seed)
         if self.draft is not None:
             head = self.draft.model.scaled(head.config.scales)
         return HeadStudent(target, head, frequent, DraftVocabulary.learned(self.options.frequent, pairs, eos))

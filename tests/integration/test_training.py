@@ -28,7 +28,7 @@ from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.attention import capped
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
-from speculative_decoding.models.draft_head import DraftHead, usual_layers
+from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.training import batches as batches_module
 from speculative_decoding.training import trainer as trainer_module
 from speculative_decoding.training import training_run as training_run_module
@@ -41,6 +41,7 @@ from speculative_decoding.training.batches import (
     make_head_batch,
     make_labels,
 )
+from speculative_decoding.training.head_init import new_head
 from speculative_decoding.training.loss import distance, numpy_distance, training_loss
 from speculative_decoding.training.outputs import Example, OutputSettings, read_outputs, write_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
@@ -56,7 +57,7 @@ from tests.support.together import Letters
 from tests.support.training_process import arguments
 
 TARGET = tiny_model(num_layers=3, feed_forward_proj="gelu")
-LAYERS = usual_layers(3)
+LAYERS = default_layers(3)
 
 
 def some_examples(target: EncoderDecoder, count: int = 30, seed: int = 0) -> list[Example]:
@@ -74,10 +75,10 @@ def frequent_of(target: EncoderDecoder) -> Any:
 
 
 def head_student(target: EncoderDecoder) -> HeadStudent:
-    layers = usual_layers(target.config.decoder_layers)
+    layers = default_layers(target.config.decoder_layers)
     frequent = frequent_of(target)
     vocabulary = DraftVocabulary(tuple(map(int, frequent)))
-    return HeadStudent(target, DraftHead.of(target, layers, 2.0), frequent, vocabulary)
+    return HeadStudent(target, new_head(target, layers, 2.0), frequent, vocabulary)
 
 
 def model_student(target: EncoderDecoder) -> ModelStudent:
@@ -188,7 +189,7 @@ def test_training_states_equal_drafting_states() -> None:
             places = [i for i in range(len(example.output)) if read[i : i + live] == tokens]
             expected = []
             for place in places:
-                state = head.beginning[None, None]
+                state = head.start_state[None, None]
                 if place:
                     state = head.features(
                         mx.concatenate([hidden[layer][:, place - 1 : place] for layer in LAYERS], axis=-1)
@@ -508,7 +509,7 @@ def test_training_continues_from_a_head(command: Callable[..., tuple[int, str]],
     assert command(output=str(after), **still)[0] == 0
     old, new = (read_npz(folder / "weights.npz") for folder in (begun, after))
     assert all(mx.allclose(old[name], new[name], rtol=1e-5, atol=1e-6) for name in old)
-    first = DraftHead.of(load(tmp_path / "target").model, LAYERS, 1.0)
+    first = new_head(load(tmp_path / "target").model, LAYERS, 1.0)
     assert not mx.allclose(old["wo.weight"], first.wo.weight, rtol=1e-5, atol=1e-6)
 
 

@@ -22,8 +22,7 @@ from speculative_decoding.decoding.scoring import score
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, checked_generation_config
-from speculative_decoding.models.bart import BART
-from speculative_decoding.models.bart_config import FAMILIES, BartConfig
+from speculative_decoding.models.bart import BART, FAMILIES, BartConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.training.students import matrix_of, rows_for
 from tests.parity.test_scoring import Numbers, text_of

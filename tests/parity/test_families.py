@@ -14,7 +14,7 @@ from speculative_decoding import batch_generate, generate
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.drafters import NgramDrafter
-from speculative_decoding.models.bart_config import FAMILIES as BART_LIKE
+from speculative_decoding.models.bart import FAMILIES as BART_LIKE
 from tests.parity.test_gemma import NAMES as GEMMA_LIKE
 from tests.parity.test_gemma import uncompiled  # noqa: F401
 from tests.parity.test_scoring import Numbers, text_of

@@ -23,8 +23,8 @@ from speculative_decoding.models import attention, base, gemma, gemma_config, t5
 from speculative_decoding.models.attention import Keys, attend, attend_together
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.config import ACTIVATIONS
-from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.rope import Rope, Window
+from speculative_decoding.training.head_init import new_head
 from speculative_decoding.training.students import matrix_of
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
@@ -201,16 +201,16 @@ def test_both_ways_to_write_positions_are_one() -> None:
         part |= {"rope_theta": kinds["full_attention"]["rope_theta"]}
         part |= {"rope_local_base_freq": kinds["sliding_attention"]["rope_theta"]}
         part |= {"rope_scaling": {"rope_type": "linear", "factor": kinds["full_attention"]["factor"]}}
-    assert gemma_config.t5gemma2_config(old) == gemma_config.t5gemma2_config(raw)
+    assert t5gemma2.t5gemma2_config(old) == gemma_config.t5gemma2_config(raw)
 
 
 def test_silent_configs_have_the_family_s_defaults() -> None:
     part = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7}
     part |= {"num_attention_heads": 4}
-    first = gemma_config.t5gemma_config({"encoder": part, "decoder": part})
+    first = t5gemma.t5gemma_config({"encoder": part, "decoder": part})
     assert (first.decoder.attention_cap, first.decoder.logit_cap, first.decoder_start_token_id) == (50.0, 30.0, 2)
     assert [kind.window.past is None for kind in first.decoder.layers] == [False, True] * 3 + [False]
-    second = gemma_config.t5gemma2_config({"encoder": {"text_config": part}, "decoder": part})
+    second = t5gemma2.t5gemma2_config({"encoder": {"text_config": part}, "decoder": part})
     assert (second.decoder.attention_cap, second.decoder.logit_cap) == (None, None)
     assert [kind.rope.base for kind in second.decoder.layers] == [1e4] * 5 + [1e6, 1e4]
 
@@ -252,7 +252,7 @@ def test_attention_over_two_parts_is_that_over_both_joined(heads: int, soft_cap:
 
 def test_a_head_whose_queries_share_keys_is_one_with_keys_repeated() -> None:
     target = target_of("t5gemma")
-    head = DraftHead.of(target, (0, 1), 2.0)
+    head = new_head(target, (0, 1), 2.0)
     keys, values = target.cross_projections(target.encode(mx.array([SOURCE, SOURCE[::-1]])))[-1]
     state, embedded, mask = mx.random.normal((2, 5, 32)), mx.random.normal((2, 5, 32)), mx.zeros((2, 1, 1, 12))
     mask[0, ..., 9:] = -mx.inf

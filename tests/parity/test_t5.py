@@ -12,7 +12,7 @@ import pytest
 from speculative_decoding import CheckpointError, checkpoints, models
 from speculative_decoding.models.attention import attend
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.t5_config import T5Config
+from speculative_decoding.models.t5 import T5Config
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 from tests.support.tiny import CONFIG, run, tiny_model, tokens_of
 

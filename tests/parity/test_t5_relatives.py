@@ -89,7 +89,7 @@ def test_a_tensor_of_another_shape_is_noticed(name: str) -> None:
 
 
 def test_longt5_is_refused_with_what_to_take_instead() -> None:
-    with pytest.raises(CheckpointError, match="'longt5': its encoder's local attention is not supported; take a T5 or"):
+    with pytest.raises(CheckpointError, match="'longt5': local attention is not supported; use T5 or"):
         build(T5 | {"model_type": "longt5"})
 
 

@@ -34,8 +34,9 @@ from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.draft_head import DraftHead, usual_layers
+from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.training.head_init import new_head
 
 VOCAB = 24
 EOS = 1
@@ -150,7 +151,7 @@ def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) ->
 
 def tiny_head(target: EncoderDecoder, frequent: Sequence[int] = (), seed: int = 3) -> DraftHead:
     """Untrained, so that it agrees now and then."""
-    head = DraftHead.of(target, usual_layers(target.config.decoder_layers), 2.0, seed)
+    head = new_head(target, default_layers(target.config.decoder_layers), 2.0, seed)
     return head.folded().with_frequent(frequent)
 
 

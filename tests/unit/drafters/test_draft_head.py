@@ -23,8 +23,9 @@ from speculative_decoding.loading.draft_head import target_facts, write_draft_he
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
-from speculative_decoding.models.draft_head import DraftHead, Scales, usual_layers
+from speculative_decoding.models.draft_head import DraftHead, Scales, default_layers
 from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.training.head_init import new_head
 from tests.integration.test_law import OPTIONS, check_counts, exact_law, outcomes
 from tests.integration.test_law import TARGET as SMALL
 from tests.parity.test_t5 import GOLDENS, load_golden
@@ -59,7 +60,7 @@ def plain_draft(
     keys, values = target.cross_projections(encoder_output)[-1]
     mask = additive(mx.ones((1, len(source)), mx.bool_), mx.float32)
     hidden = target.teacher_forced_hidden(mx.array([list(tokens)]), encoder_output)
-    state = head.beginning[None, None]
+    state = head.start_state[None, None]
     if len(tokens) > first:
         state = head.features(mx.concatenate([hidden[layer][:, -2:-1] for layer in head.config.layers], axis=-1))
     others = [token for each in source for token in head.config.by_source.get(each, ())]
@@ -211,8 +212,8 @@ def test_every_family_has_a_head(folder: Path) -> None:
 
 
 def test_folding_and_training_sizes_are_one_function() -> None:
-    unfolded = DraftHead.of(TARGET, usual_layers(3), 8.0)
-    hidden = [mx.random.normal((2, 5, 16), key=mx.random.key(i)) for i in range(len(usual_layers(3)))]
+    unfolded = new_head(TARGET, default_layers(3), 8.0)
+    hidden = [mx.random.normal((2, 5, 16), key=mx.random.key(i)) for i in range(len(default_layers(3)))]
     encoder_output = TARGET.encode(mx.array(SOURCES[0] * 2).reshape(2, -1))
     keys, values = TARGET.cross_projections(encoder_output)[-1]
     outputs = []
@@ -331,7 +332,7 @@ def test_weights_that_are_no_numbers_are_refused(folders: tuple[Path, Path], tmp
 
 def test_a_head_of_the_bundled_target_drafts_for_it_in_every_type(tmp_path: Path) -> None:
     target = load(BUNDLED / "t5-web-docs").model
-    made = DraftHead.of(target, usual_layers(6), 8.0).with_frequent(range(2048))
+    made = new_head(target, default_layers(6), 8.0).with_frequent(range(2048))
     write_draft_head(tmp_path / "head", made, target, mx.bfloat16)
     text = "describe: restaurant name is Sino ; city is San Jose."
     for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):

@@ -209,7 +209,7 @@ def other_architecture(folder: Path) -> None:
         (transpose_tensor, "encoder.block.0.layer.1.DenseReluDense.wi.weight' has shape"),
         (truncate, "model.safetensors: not a readable safetensors file"),
         (lose_a_shard, "model-00002-of-00002.safetensors' is missing"),
-        (other_architecture, "unknown model_type 'whisper'"),
+        (other_architecture, "unsupported model_type 'whisper'"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("]"), "not readable as JSON"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights found"),

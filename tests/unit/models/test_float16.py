@@ -13,7 +13,7 @@ from speculative_decoding import checkpoints, load, models
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.t5_config import T5Config
+from speculative_decoding.models.t5 import T5Config
 from speculative_decoding.models.t5_float16 import bounds, needed_exponent
 from tests.support.tiny import CONFIG, SOURCES, VOCAB, save_hugging_face, tiny_model
 
