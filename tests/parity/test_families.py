@@ -69,12 +69,15 @@ def test_languages_side_by_side_are_written_as_hugging_face_writes_each(
         assert [record["text"] for record in records] == expected
 
     first, *_ = codes
-    for option, language in (("target", first.lower()), ("source", "German")):
-        wrong = ["--target-language", first, f"--{option}-language", language]
+    for flag, keyword, language in (
+        ("--target-language", "tgt_lang", first.lower()),
+        ("--source-language", "src_lang", "German"),
+    ):
+        wrong = ["--target-language", first, flag, language]
         capsys.readouterr()
         assert main_command.main([*target, "--regular-decode", "--prompt", "w5 w6", *wrong]) == 2
         err = capsys.readouterr().err
-        assert f"{option}_language '{language}' is none of this model's 3 languages; " in err
+        assert f"{keyword} '{language}' is none of this model's 3 languages; " in err
         assert err.endswith(f"There are {', '.join(sorted(codes))}\n")
 
 

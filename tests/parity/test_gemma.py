@@ -19,7 +19,7 @@ from speculative_decoding import CheckpointError, InputError, checkpoints, load,
 from speculative_decoding.decoding.request import encode_prompt
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
-from speculative_decoding.models import attention, base, gemma, gemma_config, t5gemma, t5gemma2
+from speculative_decoding.models import attention, base, gemma, t5gemma, t5gemma2
 from speculative_decoding.models.attention import Keys, attend, attend_together
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.config import ACTIVATIONS
@@ -201,7 +201,7 @@ def test_both_ways_to_write_positions_are_one() -> None:
         part |= {"rope_theta": kinds["full_attention"]["rope_theta"]}
         part |= {"rope_local_base_freq": kinds["sliding_attention"]["rope_theta"]}
         part |= {"rope_scaling": {"rope_type": "linear", "factor": kinds["full_attention"]["factor"]}}
-    assert t5gemma2.t5gemma2_config(old) == gemma_config.t5gemma2_config(raw)
+    assert t5gemma2.t5gemma2_config(old) == t5gemma2.t5gemma2_config(raw)
 
 
 def test_silent_configs_have_the_family_s_defaults() -> None:
@@ -285,7 +285,7 @@ def distance(name: str) -> float:
 
 
 def norms_without_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gemma.Norm, "factor", property(lambda self: self.weight))
+    patch.setattr(gemma.Norm, "scale", property(lambda self: self.weight))
 
 
 def positions_of_a_first_token(patch: pytest.MonkeyPatch) -> None:
@@ -304,18 +304,18 @@ def one_base_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def windows_one_wider(patch: pytest.MonkeyPatch) -> None:
-    hidden = Window.hidden
+    masked = Window.masked
 
     def wider(self: Window, *arguments: Any) -> mx.array | None:
-        return hidden(Window(None if self.past is None else self.past + 1, self.future), *arguments)
+        return masked(Window(None if self.past is None else self.past + 1, self.future), *arguments)
 
-    patch.setattr(Window, "hidden", wider)
+    patch.setattr(Window, "masked", wider)
 
 
 def future_one_further(patch: pytest.MonkeyPatch) -> None:
-    hidden = Window.hidden
+    masked = Window.masked
     patch.setattr(
-        Window, "hidden", lambda self, *rest: hidden(Window(self.past, self.future and self.future + 1), *rest)
+        Window, "masked", lambda self, *rest: masked(Window(self.past, self.future and self.future + 1), *rest)
     )
 
 
