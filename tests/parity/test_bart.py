@@ -24,7 +24,7 @@ from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, checked_generation_config
 from speculative_decoding.models.bart import BART, FAMILIES, BartConfig
 from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.training.students import matrix_of, rows_for
+from speculative_decoding.training.students import flatten_states, output_matrix_of
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import load_golden
 from tests.support.operations import operations
@@ -326,7 +326,9 @@ def test_a_head_with_a_bias_is_one_product() -> None:
     states, ids = mx.random.normal((2, 3, 16), key=mx.random.key(0)), mx.array([7, 0, 95, 33])
     expected = model.logits(states)[..., ids]
     assert mx.allclose(model.head_of(ids)(states), expected, atol=1e-5)
-    assert mx.allclose((rows_for(model, states) @ matrix_of(model, ids)).reshape(2, 3, 4), expected, atol=1e-5)
+    assert mx.allclose(
+        (flatten_states(model, states) @ output_matrix_of(model, ids)).reshape(2, 3, 4), expected, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

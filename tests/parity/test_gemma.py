@@ -25,7 +25,7 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.config import ACTIVATIONS
 from speculative_decoding.models.rope import Rope, Window
 from speculative_decoding.training.head_init import new_head
-from speculative_decoding.training.students import matrix_of
+from speculative_decoding.training.students import output_matrix_of
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
 from tests.support.damaged_folders import HOSTILE, places
@@ -266,7 +266,7 @@ def test_a_partial_head_is_capped_and_its_matrix_is_not() -> None:
     target, states = target_of("t5gemma"), 3 * mx.random.normal((1, 2, 32), key=mx.random.key(1))
     ids = mx.array([4, 9, 70])
     assert mx.allclose(target.head_of(ids)(states), target.logits(states)[..., ids], atol=1e-5)
-    products = states @ matrix_of(target, ids)
+    products = states @ output_matrix_of(target, ids)
     assert mx.allclose(products, states @ target.embedding.weight[ids].T, atol=1e-4)
     assert mx.abs(products - target.logits(states)[..., ids]).max().item() > 0.02
 
