@@ -17,7 +17,7 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder, quantizable
 from speculative_decoding.models.draft_head import DraftHead, default_layers
-from speculative_decoding.training.head_init import new_head
+from speculative_decoding.models.head_init import new_head
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # nothing ends an output
 SHAPES: Mapping[str, Mapping[str, Any]] = {

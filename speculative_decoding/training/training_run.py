@@ -31,6 +31,7 @@ from ..loading.load import DTYPES, WEIGHTS, Opened
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import default_layers
+from ..models.head_init import new_head
 from ..sampling.values import Number, Text, Whole
 from ..session import Session
 from .batches import (
@@ -41,7 +42,6 @@ from .batches import (
     RANDOM_CANDIDATES,
     Sampler,
 )
-from .head_init import new_head
 from .outputs import Example, OutputSettings, write_outputs
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore

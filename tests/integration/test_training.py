@@ -29,6 +29,7 @@ from speculative_decoding.models.attention import capped
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, default_layers
+from speculative_decoding.models.head_init import new_head
 from speculative_decoding.training import batches as batches_module
 from speculative_decoding.training import trainer as trainer_module
 from speculative_decoding.training import training_run as training_run_module
@@ -41,7 +42,6 @@ from speculative_decoding.training.batches import (
     make_head_batch,
     make_labels,
 )
-from speculative_decoding.training.head_init import new_head
 from speculative_decoding.training.loss import distance, numpy_distance, training_loss
 from speculative_decoding.training.outputs import Example, OutputSettings, read_outputs, write_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student

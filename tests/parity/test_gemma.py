@@ -23,8 +23,8 @@ from speculative_decoding.models import attention, base, gemma, t5gemma, t5gemma
 from speculative_decoding.models.attention import Keys, attend, attend_together
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.config import ACTIVATIONS
+from speculative_decoding.models.head_init import new_head
 from speculative_decoding.models.rope import Rope, Window
-from speculative_decoding.training.head_init import new_head
 from speculative_decoding.training.students import output_matrix_of
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, NOISE, load_golden

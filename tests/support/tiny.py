@@ -35,8 +35,8 @@ from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead, default_layers
+from speculative_decoding.models.head_init import new_head
 from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.training.head_init import new_head
 
 VOCAB = 24
 EOS = 1

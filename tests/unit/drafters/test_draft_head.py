@@ -24,8 +24,8 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, Scales, default_layers
+from speculative_decoding.models.head_init import new_head
 from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.training.head_init import new_head
 from tests.integration.test_law import OPTIONS, check_counts, exact_law, outcomes
 from tests.integration.test_law import TARGET as SMALL
 from tests.parity.test_t5 import GOLDENS, load_golden

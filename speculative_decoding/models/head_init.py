@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..models.base import EncoderDecoder
-from ..models.draft_head import DraftHead, DraftHeadConfig, Scales
-from ..models.gemma import Gemma, Norm
-from ..models.linear import matrix
-from ..models.t5 import T5
-from ..models.t5gemma2 import T5Gemma2
+from .base import EncoderDecoder
+from .draft_head import DraftHead, DraftHeadConfig, Scales
+from .gemma import Gemma, Norm
+from .linear import matrix
+from .t5 import T5
+from .t5gemma2 import T5Gemma2
 
 
 def new_head(target: EncoderDecoder, layers: Sequence[int], state_scale: float, seed: int = 0) -> DraftHead:
