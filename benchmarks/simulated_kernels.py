@@ -70,7 +70,9 @@ def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Sess
     session = Session(model, Ids(SOURCES), draft)
     for asks_model in (False, True):
         store = CalibrationStore({})
-        store.measured, store.path, store.is_fixed = Measurements(), None, False
+        store.measured = Measurements()
+        store.path = None
+        store.is_read_only = False
         session.planner._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)
     return session
 

@@ -1,8 +1,8 @@
-"""What passes cost on this device and which of them have the same bits: measured once, stored, and read again.
+"""Measures the cost of passes on this device, and which pass widths give the same bits; stores the results.
 
-The file lies in the user's cache folder, one for each target as it is computed here (its shapes and dtype, the device,
-the versions); what drafts cost is kept by draft. `SPECULATIVE_DECODING_CALIBRATION` names a file to use instead of
-measuring, for runs that must be reproducible to the round.
+Each target has one file in the user's cache folder. Its name depends on everything that changes the measurements: the
+target's shapes and dtype, the device, and library versions. The environment variable SPECULATIVE_DECODING_CALIBRATION
+names a file to use instead of measuring, for runs that must be reproducible round by round.
 """
 
 from __future__ import annotations
@@ -30,24 +30,27 @@ from ..errors import InputError
 from ..loading.atomic_io import atomic_write
 from ..models.base import EncoderDecoder
 from ..version import __version__, native_libraries
-from .costs import RoundCosts, measure_widths
+from .costs import ALL_WIDTHS, MAX_MEASURED_WIDTHS, RoundCosts, measure_widths
 from .probe import SWEEPS, Bits, Probe
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 1
-# Widths whose bits are compared, the same on every device.
-COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32)
-DRAFTED = 16  # widths up to this one count when a class is chosen
-MOST_POSITIONS = 256  # rows * width; wider passes of large batches are not measured
-MOST_OF_BATCH = 6  # widths measured for several rows
-DAMAGED = KeyError, TypeError, ValueError, AttributeError, IndexError
+COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32)  # the same on every device
+MAX_USUAL_WIDTH = 16  # most passes of drafts are no wider
+MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for several rows
+MAX_BATCH_WIDTHS = 6  # widths that are measured for each number of rows above 1
+PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
 @dataclass
 class Measurements:
-    """What is stored. passes: by rows, seconds by width. drafts: by draft and rows, (step, start, source).
-    same_bits: by rows, whether each width that was compared has the bits of the exact class.
-    fixed_capacity: whether bits depend on the capacity of the cache.
+    """The content of a calibration file.
+
+    Args:
+        passes: seconds of a pass, by rows and width.
+        drafts: seconds (step, start, prefill) of `RoundCosts`, by draft and rows.
+        same_bits: by rows and width, whether passes have the bits of the exact widths.
+        fixed_capacity: whether bits depend on the capacity of the KV cache.
     """
 
     passes: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -57,229 +60,265 @@ class Measurements:
 
     @classmethod
     def from_json(cls, raw: Any) -> Measurements:
-        """Raises one of `DAMAGED` for anything that `as_json` has not written."""
+        """Raises one of `PARSE_ERRORS` if `as_json` cannot have written it."""
         if raw["format"] != FORMAT:
             raise ValueError(raw["format"])
-        return cls(
-            {int(rows): {int(w): seconds(s) for w, s in own.items()} for rows, own in raw["passes"].items()},
-            {
-                draft: {int(rows): [seconds(s, 0.0) for s in costs] for rows, costs in own.items()}
-                for draft, own in raw["drafts"].items()
-            },
-            {int(rows): {int(w): bool(s) for w, s in own.items()} for rows, own in raw["same_bits"].items()},
-            bool(raw["fixed_capacity"]),
-        )
+        passes = {
+            int(rows): {int(width): parse_seconds(value) for width, value in by_width.items()}
+            for rows, by_width in raw["passes"].items()
+        }
+        drafts = {
+            draft: {int(rows): [parse_seconds(value, least=0.0) for value in costs] for rows, costs in by_rows.items()}
+            for draft, by_rows in raw["drafts"].items()
+        }
+        same_bits = {
+            int(rows): {int(width): bool(value) for width, value in by_width.items()}
+            for rows, by_width in raw["same_bits"].items()
+        }
+        return cls(passes, drafts, same_bits, bool(raw["fixed_capacity"]))
 
     def as_json(self, key: Mapping[str, Any]) -> str:
         return json.dumps({"format": FORMAT, "key": key, **vars(self)}, indent=1) + "\n"
 
 
 class CalibrationStore:
-    """Measurements in a file of the cache folder, or in memory alone where there is none."""
+    """Measurements for one key, kept in a file of the cache folder if there is one, otherwise only in memory."""
 
     def __init__(self, key: Mapping[str, Any]) -> None:
-        self.measured, self.key = Measurements(), key
+        self.measured = Measurements()
+        self.key = key
         self.path: Path | None = None
-        self.is_fixed = False  # given by the user, so nothing is measured
-        self.is_said = False  # that the device is measured
+        self.is_read_only = False  # the user named a file
+        self.is_announced = False  # the user knows that the device is being measured
         if named := os.environ.get(CALIBRATION_VARIABLE):
-            self.measured, self.is_fixed = given(Path(named)), True
+            self.measured = read_named_file(Path(named))
+            self.is_read_only = True
             return
         name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
         with suppress(OSError, RuntimeError):
             self.path = cache_folder("calibration") / f"{name}.json"
-        with suppress(OSError, *DAMAGED):
+        with suppress(OSError, *PARSE_ERRORS):
             if self.path is not None:
                 self.measured = Measurements.from_json(json.loads(self.path.read_text(encoding="utf-8")))
 
     def save(self) -> None:
-        if self.path is not None and not self.is_fixed:
-            with suppress(OSError):  # as where the disk is full: measured again next time
+        if self.path is not None and not self.is_read_only:
+            with suppress(OSError):  # for example a full disk: the next process measures again
                 atomic_write(self.path, self.measured.as_json(self.key))
 
     def forget(self) -> None:
-        if not self.is_fixed:
+        if not self.is_read_only:
             self.measured = Measurements()
 
 
 @cache
 def shared_store(key: str) -> CalibrationStore:
-    """One for each key (as JSON) in a process: sessions with and without a draft share the target's measurements."""
+    """The process's store for a key (as JSON). Sessions with and without a draft share the target's measurements."""
     return CalibrationStore(json.loads(key))
 
 
-def given(path: Path) -> Measurements:
-    """The file that the user named. Raises `InputError`."""
+def read_named_file(path: Path) -> Measurements:
+    """Read the file that the environment variable names. Raises `InputError`."""
     try:
         found = Measurements.from_json(json.loads(path.read_text(encoding="utf-8")))
         if not found.passes:
-            raise ValueError("passes")
+            raise ValueError("no passes")
         return found
-    except (OSError, *DAMAGED) as error:
+    except (OSError, *PARSE_ERRORS) as error:
         raise InputError(
-            f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r}); leave it unset to measure"
+            f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r}); unset it to measure this device"
         ) from error
 
 
 class Calibration:
-    """Costs and bit-identical widths of a target with a draft. Measures what is asked for and not known yet.
+    """Costs of a target's passes and of one draft, and the exact widths. Measures whatever the store lacks.
 
-    draft: names the draft that `probe` times, "" for none.
+    The exact widths are a set of pass widths that give each position the same bits. The bits alone decide which set is
+    chosen, never a timing or a draft, so all runs on a device agree.
+
+    Args:
+        probe: measures the device.
+        store: keeps the measurements.
+        draft: the fingerprint of the draft that `probe` times, or "" without a draft.
     """
 
     def __init__(self, probe: Probe, store: CalibrationStore, draft: str = "") -> None:
-        self._probe, self._store, self._draft = probe, store, draft
+        self._probe = probe
+        self._store = store
+        self._draft = draft
         self._costs: dict[int, RoundCosts] = {}
 
     def forget(self) -> None:
-        """Measure again what is asked for from now on."""
+        """Discard all measurements; they are repeated when they are needed."""
         self._store.forget()
         self._probe.forget()
         self._costs.clear()
 
     def costs(self, rows: int) -> RoundCosts:
-        """Of a round with so many rows, measured at the next power of two."""
+        """The costs of a round with this many rows, measured at the next power of two."""
         rows = next_power_of_two(rows)
         if rows not in self._costs:
-            if self._store.is_fixed:
-                return self._costs.setdefault(rows, nearest(self._store.measured, self._draft, rows))
-            passes, drafts = self._store.measured.passes, self._store.measured.drafts
-            if rows not in passes:
-                passes[rows] = self._measure_passes(rows)
-                self._store.save()
-            if self._draft and rows not in drafts.setdefault(self._draft, {}):
-                self._say()
-                drafts[self._draft][rows] = [*self._probe.draft_seconds(rows)]
-                self._store.save()
-            self._costs[rows] = RoundCosts(passes[rows], *drafts[self._draft][rows] if self._draft else ())
+            self._costs[rows] = self._read_costs(rows) if self._store.is_read_only else self._measure_costs(rows)
         return self._costs[rows]
 
     def exact_costs(self, rows: int) -> RoundCosts:
-        """With passes of the exact class alone; none where batches have other bits than single rows."""
+        """Costs with only exact passes. `passes` is empty if a batch has other bits than single rows."""
         costs = self.costs(rows)
         return costs.restricted_to([width for width in costs.passes if self.same_bits(rows, width)])
 
     def same_bits(self, rows: int, width: int) -> bool:
-        """Whether passes of this shape have the bits of the exact class, as far as samples tell."""
+        """Whether passes of this shape have the bits of the exact widths, as far as samples show."""
         rows = next_power_of_two(rows)
-        own = self._store.measured.same_bits.setdefault(rows, {})
-        if self._store.is_fixed:
-            return own.get(width, True)
+        known = self._store.measured.same_bits.setdefault(rows, {})
+        if self._store.is_read_only:
+            return known.get(width, True)
         if rows == 1:
             self._compare_widths()
-        if width not in own:
-            self._say()
+        if width not in known:
+            self._announce()
             reference = self.exact_widths[0]
             if rows == 1:
-                own[width] = self._probe.bits(width) == self._probe.bits(reference)
+                known[width] = self._probe.bits(width) == self._probe.bits(reference)
             else:
-                alone = [self._probe.single_bits(row, reference) for row in range(2)]
-                own[width] = self._probe.batch_bits(rows, width) == alone
+                single_rows = [self._probe.single_bits(row, reference) for row in range(2)]
+                known[width] = self._probe.batch_bits(rows, width) == single_rows
             self._store.save()
-        return own[width]
+        return known[width]
 
     def has_exact_pass(self, tokens: int) -> bool:
-        """Whether any exact pass of a single row has room for so many."""
+        """Whether an exact pass of a single row can hold this many tokens."""
         return tokens <= max(self.exact_widths) or self.same_bits(1, tokens)
 
     def batches_match(self, slots: int) -> bool:
-        """Whether a row of up to so many has the bits of its prompt alone, as far as samples tell."""
-        passes = self.exact_costs(1).passes
-        sizes = [1 << power for power in range(1, next_power_of_two(slots).bit_length())]
-        ends = {size: [width for width in passes if width <= min(DRAFTED, MOST_POSITIONS // size)] for size in sizes}
-        return bool(passes) and all(
-            self.same_bits(size, width) for size, widths in ends.items() for width in {min(passes), *widths[-1:]}
-        )
+        """Whether a row has the same bits in any batch of up to `slots` rows, as far as samples show."""
+        widths = list(self.exact_costs(1).passes)
+        if not widths:
+            return False
+        rows = 2
+        while rows <= next_power_of_two(slots):
+            batch_widths = [width for width in widths if width <= min(MAX_USUAL_WIDTH, MAX_POSITIONS // rows)]
+            if not all(self.same_bits(rows, width) for width in {min(widths), *batch_widths[-1:]}):
+                return False
+            rows *= 2
+        return True
 
     @property
     def exact_widths(self) -> list[int]:
-        """The class, of the widths in `COMPARED_WIDTHS`."""
+        """The exact widths among `COMPARED_WIDTHS`."""
         self._compare_widths()
-        own = self._store.measured.same_bits.get(1, {})
-        return [width for width in COMPARED_WIDTHS if own.get(width, self._store.is_fixed)]
+        known = self._store.measured.same_bits.get(1, {})
+        return [width for width in COMPARED_WIDTHS if known.get(width, self._store.is_read_only)]
 
     @property
     def fixed_capacity(self) -> bool:
-        """Whether bits depend on the capacity of the cache."""
+        """Whether bits depend on the capacity of the KV cache."""
         self._compare_widths()
         return self._store.measured.fixed_capacity
 
     def measure_again(self, rows: int, widths: Sequence[int]) -> None:
-        """The device's speed has changed: all costs follow these widths'. Not stored, for it may change back."""
-        if not self._store.is_fixed:
-            costs = self.costs(rows)
-            self._probe.forget()
-            measured = {costs.width(width) for width in widths}
-            factors = {width: self._probe.pass_seconds(rows, width) / costs.passes[width] for width in measured}
-            self._costs[next_power_of_two(rows)] = costs.scaled(factors)
+        """Measure these widths after the device's speed changed, and scale all costs by the result.
+
+        The new costs are not stored, because the speed may change back.
+        """
+        if self._store.is_read_only:
+            return
+        costs = self.costs(rows)
+        self._probe.forget()
+        measured = {costs.width(width) for width in widths}
+        factors = {width: self._probe.pass_seconds(rows, width) / costs.passes[width] for width in measured}
+        self._costs[next_power_of_two(rows)] = costs.scaled(factors)
+
+    def _read_costs(self, rows: int) -> RoundCosts:
+        """Costs from a file that need not contain this number of rows or this draft."""
+        measured = self._store.measured
+        nearest = max((each for each in measured.passes if each <= rows), default=min(measured.passes))
+        drafts = measured.drafts
+        if not self._draft:
+            draft_costs = {}
+        elif drafts.get(self._draft):
+            draft_costs = drafts[self._draft]
+        else:
+            draft_costs = next((by_rows for name, by_rows in drafts.items() if name), {})
+        return RoundCosts(measured.passes[nearest], *draft_costs.get(nearest, (0.0, 0.0, 0.0)))
+
+    def _measure_costs(self, rows: int) -> RoundCosts:
+        passes = self._store.measured.passes
+        if rows not in passes:
+            passes[rows] = self._measure_passes(rows)
+            self._store.save()
+        if not self._draft:
+            return RoundCosts(passes[rows])
+        drafts = self._store.measured.drafts.setdefault(self._draft, {})
+        if rows not in drafts:
+            self._announce()
+            drafts[rows] = [*self._probe.draft_seconds(rows)]
+            self._store.save()
+        return RoundCosts(passes[rows], *drafts[rows])
 
     def _measure_passes(self, rows: int) -> dict[int, float]:
-        self._say()
-        measure = partial(self._probe.pass_seconds, rows)
+        self._announce()
         if rows > 1:
-            widths = [
-                each for each in self.costs(1).passes if each == 1 or each <= min(DRAFTED, MOST_POSITIONS // rows)
-            ]
-            return [measure_widths(measure, widths, MOST_OF_BATCH) for _ in range(SWEEPS)][-1]
-        found = [measure_widths(measure) for _ in range(SWEEPS)][-1]
+            limit = min(MAX_USUAL_WIDTH, MAX_POSITIONS // rows)
+            widths = [width for width in self.costs(1).passes if width == 1 or width <= limit]
+            return self._sweep(rows, widths, MAX_BATCH_WIDTHS)
+        found = self._sweep(rows, ALL_WIDTHS)
         if not all(self.same_bits(1, width) for width in found):
-            found |= [measure_widths(measure, self.exact_widths) for _ in range(SWEEPS)][-1]
+            found |= self._sweep(rows, self.exact_widths)
         return dict(sorted(found.items()))
 
+    def _sweep(self, rows: int, widths: Sequence[int], max_widths: int = MAX_MEASURED_WIDTHS) -> dict[int, float]:
+        """Measure several times. The probe returns the fastest time so far, so the last sweep is the most accurate."""
+        measure = partial(self._probe.pass_seconds, rows)
+        for _ in range(SWEEPS - 1):
+            measure_widths(measure, widths, max_widths)
+        return measure_widths(measure, widths, max_widths)
+
     def _compare_widths(self) -> None:
-        """Group the widths by their bits and choose a class: by kernels alone, never by a timing or a draft."""
-        own = self._store.measured.same_bits.setdefault(1, {})
-        if own or self._store.is_fixed:
+        """Group the widths by their bits, and choose the exact ones."""
+        known = self._store.measured.same_bits.setdefault(1, {})
+        if known or self._store.is_read_only:
             return
-        self._say()
-        classes: list[tuple[list[Bits], list[int]]] = []
+        self._announce()
+        groups: list[tuple[list[Bits], list[int]]] = []
         for width in COMPARED_WIDTHS:
             bits = self._probe.bits(width)
-            group = next((widths for found, widths in classes if found == bits), None)
+            group = next((widths for found, widths in groups if found == bits), None)
             if group is None:
-                classes.append((bits, [width]))
+                groups.append((bits, [width]))
             else:
                 group.append(width)
-        best = choose_exact_widths([widths for _, widths in classes])
-        own |= {width: width in best for width in COMPARED_WIDTHS}
-        self._store.measured.fixed_capacity = self._probe.capacity_matters(best[0])
+        exact = choose_exact_widths([widths for _, widths in groups])
+        known |= {width: width in exact for width in COMPARED_WIDTHS}
+        self._store.measured.fixed_capacity = self._probe.capacity_matters(exact[0])
         self._store.save()
 
-    def _say(self) -> None:
-        if not self._store.is_said:
-            self._store.is_said = True
-            where = "" if self._store.path is None else f"; kept in {self._store.path.parent}"
+    def _announce(self) -> None:
+        if not self._store.is_announced:
+            self._store.is_announced = True
+            where = "" if self._store.path is None else f"; stored in {self._store.path.parent}"
             warnings.warn(
-                f"measuring this device with this model, and compiling its kernels, once{where}", stacklevel=2
+                f"measuring this device with this model, which also compiles kernels, once{where}", stacklevel=2
             )
 
 
-def choose_exact_widths(classes: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The class of widths with the most draft lengths; of equals, the one with the narrowest pass."""
-    return max(classes, key=lambda widths: (sum(width <= DRAFTED for width in widths), -min(widths)))
+def choose_exact_widths(groups: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The group with the most usual widths; among equally large ones, the group with the narrowest pass."""
+    return max(groups, key=lambda widths: (sum(width <= MAX_USUAL_WIDTH for width in widths), -min(widths)))
 
 
 def next_power_of_two(rows: int) -> int:
-    """The next power of two."""
     return 1 << (rows - 1).bit_length()
 
 
-def nearest(measured: Measurements, draft: str, rows: int) -> RoundCosts:
-    """Of a file that need not have all numbers of rows, nor name this draft."""
-    at = max((each for each in measured.passes if each <= rows), default=min(measured.passes))
-    costs = measured.drafts.get(draft) or next((own for name, own in measured.drafts.items() if name and draft), {})
-    return RoundCosts(measured.passes[at], *costs.get(at, (0.0, 0.0, 0.0)))
-
-
-def seconds(raw: Any, least: float = 1e-9) -> float:
-    """Raises ValueError unless it is a finite number of seconds."""
+def parse_seconds(raw: Any, least: float = 1e-9) -> float:
+    """Raises ValueError unless `raw` is a plausible number of seconds."""
     if type(raw) not in (int, float) or not least <= raw < 1e6:
         raise ValueError(raw)
     return float(raw)
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Of what decides the speed and the bits of a network: its configuration, and its parameters' shapes and types."""
+    """A hash of everything in a network that decides its speed and bits: configuration, parameter shapes and dtypes."""
     parameters: Any = tree_flatten(network.parameters())
     shapes = sorted((path, str(array.shape), str(array.dtype)) for path, array in parameters)
     text = f"{type(network).__name__} {getattr(network, 'config', None)!r} {shapes}"
@@ -287,7 +326,7 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def calibration_key(target: EncoderDecoder) -> str:
-    """All that a measurement of this target depends on, as JSON."""
+    """Everything that measurements of this target depend on, as JSON."""
     device = mx.default_device()
     facts = {
         "target": fingerprint(target),

@@ -1,4 +1,4 @@
-"""What a round costs on this device, as calibration measured it. Arithmetic only: no models, no clock."""
+"""The cost of a round on this device, from calibration's measurements. Arithmetic only: no models, no clock."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-MAX_WIDTH = 17  # positions: the longest draft and one more; wider passes, as over a forced prefix, are rare
-MAX_MEASURED_WIDTHS = 9  # measured for one number of rows
-STEEP = 0.08  # an interval is bisected where the cost rises by more than this over it
-SAVING = 0.03  # a width is kept if its pass is at least this much cheaper than the next wider one
-ALIKE = 1.25  # ratio of two changes of speed that measurements with an error cannot tell apart
-TYPICAL_TOKENS = 32  # of a request, over which reading its source with a draft model is spread
+MAX_WIDTH = 17  # the longest draft and one more token; only forced prefixes need wider passes
+ALL_WIDTHS = range(1, MAX_WIDTH + 1)
+MAX_MEASURED_WIDTHS = 9  # for one number of rows
+TYPICAL_TOKENS = 32  # of a request; the draft model's prefill is spread over them
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Seconds of the parts of a round, for one number of rows.
+    """Seconds for the parts of a round, for one number of rows.
 
-    passes: the target's pass by its width, the number of positions that it computes for each row. These are all the
-        widths that passes have: a draft that needs fewer positions is padded to the next one.
-    step: one drafted token of a draft model or a draft head. start: a draft of theirs besides its steps.
-    prefill: encoding a request's source with the draft model.
-    fastest_baseline: a round without a draft in the fastest pass there is, where that is not among these.
+    Args:
+        passes: seconds of the target's pass, by width (positions per row). Passes have only these widths; a draft that
+            needs fewer positions is padded to the next one.
+        step: one draft token of a draft model or draft head.
+        start: the fixed cost of drafting with it, added once per round.
+        prefill: the draft model's forward pass over one request's source.
+        fastest_baseline: a baseline round in the fastest pass, if `passes` leaves that pass out.
     """
 
     passes: Mapping[int, float]
@@ -38,82 +38,99 @@ class RoundCosts:
         return sorted(self.passes)
 
     def width(self, tokens: int) -> int:
-        """The width of a pass over so many tokens; beyond the widest measured one, exactly as many."""
+        """The width of a pass over this many tokens. Beyond the widest measured pass, it is the number of tokens."""
         at = bisect_left(self._widths, tokens)
         return self._widths[at] if at < len(self._widths) else tokens
 
     def pass_seconds(self, tokens: int) -> float:
-        """Infinite for more tokens than the widest pass has positions."""
+        """Seconds of a pass over this many tokens; infinite beyond the widest measured pass."""
         return self._seconds[tokens] if tokens < len(self._seconds) else float("inf")
 
     @cached_property
     def _seconds(self) -> list[float]:
-        """By tokens: asked for many times a round."""
+        """Seconds by number of tokens, computed once because each round needs many of them."""
         return [self.passes[self.width(tokens)] for tokens in range(self._widths[-1] + 1)] if self.passes else []
 
-    def round_seconds(self, drafted: int, steps: int = 0, prefills: int = 0) -> float:
-        """A round whose longest draft has `drafted` tokens, after `steps` steps of the draft model."""
+    def round_seconds(self, draft_tokens: int, steps: int = 0, prefills: int = 0) -> float:
+        """Seconds of a round.
+
+        Args:
+            draft_tokens: tokens of the longest draft.
+            steps: steps of the draft model.
+            prefills: sources that the draft model reads first.
+        """
         drafting = self.start + steps * self.step if steps else 0.0
-        return self.pass_seconds(drafted + 1) + drafting + prefills * self.prefill
+        return self.pass_seconds(draft_tokens + 1) + drafting + prefills * self.prefill
 
     @property
     def baseline(self) -> float:
-        """A round without a draft."""
+        """Seconds of a round without a draft."""
         return self.pass_seconds(1)
 
     def restricted_to(self, widths: Sequence[int]) -> RoundCosts:
-        """With passes of these widths alone."""
+        """The costs if passes have only these widths."""
         passes = {width: self.passes[width] for width in self.passes if width in widths}
         return replace(self, passes=passes, fastest_baseline=self.baseline)
 
     def with_width(self, width: int) -> RoundCosts:
-        """With passes of this width too, at the cost of the next wider one."""
-        passes = self.passes | {width: self.pass_seconds(width)}  # type: ignore[operator]
+        """The costs if passes may also have this width, at the cost of the next wider one."""
+        passes = {**self.passes, width: self.pass_seconds(width)}
         return replace(self, passes=dict(sorted(passes.items())))
 
     def scaled(self, factors: Mapping[int, float]) -> RoundCosts:
-        """After a change of the device's speed by these factors at some widths: others follow by interpolation, and
-        drafts by the mean. Factors that differ no more than measurements err are taken for one.
+        """The costs after the device's speed changed by these factors at some widths.
+
+        Factors of other widths are interpolated; drafts change by the mean. Factors that differ less than the error of
+        their measurement are replaced by their mean.
         """
+        measurement_error = 1.25
         mean = sum(factors.values()) / len(factors)
-        if max(factors.values()) < ALIKE * min(factors.values()):
+        if max(factors.values()) < measurement_error * min(factors.values()):
             factors = dict.fromkeys(factors, mean)
         passes = {width: seconds * interpolate(factors, width) for width, seconds in self.passes.items()}
         return RoundCosts(
-            passes, self.step * mean, self.start * mean, self.prefill * mean, self.fastest_baseline * mean
+            passes,
+            step=self.step * mean,
+            start=self.start * mean,
+            prefill=self.prefill * mean,
+            fastest_baseline=self.fastest_baseline * mean,
         )
 
 
 def interpolate(values: Mapping[int, float], at: float) -> float:
-    """Linear between the given points, constant outside of them."""
+    """Interpolate linearly between the given points. Outside of them, the nearest value holds."""
     points = sorted(values)
     above = bisect_left(points, at)
-    if above == len(points) or points[above] == at or above == 0:
-        return values[points[min(above, len(points) - 1)]]
-    low, high = points[above - 1], points[above]
+    if above == len(points):
+        return values[points[-1]]
+    if above == 0 or points[above] == at:
+        return values[points[above]]
+    low = points[above - 1]
+    high = points[above]
     return values[low] + (values[high] - values[low]) * (at - low) / (high - low)
 
 
 def measure_widths(
     measure: Callable[[int], float],
-    candidates: Sequence[int] = range(1, MAX_WIDTH + 1),
-    most: int = MAX_MEASURED_WIDTHS,
+    candidates: Sequence[int] = ALL_WIDTHS,
+    max_widths: int = MAX_MEASURED_WIDTHS,
 ) -> dict[int, float]:
-    """Seconds of a pass by width, at up to `most` of the candidates: more of them where the cost changes.
+    """Measure the seconds of a pass at up to `max_widths` of the candidates: more of them where the cost changes.
 
-    Published curves have steps (docs/decisions), so the interval with the largest rise is bisected until all are flat
-    or enough were measured. Narrow widths count for more, for most drafts are short.
+    Published curves have steps (docs/decisions), so the interval with the largest rise is bisected until all intervals
+    are flat or enough widths are measured. Narrow widths count for more, because most drafts are short.
     """
+    steep = 0.08  # an interval with a smaller relative rise is flat
     first = [candidates[0], *candidates[1:2], candidates[-1]]
     seconds = {width: measure(width) for width in dict.fromkeys(first)}
-    while len(seconds) < most:
-        widths = sorted(seconds)
+    while len(seconds) < max_widths:
         rises = []
-        for low, high in pairwise(widths):
-            between = [each for each in candidates if low < each < high]
+        for low, high in pairwise(sorted(seconds)):
+            between = [width for width in candidates if low < width < high]
             rise = seconds[high] / seconds[low] - 1.0
-            if between and rise > STEEP:
-                middle = min(between, key=lambda each: abs(each - (low * high) ** 0.5))
+            if between and rise > steep:
+                geometric_mean = (low * high) ** 0.5
+                middle = min(between, key=lambda width: abs(width - geometric_mean))
                 rises.append((rise / low**1.5, middle))
         if not rises:
             break
@@ -123,25 +140,27 @@ def measure_widths(
 
 
 def monotone(seconds: Mapping[int, float]) -> dict[int, float]:
-    """The closest curve that never falls (isotonic regression). A wider pass computes no less, so a fall is noise."""
+    """The closest curve that never falls (isotonic regression). Wider passes compute more, so a fall is noise."""
     pools: list[tuple[float, int]] = []  # mean, number of widths
     for value in seconds.values():
         pools.append((value, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (mean, count), (other, more) = pools[-2:]
-            pools[-2:] = [((mean * count + other * more) / (count + more), count + more)]
+            (mean, count), (next_mean, next_count) = pools[-2:]
+            total = count + next_count
+            pools[-2:] = [((mean * count + next_mean * next_count) / total, total)]
     values = [mean for mean, count in pools for _ in range(count)]
     return dict(zip(seconds, values, strict=True))
 
 
 def drop_redundant_widths(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Without the widths that cost nearly as much as the next wider one: MLX traces a graph for each width. The
-    narrowest stays, of which the baseline's passes are.
+    """Drop widths that cost nearly as much as the next wider one, because MLX traces a graph for each width.
+
+    The narrowest width stays for baseline passes.
     """
-    narrowest, *others = sorted(seconds)
-    widest = others[-1] if others else narrowest
-    kept = {widest: seconds[widest]}
-    for width in reversed([narrowest, *others]):
-        if width == narrowest or seconds[width] * (1.0 + SAVING) < seconds[min(kept)]:
+    least_saving = 0.03
+    widths = sorted(seconds)
+    kept = {widths[-1]: seconds[widths[-1]]}
+    for width in reversed(widths):
+        if width == widths[0] or seconds[width] * (1.0 + least_saving) < seconds[min(kept)]:
             kept[width] = seconds[width]
     return dict(sorted(kept.items()))

@@ -1,4 +1,4 @@
-"""Which widths the passes of an engine have, and whether all of them compute the same bits."""
+"""The widths of an engine's passes: which there are, whether they are exact, and whether their costs still hold."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from .costs import RoundCosts
 
 
 class SpeedMonitor:
-    """Notices that rounds no longer take what the measured curve says: the device's speed has changed."""
+    """Detects that rounds no longer take the predicted time, because the device's speed changed."""
 
-    ROUNDS, TOLERANCE = 50, 1.25
+    ROUNDS = 50  # whose median is compared
+    TOLERANCE = 1.25
 
     def __init__(self) -> None:
         self._ratios: list[float] = []
-        self._usual: float | None = 1.0  # of the time of a round to the prediction; None: to be seen
+        self._usual: float | None = 1.0  # measured / predicted time; None until it is known again
 
     def observe(self, predicted: float, seconds: float) -> bool:
-        """Whether the curve should be measured again. A difference that stays after that is the host's share of a
-        round, which the curve does not have.
+        """Return whether the costs should be measured again.
+
+        If rounds still differ from the prediction after that, the difference is host time, which the costs leave out.
         """
         self._ratios.append(seconds / predicted)
         if len(self._ratios) < self.ROUNDS:
             return False
-        ratio, self._ratios = median(self._ratios), []
+        ratio = median(self._ratios)
+        self._ratios = []
         if self._usual is None:
             self._usual = ratio
         elif max(ratio / self._usual, self._usual / ratio) > self.TOLERANCE:
@@ -37,10 +40,14 @@ class SpeedMonitor:
 
 @dataclass(frozen=True)
 class PassWidths:
-    """costs: of a round with a number of rows; its passes are the widths that there are.
-    exact: no pass may have another width, for only these give each position the same bits.
-    fixed_capacity: the bits depend on the capacity of the cache too, so it must be reserved before the first pass.
-    measure_again: measures passes of these widths once more, for so many rows, after which `costs` has changed.
+    """The widths that passes may have, and their costs.
+
+    Args:
+        costs: the costs of a round, by number of rows. Passes are padded to the widths of these costs.
+        exact: all passes must have one of these widths, because only they give each position the same bits.
+        fixed_capacity: bits also depend on the KV cache's capacity, so it is reserved before the first pass.
+        measure_again: measures some widths again for a number of rows, and updates `costs`.
+        monitor: detects that the costs no longer hold.
     """
 
     costs: Callable[[int], RoundCosts]
@@ -50,28 +57,39 @@ class PassWidths:
     monitor: SpeedMonitor = field(default_factory=SpeedMonitor)
 
     def width(self, rows: int, tokens: int) -> int:
-        """Of a pass over so many tokens."""
+        """The width of a pass over this many tokens."""
         return self.costs(rows).width(tokens)
 
     def max_width(self, rows: int) -> int:
-        """No pass may be wider."""
+        """The width that no pass may exceed."""
         return max(self.costs(rows).passes) if self.exact else sys.maxsize
 
     def chunks(self, rows: int, tokens: int) -> Iterator[tuple[int, int, int]]:
-        """(start, count, width) of the passes that read so many tokens: one, or as many as exactness takes."""
+        """Split a prefix of `tokens` tokens into passes: yields (start, count, width).
+
+        Exact passes may need several of them; otherwise there is one.
+        """
         most = min(tokens, self.max_width(rows)) or 1
         for start in range(0, tokens, most):
             count = min(most, tokens - start)
             yield start, count, self.width(rows, count) if self.exact else count
 
-    def observe(self, rows: int, drafted: int, steps: int, seconds: float) -> None:
-        """What a round took, with `drafted` tokens in its longest draft."""
-        if not drafted or self.measure_again is None or rows & (rows - 1):  # costs are those of powers of two
+    def observe(self, rows: int, draft_tokens: int, steps: int, seconds: float) -> None:
+        """Compare the duration of a round with its prediction.
+
+        Args:
+            rows: rows of the batch.
+            draft_tokens: tokens of the longest draft.
+            steps: steps of the draft model.
+            seconds: the measured duration.
+        """
+        is_measured = rows & (rows - 1) == 0  # costs are measured at powers of two
+        if not draft_tokens or self.measure_again is None or not is_measured:
             return
         costs = self.costs(rows)
-        predicted = costs.round_seconds(drafted, steps)
+        predicted = costs.round_seconds(draft_tokens, steps)
         if predicted < float("inf") and self.monitor.observe(predicted, seconds):
-            self.measure_again(rows, (costs.width(1), costs.width(drafted + 1)))
+            self.measure_again(rows, (costs.width(1), costs.width(draft_tokens + 1)))
 
 
 UNPADDED = PassWidths(lambda rows: RoundCosts({}))

@@ -22,7 +22,7 @@ from .probe import Probe
 class PassPlanner:
     """The pass widths and draft lengths for requests of one session, and the price of exactness.
 
-    Each answer is kept for later requests with the same options, so an adaptive length learns from all of them.
+    Results are kept for later requests with the same options, so an adaptive length learns from all of them.
 
     Args:
         target: the model whose passes are planned.
@@ -45,7 +45,7 @@ class PassPlanner:
         self._lengths: dict[tuple[str, int, bool, bool], DraftLength] = {}
 
     def length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
-        """The policy that decides how many tokens to draft."""
+        """The draft length for these options. An adaptive one is kept for later requests."""
         num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
         if not isinstance(num_draft_tokens, str):
             return choose_length(num_draft_tokens)
@@ -114,9 +114,9 @@ class PassPlanner:
         price = self.price(options, slots)
         if not price.is_possible:
             way_out = "decode with 1 slot" if slots > 1 else "choose a smaller num_draft_tokens"
-            return f"tokens may differ where the target's scores nearly tie: no such passes are exact here; {way_out}"
+            return f"tokens may differ where the target's scores nearly tie: no exact passes on this device; {way_out}"
         return (
-            "tokens may differ from those without a draft where the target's scores nearly tie; "
+            "tokens may differ from baseline decoding where the target's scores nearly tie; "
             f"strict prevents that and costs {price.share:.0%} of the speed"
         )
 
@@ -124,17 +124,19 @@ class PassPlanner:
         return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft_tokens != 0
 
     def _plan_widths(self, options: GenerationOptions, num_draft_tokens: Any, *, exact: bool) -> PassWidths:
-        """Plan for a fixed number of draft tokens, which nearly all passes then have, or for a schedule."""
+        """Plan for a fixed number of draft tokens, which sets the width of nearly all passes, or for an adaptive length."""
         calibration = self.calibration(options)
         if exact and isinstance(num_draft_tokens, int) and not calibration.has_exact_pass(num_draft_tokens + 1):
             raise InputError(
-                f"num_draft_tokens {num_draft_tokens}: on this device passes with the same bits have room for "
-                f"{max(calibration.exact_widths) - 1} drafted tokens; choose fewer, or leave strict out"
+                f"num_draft_tokens: too many for exact passes on this device (got {num_draft_tokens}, expected at most "
+                f"{max(calibration.exact_widths) - 1}); choose fewer, or leave out strict"
             )
         if isinstance(num_draft_tokens, int):
             extra_widths = [num_draft_tokens + 1]
-        else:  # for schedules that draft more tokens than the widest measured pass holds
-            extra_widths = [width for width in calibration.exact_widths if exact and width > MAX_WIDTH]
+        elif exact:  # for a caller's `DraftLength`, whose drafts may not fit into the widest measured pass
+            extra_widths = [width for width in calibration.exact_widths if width > MAX_WIDTH]
+        else:
+            extra_widths = []
 
         planned: dict[int, tuple[RoundCosts, RoundCosts]] = {}  # by rows: measured costs, and those planned from them
 

@@ -10,7 +10,12 @@ from .costs import TYPICAL_TOKENS, RoundCosts
 
 
 class Recommendation(NamedTuple):
-    """length: drafted tokens per round, 0 if drafting is not worthwhile. speedup: over decoding without a draft."""
+    """A draft length.
+
+    Args:
+        length: draft tokens per round; 0 if drafting is not worthwhile.
+        speedup: the expected speedup over baseline decoding.
+    """
 
     length: int
     speedup: float
@@ -19,18 +24,28 @@ class Recommendation(NamedTuple):
 def recommend_length(
     costs: RoundCosts, acceptance: Sequence[float], *, baseline: float, has_steps: bool
 ) -> Recommendation:
-    """acceptance: of each drafted position, given that those before it were accepted; the last holds for all further
-    ones.
-    baseline: seconds of a pass without a draft. has_steps: whether a draft model or head drafts; copies take no steps.
+    """Find the length with the most expected tokens per second.
+
+    Args:
+        costs: of a round.
+        acceptance: the acceptance rate of each position if all positions before it are accepted. The last rate holds
+            for all further positions.
+        baseline: seconds of a round without a draft; the speedup is relative to it.
+        has_steps: whether a draft model or draft head drafts. Copied drafts take no steps.
     """
-    best, expected, survives = Recommendation(0, baseline / costs.baseline), 1.0, 1.0
-    least = WORTHWHILE * best.speedup
+    best = Recommendation(0, baseline / costs.baseline)
+    least_speedup = WORTHWHILE * best.speedup
+    expected_tokens = 1.0
+    all_accepted = 1.0
     for length in range(1, LONGEST + 1):
-        survives *= acceptance[min(length, len(acceptance)) - 1]
-        expected += survives
-        seconds = costs.round_seconds(length, length * has_steps)
-        seconds += expected * costs.prefill / TYPICAL_TOKENS * has_steps
-        speedup = expected * baseline / seconds
-        if speedup > max(least, best.speedup):
+        all_accepted *= acceptance[min(length, len(acceptance)) - 1]
+        expected_tokens += all_accepted
+        if has_steps:
+            prefill = expected_tokens * costs.prefill / TYPICAL_TOKENS
+            seconds = costs.round_seconds(length, steps=length) + prefill
+        else:
+            seconds = costs.round_seconds(length)
+        speedup = expected_tokens * baseline / seconds
+        if speedup > max(least_speedup, best.speedup):
             best = Recommendation(length, speedup)
     return best

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -391,7 +393,7 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
     assert session.planner.exactness_note(session.options_with({"strict": False})) is None
     assert session.planner.exactness_note(session.options_with({"temperature": 1.0})) is None  # samples differ anyway
     with pytest.raises(
-        InputError, match="num_draft_tokens 20: on this device passes with the same bits have room for 14"
+        InputError, match=r"num_draft_tokens: too many for exact passes on this device \(got 20, expected at most 14\)"
     ):
         session.generate("5 9 3", num_draft_tokens=20, strict=True)
     for schedule in ("auto", 14):  # drafts are cut to what exact passes have room for
@@ -399,6 +401,15 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
     timed = len(probes[0].timed)
     session.calibrate(again=True)
     assert len(probes[0].timed) > timed
+
+
+def test_a_calibrated_session_frees_its_models(folder: Path) -> None:
+    session = Session(tiny_model(), Numbers(), noisy_copy(tiny_model()))
+    session.calibrate()
+    models = [weakref.ref(session.model), weakref.ref(session.draft_model)]
+    del session
+    gc.collect()
+    assert [model() for model in models] == [None, None]
 
 
 def test_calibrating_again_measures_passes_with_and_without_a_draft(
