@@ -64,7 +64,7 @@ STEPS = 120
 
 def train(folder: Path, output: str) -> int:
     trainer.REPORT_STEPS, trainer.SAVE_SECONDS = 2, 0.0
-    train_command.draw = lambda *_: None
+    train_command.plot_curves = lambda *_: None
     flags = {"model": "target", "prompts": "prompts.txt", "output": output}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(folder / value))]
     more = f"--steps {STEPS} --max-tokens 24 --held-out 8 --dtype float32 --sampled-share 0.5 --resume --force"

@@ -1,4 +1,4 @@
-"""The server as a command: its flags, its token, its socket, and how it ends."""
+"""The server as a command: its flags, access token, socket and shutdown."""
 
 from __future__ import annotations
 
@@ -37,27 +37,23 @@ if TYPE_CHECKING:
 
 PROGRAM = "python -m speculative_decoding.serve"
 EXTRA = ("starlette", "uvicorn", "prometheus_client")
-VARIABLE = "SPECULATIVE_DECODING_TOKEN"
-LEAST_TOKEN = 16  # characters
-WITHOUT = ("seed", "strict", "num_return_sequences")  # options of decoding that are no flags here
-MOST_CONNECTIONS = 1000
-IDLE_SECONDS = 75  # of a connection: longer than clients and proxies keep theirs, who else write into a closed one
-CLOSING_SECONDS = 5  # for answers that are written already
+TOKEN_VARIABLE = "SPECULATIVE_DECODING_TOKEN"
+MIN_TOKEN_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
-class Listening:
-    """Where clients come in, and which."""
+class AccessFlags:
+    """Where the server listens, and who may use it."""
 
-    host: A[str, Text(), "the address to listen on; others than this machine's own need a token"] = "127.0.0.1"
-    port: A[int, Whole(0, 65535), "0 takes one that is free"] = 8080
-    allow_host: A[Sequence[str], Several(Text()), "a name by which clients call this server; may be repeated"] = ()
-    token_file: A[Path | None, File(), f"a file with the token that clients must send (or {VARIABLE} has it)"] = None
-    no_token: A[bool, Switch(), "take requests from everywhere without a token"] = False
+    host: A[str, Text(), "address to listen on; other than a loopback address, it requires a token"] = "127.0.0.1"
+    port: A[int, Whole(0, 65535), "port to listen on; 0 chooses a free one"] = 8080
+    allow_host: A[Sequence[str], Several(Text()), "a host name that clients may use; may be repeated"] = ()
+    token_file: A[Path | None, File(), f"a file with the token that clients send (or set {TOKEN_VARIABLE})"] = None
+    no_token: A[bool, Switch(), "accept requests from any address without a token"] = False
     translate: A[
         Sequence[str],
         Several(Text()),
-        "SOURCE:TARGET=PREFIX for /translate, where config.json says none; may be repeated",
+        "SOURCE:TARGET=PREFIX for /translate, if config.json has no prefixes; may be repeated",
     ] = ()
     log_prompts: A[bool, Switch(), "write prompts to the log"] = False
 
@@ -69,25 +65,27 @@ class Listening:
             return False
 
     def token(self) -> str | None:
-        """None: nobody needs one. Raises `InputError`."""
-        given = os.environ.get(VARIABLE)
+        """Return the token that clients must send, or None. Raises `InputError`."""
+        token = os.environ.get(TOKEN_VARIABLE)
         if self.token_file is not None:
-            given = read_text(self.token_file, "--token-file").strip()
-        if given is None:
+            token = read_text(self.token_file, "--token-file").strip()
+        if token is None:
             if not self.is_local and not self.no_token:
                 raise InputError(
-                    f"--host {self.host}: everybody who reaches it could use this server; give a --token-file, or "
-                    f"{VARIABLE}, or say --no-token"
+                    f"--host {self.host}: reachable from other machines, but no token is set; give --token-file, or "
+                    f"{TOKEN_VARIABLE}, or --no-token"
                 )
             return None
         if self.no_token:
-            raise InputError("--no-token does not go with a token; leave one of them out")
-        if len(given) < LEAST_TOKEN or not given.isascii() or not given.isprintable() or " " in given:
-            raise InputError(f"the token must have at least {LEAST_TOKEN} letters, digits and signs; make another")
-        return given
+            raise InputError("--no-token: a token is set; leave one of them out")
+        if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
+            raise InputError(
+                f"token: needs at least {MIN_TOKEN_CHARACTERS} printable ASCII characters without spaces; make another"
+            )
+        return token
 
-    def open(self) -> socket.socket:
-        """Before models are loaded. Raises `InputError`."""
+    def open_socket(self) -> socket.socket:
+        """Listen before the models are loaded. Raises `InputError`."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=128)
@@ -99,9 +97,10 @@ class Listening:
 def serve_parser(program: str) -> Parser:
     description = "Serve a target with its draft to many clients at once: completions, translations, metrics, a page."
     parser = Parser(prog=program, description=description)
-    add_flags(parser, "listening", Listening)
+    add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
-    add_decoding_flags(parser, "decoding, where a request does not say", without=WITHOUT)
+    without = ("seed", "strict", "num_return_sequences")  # the first and last belong to a request: seed and n
+    add_decoding_flags(parser, "decoding defaults for requests", without=without)
     return parser
 
 
@@ -110,27 +109,34 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
-    """The exit status: 1 if the device failed and another process is needed. processes: the processes that share the
-    target, of which this one is the first.
+    """Serve until shutdown, and return the exit status: 1 if the device failed and the process must be restarted.
+
+    processes: the processes that share the target, if there are several; this one is the first.
     """
     if missing := [name for name in EXTRA if util.find_spec(name) is None]:
         raise InputError(f"the server needs {' and '.join(missing)}: pip install {' '.join(EXTRA)}")
-    listening, limits, plan = chosen_as(Listening, chosen), chosen_as(Limits, chosen), plan_of(chosen)
+    access = chosen_as(AccessFlags, chosen)
+    limits = chosen_as(Limits, chosen)
+    plan = plan_of(chosen)
     plan = replace(plan, folders=replace(plan.folders, processes=processes))
     if plan.options.max_tokens > limits.max_output_tokens:
-        raise InputError(f"--max-tokens {plan.options.max_tokens}: is above --max-output-tokens; change one of them")
-    token = listening.token()
-    with listening.open() as opened:
+        raise InputError(
+            f"--max-tokens {plan.options.max_tokens}: above --max-output-tokens {limits.max_output_tokens}; "
+            "change one of them"
+        )
+    token = access.token()
+    with access.open_socket() as opened:
         pair = plan.open()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        return asyncio.run(listen(opened, listening, limits, plan, pair, token))
+        return asyncio.run(listen(opened, access, limits, plan, pair, token))
 
 
 async def listen(
-    opened: socket.socket, listening: Listening, limits: Limits, plan: Plan, pair: Pair, token: str | None
+    opened: socket.socket, access: AccessFlags, limits: Limits, plan: Plan, pair: Pair, token: str | None
 ) -> int:
-    # not imported at the top: other commands work without the extra
+    """Run the server on an open socket, and return the exit status."""
+    # Imported here, because other commands work without these packages.
     from ..server.app import ServerSettings, make_app
     from ..server.decoding_thread import DecodingThread
     from ..server.metrics import Metrics
@@ -139,29 +145,34 @@ async def listen(
 
     folder = pair.opened_target.folder
     service = Service(DecodingThread(lambda: plan.session(pair), limits), limits, Metrics())
-    translation = TranslationPrompts.of(read_config(folder), list(listening.translate))
-    hosts = {listening.host, *listening.allow_host}
+    translation = TranslationPrompts.of(read_config(folder), list(access.translate))
+    hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
-    settings = ServerSettings(folder.resolve().name, translation, hosts, token, listening.log_prompts, created)
+    settings = ServerSettings(folder.resolve().name, translation, hosts, token, access.log_prompts, created)
     server = make_server(make_app(service, settings), service)
     host, port, *_ = opened.getsockname()
-    say(f"{plan.describe()}\nhttp://{f'[{host}]' if ':' in host else host}:{port}, as soon as GET /health says ok")
-    problems: list[Exception] = []
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    say(f"{plan.describe()}\n{url} (ready when GET /health answers ok)")
+    errors: list[Exception] = []
 
-    def end(problem: Exception | None) -> None:
-        problems.extend([problem] if problem is not None else [])
+    def end(error: Exception | None) -> None:
+        if error is not None:
+            errors.append(error)
         server.should_exit = True
 
     service.on_end = end
     await server.serve(sockets=[opened])
-    if problems and isinstance(problems[0], InputError):
-        raise problems[0]
-    return 1 if problems else 0
+    if errors and isinstance(errors[0], InputError):
+        raise errors[0]
+    return 1 if errors else 0
 
 
 def make_server(app: Starlette, service: Service) -> uvicorn.Server:
-    """uvicorn, but SIGTERM and Ctrl-C let running requests finish, and the exit status be 0; a second one does not."""
+    """Return a uvicorn server whose first SIGTERM or Ctrl-C drains running requests; the second one ends them."""
     import uvicorn
+
+    loop = asyncio.get_running_loop()
+    draining = list[Any]()
 
     class Server(uvicorn.Server):
         def handle_exit(self, number: int, frame: FrameType | None) -> None:
@@ -173,7 +184,6 @@ def make_server(app: Starlette, service: Service) -> uvicorn.Server:
             else:
                 draining.append(asyncio.ensure_future(service.drain()))
 
-    loop, draining = asyncio.get_running_loop(), list[Any]()
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -182,8 +192,8 @@ def make_server(app: Starlette, service: Service) -> uvicorn.Server:
         ws="none",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=IDLE_SECONDS,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=CLOSING_SECONDS,
+        timeout_keep_alive=75,  # longer than clients and proxies keep idle connections, to avoid writes to a closed one
+        limit_concurrency=1000,
+        timeout_graceful_shutdown=5,  # for responses that are being sent
     )
     return Server(config)

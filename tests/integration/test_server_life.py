@@ -404,13 +404,13 @@ def test_prompts_are_in_the_log_only_if_they_are_to_be(caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--host", "0.0.0.0"), "--host 0.0.0.0: everybody who reaches it"),
-        (("--host", "texts.example"), "--token-file, or SPECULATIVE_DECODING_TOKEN, or say --no-token"),
+        (("--host", "0.0.0.0"), "--host 0.0.0.0: reachable from other machines"),
+        (("--host", "texts.example"), "--token-file, or SPECULATIVE_DECODING_TOKEN, or --no-token"),
         (("--token-file", "short"), "at least 16"),
         (("--token-file", "missing"), "--token-file missing: not readable"),
-        (("--token-file", "long", "--no-token"), "--no-token does not go with a token"),
+        (("--token-file", "long", "--no-token"), "--no-token: a token is set"),
         (("--max-prompts", "99"), "choose fewer, or a longer --queue"),
-        (("--max-tokens", "2000"), "--max-tokens 2000: is above --max-output-tokens"),
+        (("--max-tokens", "2000"), "--max-tokens 2000: above --max-output-tokens"),
         (("--port", "PORT"), "choose another"),
         (("--model", "missing"), "--model: "),
         (("--port", "99999"), "must be a whole number, 0 to 65535"),
@@ -436,11 +436,11 @@ def test_wrong_flags_are_refused_in_a_line_before_anything_is_loaded(
 
 
 def test_a_token_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(serve_command.VARIABLE, TOKEN)
-    assert serve_command.Listening(host="0.0.0.0").token() == TOKEN
-    monkeypatch.delenv(serve_command.VARIABLE)
-    assert serve_command.Listening().token() is serve_command.Listening(host="::1").token() is None
-    assert serve_command.Listening(host="0.0.0.0", no_token=True).token() is None
+    monkeypatch.setenv(serve_command.TOKEN_VARIABLE, TOKEN)
+    assert serve_command.AccessFlags(host="0.0.0.0").token() == TOKEN
+    monkeypatch.delenv(serve_command.TOKEN_VARIABLE)
+    assert serve_command.AccessFlags().token() is serve_command.AccessFlags(host="::1").token() is None
+    assert serve_command.AccessFlags(host="0.0.0.0", no_token=True).token() is None
 
 
 def test_without_the_extra_it_says_how_to_get_it(

@@ -428,7 +428,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_module, "LIKELY_CANDIDATES", 4)
         patch.setattr(batches_module, "RANDOM_CANDIDATES", 4)
-        patch.setattr(train_command, "draw", lambda *_: None)
+        patch.setattr(train_command, "plot_curves", lambda *_: None)
         status = train_command.main(arguments(folder, "one"))
     said = [process.communicate() for process in started]
     assert status == 0
@@ -482,7 +482,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call
 
 def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     status, err = command()
-    assert status == 0 and "tokens per target call with drafts of 7" in err and "kept on the disk" in err
+    assert status == 0 and "tokens per target call with 7 draft tokens" in err and "stored on disk" in err
     assert (tmp_path / "head" / "curves.png").stat().st_size > 1000
     assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
     status, err = command()
@@ -494,7 +494,7 @@ def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[in
     status, err = command("--force", "--resume", sampled_share="0.5")
     assert status == 2 and "sampled_share is '0.5', was '0.0'" in err
     status, err = command("--force", "--resume", max_disk_gb="0")
-    assert status == 0 and "going on behind step 4" in err and "computed when needed" in err
+    assert status == 0 and "resuming after step 4" in err and "computed when needed" in err
     path = tmp_path / "head.training" / "checkpoint.npz"
     path.write_bytes(path.read_bytes()[:-100])
     status, err = command("--force", "--resume")
@@ -531,14 +531,20 @@ def test_label_ids_are_always_candidates_and_every_id_sometimes() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"steps": ""}, "say how long to train"),
-        ({"minutes": "1"}, "say how long to train"),
-        ({"kind": "model"}, "--kind model needs --draft-model"),
+        ({"steps": ""}, "--minutes and --steps: give exactly one of them"),
+        ({"minutes": "1"}, "--minutes and --steps: give exactly one of them"),
+        ({"kind": "model"}, "--kind model: needs a small model"),
         ({"draft_model": "nowhere"}, "--draft-model: model 'nowhere' is neither a folder"),
-        ({"draft_model": "models/t5-web-docs-draft"}, "t5-web-docs-draft is a model; name another"),
+        (
+            {"draft_model": "models/t5-web-docs-draft"},
+            "t5-web-docs-draft: wrong kind (got a model, expected a draft head); name another",
+        ),
         ({"draft_model": "models/t5-web-docs-head"}, "belongs to another target"),
-        ({"draft_model": "models/t5-web-docs-head", "model": "t5-web-docs", "kind": "model"}, "is a draft head"),
-        ({"model": ""}, "--model and --output are needed"),
+        (
+            {"draft_model": "models/t5-web-docs-head", "model": "t5-web-docs", "kind": "model"},
+            "wrong kind (got a draft head, expected a model)",
+        ),
+        ({"model": ""}, "--model and --output: both are required"),
         ({"model": "nowhere"}, "--model: model 'nowhere' is neither a folder"),
         ({"prompts": "nowhere.txt"}, "nowhere.txt: not readable"),
         ({"held_out": "40", "max_tokens": "2"}, ""),

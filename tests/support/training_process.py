@@ -40,7 +40,7 @@ def wait_for_both(folder: Path) -> None:
 def main(folder: Path) -> None:
     wait_for_both(folder)
     few_candidates()
-    train_command.draw = lambda *_: None
+    train_command.plot_curves = lambda *_: None
     statuses = [train_command.main(arguments(folder, "two"))]
 
     averaged = TrainingGroup.mean
