@@ -1,6 +1,4 @@
-"""BART and its relatives beyond what every golden is put through: what goldens must catch, files as others write them,
-positions that end, quantised weights, and the laws of the loop.
-"""
+"""BART families, beyond the checks that all goldens share: planted faults, file variants, positions, and decoding."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ def random_model(**changes: Any) -> BART:
     return model
 
 
-# Mistakes that a golden must catch.
+# Planted faults, which the goldens must catch.
 
 
 def no_offset(model: BART) -> None:
@@ -123,7 +121,7 @@ FAULTS: dict[str, list[Callable[[BART], None]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_a_golden_that_catches_mistakes(family: str) -> None:
+def test_goldens_catch_planted_faults(family: str) -> None:
     for fault in (*FAULTS[family], norms_elsewhere, unscaled_attention):
         model, golden = opened(family)
         assert error_of(model, golden) < 1e-4
@@ -135,7 +133,7 @@ def test_every_family_has_a_golden_that_catches_mistakes(family: str) -> None:
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], source: str = "bart") -> BART:
-    """The golden's model from a file with other tensors."""
+    """The golden model, loaded from a file with changed tensors."""
     folder.mkdir(parents=True)
     save_file(change(load_file(GOLDENS / source / "model.safetensors")), folder / "model.safetensors")
     checkpoint = checkpoints.read(folder)
@@ -145,8 +143,8 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], 
     return model
 
 
-def test_files_without_a_head_have_no_prefix(tmp_path: Path) -> None:
-    """As facebook/bart-base: the keys of the model alone, with copies of the embedding, no bias of the logits."""
+def test_file_without_head_loads(tmp_path: Path) -> None:
+    """Like facebook/bart-base: no name prefix, copies of the embedding, no logits bias."""
     model, golden = opened("bart")
     bare = rewritten(
         tmp_path / "bare",
@@ -158,7 +156,7 @@ def test_files_without_a_head_have_no_prefix(tmp_path: Path) -> None:
     assert error_of(bare, golden | {"logits": golden["logits"] - np.array(model.logits_bias)}) < 1e-4
 
 
-def test_a_bias_of_zeros_costs_nothing(tmp_path: Path) -> None:
+def test_zero_logits_bias_is_ignored(tmp_path: Path) -> None:
     name = "final_logits_bias"
     zero = rewritten(tmp_path / "zero", lambda tensors: tensors | {name: np.zeros_like(tensors[name])})
     assert not zero.has_logits_bias
@@ -166,7 +164,7 @@ def test_a_bias_of_zeros_costs_nothing(tmp_path: Path) -> None:
         rewritten(tmp_path / "short", lambda tensors: tensors | {name: np.zeros((1, 5), np.float32)})
 
 
-def test_a_head_that_differs_from_the_embedding_is_the_head(tmp_path: Path) -> None:
+def test_head_that_differs_from_embedding_is_not_tied(tmp_path: Path) -> None:
     own = rewritten(tmp_path / "own", lambda tensors: tensors | {"lm_head.weight": 2 * tensors["lm_head.weight"]})
     model, golden = opened("bart")
     bias = np.array(model.logits_bias)
@@ -187,13 +185,13 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE, ids=lambda value: str(value)[:20])
-def test_an_impossible_field_is_named_in_one_line(field: str, value: Any) -> None:
+def test_invalid_field_is_named_in_one_line(field: str, value: Any) -> None:
     with pytest.raises(CheckpointError) as error:
         models.build(CONFIG | {field: value})
     assert field in str(error.value) and str(error.value).isprintable()
 
 
-def test_mbart_must_say_with_what_an_output_begins() -> None:
+def test_mbart_requires_a_decoder_start_token() -> None:
     silent = {name: value for name, value in CONFIG.items() if name != "decoder_start_token_id"}
     assert models.build(silent).config.decoder_start_token_id == 2
     with pytest.raises(CheckpointError, match="decoder_start_token_id"):
@@ -203,8 +201,8 @@ def test_mbart_must_say_with_what_an_output_begins() -> None:
 # Positions.
 
 
-def test_passes_reach_beyond_a_learned_table_and_nothing_is_read_there() -> None:
-    """A draft goes over the end of 70 positions, in a buffer of 128: what is within is as without it."""
+def test_passes_may_exceed_a_learned_position_table() -> None:
+    """A draft that exceeds 70 positions, in a cache of capacity 128, leaves logits within them unchanged."""
     model = random_model()
     encoder_output = model.encode(mx.array([SOURCES[0]]))
     tokens = mx.random.randint(3, 64, (1, 76), key=mx.random.key(0))
@@ -217,7 +215,7 @@ def test_passes_reach_beyond_a_learned_table_and_nothing_is_read_there() -> None
     assert mx.array_equal(table[:70], model.decoder.positions.weight[2:]) and not mx.any(table[70:]).item()
 
 
-def test_an_output_beyond_the_positions_is_refused_in_one_line() -> None:
+def test_output_beyond_the_positions_is_refused_in_one_line() -> None:
     model, length = random_model(), choose_length(4)
 
     def ask(prompt: str = "abc", **options: Any) -> None:
@@ -238,7 +236,7 @@ def test_an_output_beyond_the_positions_is_refused_in_one_line() -> None:
         score(model, Letters(), "abc", [5] * 71)  # type: ignore[arg-type]
 
 
-def test_sines_and_cosines_have_no_end() -> None:
+def test_sinusoidal_positions_have_no_limit() -> None:
     model = random_model(model_type="marian")
     assert model.most_positions is None
     prepared = prepare(
@@ -257,7 +255,7 @@ def test_sines_and_cosines_have_no_end() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_change_nothing(family: str) -> None:
+def test_drafts_keep_the_output(family: str) -> None:
     target, _ = opened(family)
     draft, accepted = noisy_copy(target, noise=0.03), set[int]()
     for source in SOURCES[:2]:
@@ -277,7 +275,7 @@ STORED += [(family, Storage("float16", bits, 32)) for family in ("bart", "marian
 
 
 @pytest.mark.parametrize(("family", "storage"), STORED, ids=str)
-def test_weights_in_few_bits_are_near_the_model(family: str, storage: Storage, tmp_path: Path) -> None:
+def test_converted_weights_approximate_the_model(family: str, storage: Storage, tmp_path: Path) -> None:
     config = CONFIG | {"model_type": family}
     folder = save(random_model(**config), tmp_path / "hf", config)
     expected, found = (
@@ -298,8 +296,8 @@ def test_weights_in_few_bits_are_near_the_model(family: str, storage: Storage, t
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_float16_is_refused_where_layers_add_up(family: str, tmp_path: Path) -> None:
-    """Each layer adds more than half of what float16 holds."""
+def test_float16_is_refused_for_growing_residual_streams(family: str, tmp_path: Path) -> None:
+    """Each layer adds more than half of float16's maximum to the residual stream."""
     config = CONFIG | {"model_type": family}
     model, adds_up = random_model(**config), FAMILIES[family].norm_first
     for layer in model.decoder.layers:
@@ -320,8 +318,7 @@ def test_float16_is_refused_where_layers_add_up(family: str, tmp_path: Path) -> 
             attempt()
 
 
-def test_a_head_with_a_bias_is_one_product() -> None:
-    """What training multiplies states by gives the logits of the head itself."""
+def test_training_matrix_includes_the_logits_bias() -> None:
     model, _ = opened("marian")
     states, ids = mx.random.normal((2, 3, 16), key=mx.random.key(0)), mx.array([7, 0, 95, 33])
     expected = model.logits(states)[..., ids]
@@ -332,7 +329,7 @@ def test_a_head_with_a_bias_is_one_product() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(family: str) -> None:
+def test_graph_size_of_a_pass_is_independent_of_rows(family: str) -> None:
     model = random_model(model_type=family)
     counts = []
     for rows in (1, 5):
@@ -344,8 +341,8 @@ def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(family: str) -
 
 
 @pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "m2m_100", "marian"])
-def test_the_text_that_generation_config_asks_for_is_hugging_faces_with_and_without_a_draft(name: str) -> None:
-    """Forced first and last tokens, banned ones, repeated n-grams, a least length: as `generate` wrote it."""
+def test_generation_config_gives_hugging_faces_output_with_and_without_a_draft(name: str) -> None:
+    """Forced first and last tokens, banned tokens, repeated n-grams and a minimum length."""
     model, golden = opened(name)
     raw = json.loads((GOLDENS / name / "config.json").read_text())
     model.generation_config = checked_generation_config(GOLDENS / name, raw, model)

@@ -1,4 +1,4 @@
-"""What every family is asked besides its golden's logits: rows side by side, and languages, from the command line."""
+"""Batches and languages of every family, compared with Hugging Face's outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODES = {"mbart": ("de_DE", "en_XX", "af_ZA"), "m2m_100": ("deu_Latn", "eng_Latn
 
 
 def tokenizer_of(vocab_size: int, languages: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """A tokenizer.json of words, and the words by id: the three of `special`, the languages, and w4, w5, ..."""
+    """A word-level tokenizer.json, and the words by id: three special tokens, the languages, and w4, w5, ..."""
     special = {"<s>": 0, "<pad>": 1, "</s>": 2, **languages}
     words = {f"w{i}": i for i in range(vocab_size) if i not in special.values()} | special
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
@@ -37,10 +37,10 @@ def tokenizer_of(vocab_size: int, languages: Mapping[str, int]) -> tuple[dict[st
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_languages_side_by_side_are_written_as_hugging_face_writes_each(
+def test_job_with_a_language_per_line_matches_hugging_face(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Converted, and decoded from a file in which each line has languages of its own; with a draft and without."""
+    """The model is converted, and decodes a job whose lines have different languages, with and without a draft."""
     model, golden = load_golden(FOLDERS[name])
     codes = dict(zip(CODES[name], golden["languages"].tolist(), strict=True))
     content, words = tokenizer_of(model.config.vocab_size, codes)
@@ -83,8 +83,8 @@ def test_languages_side_by_side_are_written_as_hugging_face_writes_each(
 
 @pytest.mark.parametrize("name", sorted({*BART_LIKE, *GEMMA_LIKE}))
 @pytest.mark.usefixtures("uncompiled")
-def test_rows_side_by_side_are_hugging_faces_outputs_with_any_draft(name: str) -> None:
-    """Three sources of other lengths in two slots; and with the noise of each position, each is what it is alone."""
+def test_batch_rows_match_hugging_face_with_every_drafter(name: str) -> None:
+    """Three sources of different lengths in two slots; coupled samples equal those of single requests."""
     model, golden = load_golden(FOLDERS[name])
     rows = zip(golden["input_ids"], golden["attention_mask"].astype(bool), strict=True)
     prompts = [text_of(ids[mask].tolist()) for ids, mask in rows]

@@ -1,4 +1,4 @@
-"""T5Gemma and T5Gemma 2 beyond what every family is asked: laws of the loop, types, config.json, planted faults."""
+"""T5Gemma and T5Gemma 2, beyond the checks that all goldens share: decoding, dtypes, config.json, planted faults."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def config_of(name: str) -> dict[str, Any]:
     return json.loads((FOLDERS[name] / "config.json").read_text())  # type: ignore[no-any-return]
 
 
-# The laws of the loop.
+# Decoding.
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @every_family
-def test_output_is_that_of_the_target_alone(name: str, drafter: str) -> None:
-    """Greedy, and with the noise of each position."""
+def test_output_equals_the_baseline(name: str, drafter: str) -> None:
+    """Greedy, and with coupled sampling."""
     target = target_of(name)
     draft = noisy_copy(target, 0.03)
     for options in ({}, {"temperature": 1.0, "acceptance": "coupled", "seed": 4}):
@@ -68,7 +68,7 @@ def test_output_is_that_of_the_target_alone(name: str, drafter: str) -> None:
 
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
-    """Each type would have kernels of its own."""
+    """Disable compilation, because every dtype would compile separate kernels."""
     mx.disable_compile()  # type: ignore[no-untyped-call]
     yield
     mx.enable_compile()  # type: ignore[no-untyped-call]
@@ -95,7 +95,7 @@ def logits_of(model: EncoderDecoder) -> mx.array:
 )
 @every_family
 @pytest.mark.usefixtures("uncompiled")
-def test_stored_otherwise_it_is_about_the_same_model(name: str, storage: Storage, most: float, tmp_path: Path) -> None:
+def test_converted_weights_approximate_the_model(name: str, storage: Storage, most: float, tmp_path: Path) -> None:
     folder, dtype = folder_of(name, tmp_path), storage.dtype
     converted = load(convert(str(folder), tmp_path / "out", storage), dtype=dtype).model
     quantised = {"quantize": storage.quantize, "group_size": 32} if storage.quantize else {}
@@ -116,7 +116,7 @@ def test_float16_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
             attempt()
 
 
-def test_the_tower_that_reads_images_is_neither_loaded_nor_converted(tmp_path: Path) -> None:
+def test_vision_tower_is_neither_loaded_nor_converted(tmp_path: Path) -> None:
     folder = folder_of("t5gemma2", tmp_path)
     theirs = set(checkpoints.read(folder))
     ours = set(checkpoints.read(convert(str(folder), tmp_path / "out")))
@@ -125,7 +125,7 @@ def test_the_tower_that_reads_images_is_neither_loaded_nor_converted(tmp_path: P
     } == {name for name in theirs if "vision_tower" in name or "multi_modal_projector" in name}
 
 
-def test_a_prompt_that_needs_an_image_is_refused_in_one_line() -> None:
+def test_prompt_with_an_image_is_refused_in_one_line() -> None:
     raw = config_of("t5gemma2")
     model = models.build(raw | {"encoder": raw["encoder"] | {"boi_token_index": 7}})
     assert encode_prompt(model, Numbers(), "5 6 8") == [5, 6, 8]
@@ -160,7 +160,7 @@ def test_a_prompt_that_needs_an_image_is_refused_in_one_line() -> None:
         ("t5gemma2", ("decoder", "rope_parameters", "full_attention", "factor"), 0),
     ],
 )
-def test_an_impossible_field_is_named(name: str, path: tuple[str, ...], value: object) -> None:
+def test_invalid_field_is_named(name: str, path: tuple[str, ...], value: object) -> None:
     raw = config_of(name)
     holder = raw
     for key in path[:-1]:
@@ -172,8 +172,8 @@ def test_an_impossible_field_is_named(name: str, path: tuple[str, ...], value: o
 
 
 @every_family
-def test_any_config_ends_in_one_line_or_in_a_model(name: str) -> None:
-    """Every field gets some of the values that a hostile file may have."""
+def test_any_config_builds_or_fails_with_one_line(name: str) -> None:
+    """Every field gets a sample of hostile values."""
     dice, raw, refused = random.Random(name), config_of(name), 0
     for at in places(raw):
         for value in dice.sample(HOSTILE, 5):
@@ -193,7 +193,7 @@ def test_any_config_ends_in_one_line_or_in_a_model(name: str) -> None:
     assert refused > 100
 
 
-def test_both_ways_to_write_positions_are_one() -> None:
+def test_old_and_new_rope_fields_are_equivalent() -> None:
     raw = config_of("t5gemma2")
     old = copy.deepcopy(raw)
     for part in (old["decoder"], old["encoder"]["text_config"]):
@@ -204,7 +204,7 @@ def test_both_ways_to_write_positions_are_one() -> None:
     assert t5gemma2.t5gemma2_config(old) == t5gemma2.t5gemma2_config(raw)
 
 
-def test_silent_configs_have_the_family_s_defaults() -> None:
+def test_omitted_fields_have_the_family_defaults() -> None:
     part = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7}
     part |= {"num_attention_heads": 4}
     first = t5gemma.t5gemma_config({"encoder": part, "decoder": part})
@@ -219,7 +219,7 @@ def test_silent_configs_have_the_family_s_defaults() -> None:
 
 
 @pytest.mark.parametrize("window", [Window(), Window(None, 0), Window(3, 0), Window(2, 3), Window(5, 5)], ids=str)
-def test_a_window_hides_what_its_words_say(window: Window) -> None:
+def test_window_masks_positions_outside_it(window: Window) -> None:
     offsets, length, reach = [0, 7, 3], 4, 12
     found = window.masked(mx.array(offsets), length, reach)
     expected = np.zeros((3, 1, length, reach), bool)
@@ -233,8 +233,8 @@ def test_a_window_hides_what_its_words_say(window: Window) -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
-def test_attention_over_two_parts_is_that_over_both_joined(heads: int, soft_cap: float | None) -> None:
-    """Also with queries that share keys, compared with keys repeated for each of them."""
+def test_attention_over_two_parts_equals_attention_over_their_concatenation(heads: int, soft_cap: float | None) -> None:
+    """Grouped queries are compared with repeated keys."""
     mx.random.seed(0)
     queries, parts = mx.random.normal((2, 4, 3, 8)), []
     for reach, rows in ((6, 3), (5, 1)):
@@ -250,7 +250,7 @@ def test_attention_over_two_parts_is_that_over_both_joined(heads: int, soft_cap:
     assert mx.allclose(found, plain, atol=1e-5)
 
 
-def test_a_head_whose_queries_share_keys_is_one_with_keys_repeated() -> None:
+def test_draft_head_with_grouped_queries_equals_one_with_repeated_keys() -> None:
     target = target_of("t5gemma")
     head = new_head(target, (0, 1), 2.0)
     keys, values = target.cross_projections(target.encode(mx.array([SOURCE, SOURCE[::-1]])))[-1]
@@ -262,7 +262,7 @@ def test_a_head_whose_queries_share_keys_is_one_with_keys_repeated() -> None:
     assert mx.allclose(found, head.step(embedded, state, *repeated, mask), atol=1e-5)
 
 
-def test_a_partial_head_is_capped_and_its_matrix_is_not() -> None:
+def test_head_of_some_ids_is_capped_but_the_training_matrix_is_not() -> None:
     target, states = target_of("t5gemma"), 3 * mx.random.normal((1, 2, 32), key=mx.random.key(1))
     ids = mx.array([4, 9, 70])
     assert mx.allclose(target.head_of(ids)(states), target.logits(states)[..., ids], atol=1e-5)
@@ -275,7 +275,7 @@ def test_a_partial_head_is_capped_and_its_matrix_is_not() -> None:
 
 
 def distance(name: str) -> float:
-    """From Hugging Face's logits, with cached passes of 5 tokens."""
+    """The largest difference from Hugging Face's logits, with cached passes of 5 tokens."""
     model, golden = load_golden(FOLDERS[name])
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     cache = model.make_cache(model.encode(mx.array(golden["input_ids"]), mask), mask)
@@ -324,7 +324,7 @@ def embedding_not_scaled(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(model, "embed", lambda self, tokens: self.embedding(tokens))
 
 
-def no_norm_behind(patch: pytest.MonkeyPatch) -> None:
+def no_norm_after_blocks(patch: pytest.MonkeyPatch) -> None:
     def layer(self: Any, x: mx.array, *rest: Any) -> mx.array:
         x = x + self.self_attention(self.self_norm(x), *rest)
         return x + self.ff_post_norm(self.ff(self.ff_norm(x)))
@@ -383,7 +383,7 @@ BOTH = (
     one_base_for_all,
     windows_one_wider,
     embedding_not_scaled,
-    no_norm_behind,
+    no_norm_after_blocks,
     exact_gelu,
 )
 FIRST = (no_soft_cap, no_soft_cap_on_logits)
@@ -399,7 +399,7 @@ FAULTS = [(name, plant) for name in NAMES for plant in (*BOTH, *(SECOND if name 
 
 
 @pytest.mark.parametrize(("name", "plant"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_planted_fault_is_caught(
+def test_planted_fault_is_caught(
     name: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
@@ -407,5 +407,5 @@ def test_a_planted_fault_is_caught(
 
 
 @every_family
-def test_without_a_fault_nothing_is_caught(name: str) -> None:
+def test_unchanged_model_passes(name: str) -> None:
     assert distance(name) < NOISE

@@ -1,4 +1,4 @@
-"""The teacher-forced pass: its logits are those of the cached passes, its gradients those of Hugging Face."""
+"""Teacher-forced passes: logits equal those of cached passes, and gradients equal Hugging Face's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gradients(model: EncoderDecoder, loss: Callable[[EncoderDecoder], mx.array])
 
 
 @pytest.mark.parametrize("folder", FAMILIES_WITH_GOLDENS, ids=lambda folder: folder.name)
-def test_teacher_forced_logits_are_those_of_cached_passes_and_of_hugging_face(folder: Path) -> None:
+def test_teacher_forced_logits_match_cached_passes_and_hugging_face(folder: Path) -> None:
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     encoder_output, tokens = model.encode(mx.array(golden["input_ids"]), mask), mx.array(golden["decoder_input_ids"])
@@ -50,8 +50,8 @@ def test_teacher_forced_logits_are_those_of_cached_passes_and_of_hugging_face(fo
 
 
 @pytest.mark.parametrize("name", ["t5", "umt5"])
-def test_gradients_are_those_of_hugging_face(name: str) -> None:
-    """For every tensor of the checkpoint, tables of position biases included; see make_gradients.py."""
+def test_gradients_match_hugging_face(name: str) -> None:
+    """For every tensor of the checkpoint, including position biases; see make_gradients.py."""
     model, golden = load_golden(GOLDENS / name)
     expected = np.load(GOLDENS / "gradients.npz")
     source, mask, tokens = (mx.array(golden[key]) for key in ("input_ids", "attention_mask", "decoder_input_ids"))
@@ -68,12 +68,14 @@ def test_gradients_are_those_of_hugging_face(name: str) -> None:
     assert compared == {key for key in expected.files if key.startswith(f"{name} ")} - {f"{name} loss"}
 
 
-@pytest.mark.parametrize(  # smooth ones: across the kink of a relu there is no difference to compare with
+@pytest.mark.parametrize(  # smooth activations: finite differences are wrong across the kink of a ReLU
     "changes", [{"feed_forward_proj": "gelu"}, {"model_type": "umt5", "feed_forward_proj": "gated-gelu"}], ids=str
 )
-def test_gradients_are_those_of_finite_differences(changes: dict[str, object]) -> None:
-    """Along random directions through all parameters at once, of length 1. Central differences over two steps,
-    extrapolated, so that steps may be long and float32 rounds little; the cross-entropy is added up in float64.
+def test_gradients_match_finite_differences(changes: dict[str, object]) -> None:
+    """Derivatives along random unit directions through all parameters.
+
+    Central differences with two step sizes are extrapolated. Extrapolation permits large steps, which reduce float32
+    rounding; the cross-entropy is computed in float64.
     """
     model = tiny_model(position_scale=1.0, **changes)
     tokens = mx.array([[0, 4, 8, 11, 3, 17, 2, 6], [0, 9, 9, 21, 5, 13, 4, 1]])
@@ -93,8 +95,8 @@ def test_gradients_are_those_of_finite_differences(changes: dict[str, object]) -
 
 
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])
-def test_values_evaluated_for_passes_are_no_constants_of_a_gradient(model_type: str) -> None:
-    """Over as many positions as a cache attends over, before and after cached passes, and with changed weights."""
+def test_gradients_include_derived_weights(model_type: str) -> None:
+    """Before and after cached passes with the same number of positions, and after a weight update."""
     model = tiny_model(model_type=model_type)
     tokens = mx.random.randint(2, 24, (2, 65), key=mx.random.key(1))
     loss = loss_of(SOURCE, MASK, tokens)

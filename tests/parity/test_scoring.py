@@ -1,4 +1,4 @@
-"""Scores and states of given text are Hugging Face's."""
+"""Scores and encoder states equal Hugging Face's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.tiny import EOS, SOURCES, OneLanguage, run, tiny_model, token
 
 
 class Numbers(OneLanguage):
-    """Text is ids as numbers: "5 9 3"."""
+    """A tokenizer for texts of ids, such as "5 9 3"."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [int(word) for word in text.split()]
@@ -30,8 +30,8 @@ def text_of(ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_scores_and_states_are_those_of_hugging_face(folder: Path) -> None:
-    """Its logits for forced decoder ids, put through a softmax in double precision."""
+def test_scores_and_states_match_hugging_face(folder: Path) -> None:
+    """The reference is a float64 softmax of its logits for the same decoder ids."""
     model, golden = load_golden(folder)
     for row, mask in enumerate(golden["attention_mask"].astype(bool)):
         source, decoder_ids = text_of(golden["input_ids"][row][mask]), golden["decoder_input_ids"][row]
@@ -47,8 +47,7 @@ def test_scores_and_states_are_those_of_hugging_face(folder: Path) -> None:
         assert np.abs(states[0] - golden["encoder_last_hidden_state"][row][mask]).max() < 1e-4
 
 
-def test_scores_are_those_of_one_token_after_the_other() -> None:
-    """Teacher forcing by hand: a pass of its own over every beginning of the output."""
+def test_scores_match_passes_over_each_prefix() -> None:
     model = tiny_model()
     for source in SOURCES:
         tokens = tokens_of(run(model, source, max_tokens=12))
@@ -61,7 +60,7 @@ def test_scores_are_those_of_one_token_after_the_other() -> None:
         assert np.abs(np.array(found.logprobs) - expected).max() < 1e-4
 
 
-def test_probabilities_of_all_outputs_of_a_length_add_up_to_one() -> None:
+def test_probabilities_of_all_outputs_of_a_length_sum_to_one() -> None:
     model = tiny_model()
     total = sum(
         np.exp(score(model, Numbers(), "5 9 3 1", [first, second]).logprob) for first in (3, 8) for second in range(24)
@@ -71,7 +70,7 @@ def test_probabilities_of_all_outputs_of_a_length_add_up_to_one() -> None:
     assert total == pytest.approx(np.exp(first[3]) + np.exp(first[8]), rel=1e-4)
 
 
-def test_a_session_scores_what_it_wrote() -> None:
+def test_score_of_an_output_matches_its_logprobs() -> None:
     session = load(BUNDLED / "t5-web-docs")
     prompt = "translate English to German: The method returns the value."
     result = session.generate(prompt, logprobs=True)
@@ -82,7 +81,7 @@ def test_a_session_scores_what_it_wrote() -> None:
     assert session.encode(prompt).shape == (1, len(session.tokenizer.encode(prompt)), 256)
 
 
-def test_impossible_targets_are_named() -> None:
+def test_invalid_targets_are_refused() -> None:
     model = tiny_model()
     with pytest.raises(InputError, match="target must have a token"):
         score(model, Numbers(), "5 1", [])

@@ -1,4 +1,4 @@
-"""Parity with Hugging Face for every family, and decoding in pieces equal to decoding at once."""
+"""Every family matches Hugging Face, and decoding in several passes equals decoding in one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 from tests.support.tiny import CONFIG, run, tiny_model, tokens_of
 
 GOLDENS = sorted(path.parent for path in GOLDENS_FOLDER.glob("*/golden.npz"))
-NOISE = 1.6e-4  # of two computations of the same logits in float32
+NOISE = 1.6e-4  # the difference between two float32 computations of the same logits
 
 
 def load_golden(folder: Path) -> tuple[EncoderDecoder, dict[str, np.ndarray]]:  # type: ignore[type-arg]
@@ -35,9 +35,11 @@ def test_every_family_has_a_golden() -> None:
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_logits_and_encoder_output_are_those_of_hugging_face(folder: Path) -> None:
-    """The largest differences are float32's own noise. With AVX-512 our logits of t5gemma2 are 7.7e-5 away from our
-    model in float64, Hugging Face's float32 6.7e-5, to opposite sides; with AVX2 ours are 3.9e-5 away.
+def test_logits_and_encoder_output_match_hugging_face(folder: Path) -> None:
+    """The largest differences are float32 rounding.
+
+    For t5gemma2 with AVX-512, our logits differ from a float64 computation by 7.7e-5 and Hugging Face's by 6.7e-5, in
+    opposite directions. With AVX2, ours differ by 3.9e-5.
     """
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
@@ -49,7 +51,7 @@ def test_logits_and_encoder_output_are_those_of_hugging_face(folder: Path) -> No
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_greedy_ids_are_those_of_hugging_face(folder: Path) -> None:
+def test_greedy_ids_match_hugging_face(folder: Path) -> None:
     model, golden = load_golden(folder)
     for ids, mask, expected, length in zip(
         golden["input_ids"], golden["attention_mask"], golden["greedy_ids"], golden["greedy_lengths"], strict=True
@@ -59,7 +61,7 @@ def test_greedy_ids_are_those_of_hugging_face(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_decoding_in_pieces_with_rewinds_equals_decoding_at_once(folder: Path) -> None:
+def test_several_passes_with_rollbacks_equal_one_pass(folder: Path) -> None:
     model, golden = load_golden(folder)
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
@@ -76,7 +78,7 @@ def test_decoding_in_pieces_with_rewinds_equals_decoding_at_once(folder: Path) -
         cache.trim_to(max(0, cache.offset - int(generator.integers(0, 5))))
 
 
-def test_padding_changes_nothing() -> None:
+def test_padding_keeps_the_logits() -> None:
     model = tiny_model()
     source = [5, 9, 3, 7, 1]
     tokens = mx.array([[0, 4, 8]])
@@ -86,8 +88,8 @@ def test_padding_changes_nothing() -> None:
     assert mx.abs(model.decode(tokens, model.make_cache(padded, mask)) - alone).max().item() < 1e-5
 
 
-def test_long_caches_grow_past_every_step() -> None:
-    """Positions beyond the first window of buckets (64) and beyond several cache steps."""
+def test_cache_grows_beyond_several_capacities() -> None:
+    """200 tokens exceed the first capacities (32, 64, 128) of the cache."""
     model = tiny_model()
     encoder_output = model.encode(mx.array([[5, 9, 1]]))
     tokens = mx.random.randint(2, 24, (1, 200), key=mx.random.key(0))
@@ -97,7 +99,7 @@ def test_long_caches_grow_past_every_step() -> None:
     assert mx.abs(mx.concatenate(pieces, axis=1) - whole).max().item() < 1e-4
 
 
-def test_families_have_their_own_defaults() -> None:
+def test_omitted_fields_have_the_family_defaults() -> None:
     silent = {name: value for name, value in CONFIG.items() if name not in ("tie_word_embeddings", "feed_forward_proj")}
     for family, is_gated, is_tied in (("t5", False, True), ("mt5", True, False), ("umt5", True, True)):
         config = T5Config.from_dict(silent | {"model_type": family})
@@ -118,14 +120,14 @@ def test_unknown_model_type_is_named() -> None:
         ({"feed_forward_proj": "gated-sine"}, "gated-sine"),
     ],
 )
-def test_an_impossible_config_is_named(change: dict[str, object], named: str) -> None:
+def test_invalid_config_field_is_named(change: dict[str, object], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         T5Config.from_dict(CONFIG | change)
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_attention_is_the_same_on_every_device(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU has a kernel for it; here its definition runs instead."""
+def test_attention_on_a_gpu_equals_attention_on_a_cpu(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs use a fused kernel; this test runs the kernel's CPU fallback."""
     queries, keys, values = (mx.random.normal((2, 3, size, 8)) for size in (length, 6, 6))
     mask = mx.where(mx.random.normal((2, 1, length, 6)) > 1, -mx.inf, mx.random.normal((2, 3, length, 6)))
     ours = attend(queries, keys, values, mask)

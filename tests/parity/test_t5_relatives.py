@@ -1,4 +1,4 @@
-"""Models with other names and the architecture of T5: config.json and tensors of each as published, without data."""
+"""Published models with the T5 architecture: their config.json and tensor shapes, without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speculative_decoding.models.base import checked_sources
 T5 = {"model_type": "t5", "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "n_positions": 512}
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 CODE = T5 | {"bos_token_id": 1, "eos_token_id": 2, "feed_forward_proj": "relu", "d_kv": 64, "vocab_size": 32100}
-# with the number of parameters that their authors name, in millions
+# config.json, and the published number of parameters in millions
 RELATIVES: dict[str, tuple[dict[str, Any], int]] = {
     "flan-ul2": (
         T5
@@ -38,7 +38,7 @@ RELATIVES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 class Shapes(Checkpoint):
-    """A checkpoint without data: whoever reads a tensor fails."""
+    """A checkpoint without data: reading a tensor fails."""
 
     def __getitem__(self, name: str) -> mx.array:
         raise AssertionError(f"{name} was read")
@@ -51,7 +51,7 @@ class Shapes(Checkpoint):
 
 
 def published(config: dict[str, Any]) -> Shapes:
-    """The tensors of a T5 checkpoint on the Hub, by transformers' names."""
+    """The tensors of a T5 checkpoint on the Hub."""
     width, hidden, heads = config["d_model"], config["d_ff"], config["num_heads"]
     inner, gated = heads * config["d_kv"], config["feed_forward_proj"].startswith("gated-")
     shapes: dict[str, tuple[int, ...]] = {"shared.weight": (config["vocab_size"], width)}
@@ -72,7 +72,7 @@ def published(config: dict[str, Any]) -> Shapes:
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_relatives_load_as_the_t5_that_they_are(name: str) -> None:
+def test_published_config_and_tensors_load(name: str) -> None:
     config, millions = RELATIVES[name]
     checkpoint = published(config)
     sources = checked_sources(build(config, checkpoint), checkpoint)
@@ -82,17 +82,17 @@ def test_relatives_load_as_the_t5_that_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_a_tensor_of_another_shape_is_noticed(name: str) -> None:
+def test_tensor_with_a_wrong_shape_is_refused(name: str) -> None:
     config, _ = RELATIVES[name]
     with pytest.raises(CheckpointError, match=r"'encoder.block.0.layer.0.SelfAttention.q.weight' has shape"):
         checked_sources(build(config | {"d_kv": 2 * config["d_kv"]}), published(config))
 
 
-def test_longt5_is_refused_with_what_to_take_instead() -> None:
+def test_longt5_is_refused_with_an_alternative() -> None:
     with pytest.raises(CheckpointError, match="'longt5': local attention is not supported; use T5 or"):
         build(T5 | {"model_type": "longt5"})
 
 
-def test_relatives_have_drafts_of_the_same_tokens() -> None:
+def test_suggested_drafts_have_the_same_vocabulary() -> None:
     assert suggested_draft("google/flan-ul2") == "google/flan-t5-small"
     assert suggested_draft("Salesforce/codet5p-770m") == "Salesforce/codet5p-220m"
