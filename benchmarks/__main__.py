@@ -21,7 +21,7 @@ import mlx.core as mx
 from speculative_decoding import linux_cpu
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames, find
-from speculative_decoding.cli.parser import chosen_as
+from speculative_decoding.cli.parser import flags_from
 from speculative_decoding.decoding.ways import PLAIN, ways
 from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.errors import InputError
@@ -71,7 +71,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     """What there is to measure: a name, models, tasks; made one by one, since large models may not fit side by side."""
     given = vars(chosen)
     if "random" not in given:
-        folders = chosen_as(ModelNames, chosen).find()
+        folders = flags_from(ModelNames, chosen).find()
         if folders.draft is None and "model" in given.get("drafter", ()):
             raise InputError("--drafter model: needs a --draft-model; name one, or leave model out")
         pair = folders.open()

@@ -18,7 +18,7 @@ import numpy as np
 from speculative_decoding import Session
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames
-from speculative_decoding.cli.parser import Parser, add_flags, chosen_as
+from speculative_decoding.cli.parser import Parser, add_flags, flags_from
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.draft_head import DraftHead
 
@@ -76,7 +76,7 @@ def lines(models: Models, tasks: Sequence[Task], repeats: int) -> Iterator[str]:
 
 
 def measure(chosen: argparse.Namespace) -> int:
-    folders = chosen_as(ModelNames, chosen).find()
+    folders = flags_from(ModelNames, chosen).find()
     if folders.draft is None:
         raise InputError("--draft-model: there is none for this target; name one")
     pair = folders.open()

@@ -6,16 +6,16 @@ import argparse
 from pathlib import Path
 
 from speculative_decoding.cli.models import ModelNames
-from speculative_decoding.cli.parser import Parser, add_flags, several_of, word
+from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated
 from speculative_decoding.errors import InputError
-from speculative_decoding.sampling.options import DRAFTERS, abouts
-from speculative_decoding.sampling.values import Number, Whole
+from speculative_decoding.sampling.options import DRAFTERS, option_specs
+from speculative_decoding.sampling.values import Int, Number
 
 from .acceptance import read
 from .models import HEAD, SHAPES
 from .peers import ASSISTED, PEERS
 
-COUNT = word(Whole(1))
+COUNT = argument_type(Int(1))
 
 
 def benchmark_parser() -> Parser:
@@ -28,23 +28,25 @@ def benchmark_parser() -> Parser:
     add("--max-tokens", "-m", type=COUNT, default=100, metavar="N", help="the most tokens to generate")
     add("--drafter", choices=DRAFTERS, nargs="+", help="each is tried, and plain decoding too (default: all that fit)")
     lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
-    add("--num-draft", type=word(abouts()["num_draft_tokens"].value), nargs="+", metavar="N", help=lengths)
-    add("--temperature", type=word(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried")
+    add(
+        "--num-draft", type=argument_type(option_specs()["num_draft_tokens"].type), nargs="+", metavar="N", help=lengths
+    )
+    add("--temperature", type=argument_type(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried")
     add("--slots", type=COUNT, nargs="+", metavar="N", help="decode so many prompts together; each is tried")
     beams = "search with so many beams, ours and --peers; without drafts"
-    add("--num-beams", type=word(abouts()["num_beams"].value), default=1, metavar="N", help=beams)
+    add("--num-beams", type=argument_type(option_specs()["num_beams"].type), default=1, metavar="N", help=beams)
     add("--repeats", type=COUNT, default=5, metavar="N", help="of everything, in turns")
-    add("--warm-ups", type=word(Whole(0)), default=1, metavar="N", help="repeats before those that count")
+    add("--warm-ups", type=argument_type(Int(0)), default=1, metavar="N", help="repeats before those that count")
     names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
-    add("--peers", type=several_of(PEERS), default=[], metavar="NAMES", help=names)
+    add("--peers", type=comma_separated(PEERS), default=[], metavar="NAMES", help=names)
     add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
     assistant = f"the draft model of --peers {ASSISTED} (default: --draft-model), which knows no draft heads"
     add("--assistant", metavar="NAME", help=assistant)
     shapes = f"random weights and sources, plain decoding, of shapes separated by commas: {', '.join(SHAPES)}"
-    add("--random", type=several_of(SHAPES), metavar="NAMES", help=shapes)
+    add("--random", type=comma_separated(SHAPES), metavar="NAMES", help=shapes)
     add("--bits", type=int, choices=(4, 8), nargs="+", default=[None], help="with --random: quantised; each is tried")
     drafts = f"with --random: also with random drafts, {HEAD} or shapes, right as often as --acceptance says"
-    add("--draft", type=several_of((HEAD, *SHAPES)), default=[], metavar="NAMES", help=drafts)
+    add("--draft", type=comma_separated((HEAD, *SHAPES)), default=[], metavar="NAMES", help=drafts)
     add("--acceptance", type=Path, metavar="FILE", help="for --draft; written by python -m benchmarks.record")
     add_flags(parser, "models", ModelNames)
     return parser

@@ -23,10 +23,10 @@ from typing import Any
 import httpx
 
 from speculative_decoding.cli.common import read_prompts, run, say
-from speculative_decoding.cli.parser import word
+from speculative_decoding.cli.parser import argument_type
 from speculative_decoding.cli.verify import bundled_prompts
 from speculative_decoding.errors import InputError
-from speculative_decoding.sampling.values import Whole
+from speculative_decoding.sampling.values import Int
 
 from .machine import environment, notes, used_by_others
 
@@ -134,7 +134,7 @@ def main() -> int:
         ("--prompts", 400, "of the bundled ones"),
         ("--repeats", 5, "of everything, in turns"),
     ):
-        parser.add_argument(name, type=word(Whole(1)), default=usual, metavar="N", help=f"{about} ({usual})")
+        parser.add_argument(name, type=argument_type(Int(1)), default=usual, metavar="N", help=f"{about} ({usual})")
     chosen = parser.parse_args()
     return run("benchmark", lambda: measure(chosen))
 

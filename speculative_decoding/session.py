@@ -38,8 +38,8 @@ from .models.draft_head import DraftHead
 from .models.shared_encoder import shares_encoder
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
-from .sampling.options import accepted, accepts_aliases, default, short
-from .sampling.values import Number, Whole
+from .sampling.options import accepts_aliases, default, short_repr, validate
+from .sampling.values import Int, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ class Session:
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
         for name, (kind, wanted) in KINDS.items():
             if not isinstance(value := getattr(self, name), kind):
-                raise InputError(f"{name} must be {wanted}, not {short(value)}")
+                raise InputError(f"{name} must be {wanted}, not {short_repr(value)}")
         if not hasattr(self.tokenizer, "encode"):
-            raise InputError(f"tokenizer must be a tokenizer, as load gives, not {short(self.tokenizer)}")
+            raise InputError(f"tokenizer must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}")
         if isinstance(self._draft, DraftModel):
             require_same_tokens(self.model, self._draft.model)
         make_drafter = None
@@ -167,16 +167,16 @@ class Session:
         """
         given = dict(given)
         slots, max_memory_gb = given.pop("slots", None), given.pop("max_memory_gb", None)
-        slots = accepted("slots", Whole(1), self.slots if slots is None else slots)
+        slots = validate("slots", Int(1), self.slots if slots is None else slots)
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-            raise InputError(f"prompts must be a list of texts, not {short(prompts)}")
+            raise InputError(f"prompts must be a list of texts, not {short_repr(prompts)}")
         options = self.options_with(given)
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InputError(
                 f"drafter must be given by name for several prompts, not {options.drafter!r}: each row needs its own"
             )
         if max_memory_gb is not None:
-            most = accepted("max_memory_gb", Number(0, above=True), max_memory_gb)
+            most = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
             slots = slots_within(most, slots, self.model, self._draft_network, options.max_tokens, options.num_beams)
         return self._batch(prompts, options, self.engine(options, slots), slots)
 
@@ -197,7 +197,9 @@ class Session:
             has_beams = given.get("num_beams", self.options.num_beams) != 1
             drafter = "none" if has_beams else usual_drafter(self._draft)
             given = {name: value for name, value in given.items() if name != "drafter"}  # nobody chose it
-        return replace(self.options, drafter=drafter).changed(given)
+        options = replace(self.options, drafter=drafter).override(given)
+        options.require_effect(given)
+        return options
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
         """One with a drafter of its own, for requests that differ from `options` as rows may."""
@@ -247,7 +249,7 @@ class Session:
         own = dict(given)
         on_round = own.pop("on_round", None)
         if on_round is not None and not callable(on_round):
-            raise InputError(f"on_round must be a function of a Round, not {short(on_round)}")
+            raise InputError(f"on_round must be a function of a Round, not {short_repr(on_round)}")
         options = self.options_with(own)
         slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
         engine = self.engine(options, slots)
@@ -282,7 +284,8 @@ class Session:
     ) -> list[Request]:
         own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
         text = own.pop("prompt", "")
-        row = options.for_row(own)
+        row = options.override_for_row(own)
+        row.require_effect(own)
         return engine.submit_samples(text, row, self.planner.length(row, slots))
 
 

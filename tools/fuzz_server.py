@@ -15,12 +15,24 @@ from typing import Any
 
 import httpx
 
-from speculative_decoding.sampling.options import abouts
+from speculative_decoding.sampling.options import option_specs
 from speculative_decoding.server.limits import Limits
 from tests.support.serving import GRAMMAR, Serving, serving
 
 LIMITS = Limits(slots=4, queue=12, max_output_tokens=100, max_seconds=120.0)
-NAMES = [*abouts(), "prompt", "model", "n", "stream", "stream_options", "rounds", "echo", "best_of", "suffix", "user"]
+NAMES = [
+    *option_specs(),
+    "prompt",
+    "model",
+    "n",
+    "stream",
+    "stream_options",
+    "rounds",
+    "echo",
+    "best_of",
+    "suffix",
+    "user",
+]
 NAMES += [
     "logit_bias",
     "presence_penalty",

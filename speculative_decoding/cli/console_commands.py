@@ -21,14 +21,14 @@ from ..errors import InputError, one_line
 from ..loading.load import BUNDLED, MODELS, SELF_DRAFT
 from ..loading.pair import Pair
 from ..sampling import GenerationOptions
-from ..sampling.options import abouts, default
-from ..sampling.values import Several, Switch, Text, Value
+from ..sampling.options import default, option_specs
+from ..sampling.values import Bool, ListOf, Text, Value
 from ..session import Session
 from .compare import PromptRunner, decoding_modes
 from .drafting import Plan, make_plan
 from .flags import FOR_PYTHON
 from .models import ModelNames
-from .parser import flag, metavar, word
+from .parser import argument_type, flag
 from .summary import comparison_table
 from .views import make_console
 
@@ -96,7 +96,7 @@ class ConsoleState:
         if self.plan.folders.processes is not None:
             raise InputError("several processes share the model; restart with the other one")
         folders = ModelNames(model, draft_model, self.plan.folders.dtype).find()
-        changed = {name: value for name in abouts() if (value := getattr(self.options, name)) != default(name)}
+        changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
         previous = replace(self.plan, options=self.options)
         plan = make_plan(folders, changed, self.plan.flags)
         pair = plan.open(use_draft=True)
@@ -179,7 +179,7 @@ def completions(line: str) -> list[str]:
 
 def parse(value: Value, text: str, subject: str) -> Any:
     try:
-        return word(value)(text)
+        return argument_type(value)(text)
     except argparse.ArgumentTypeError as error:
         raise InputError(f"{subject} {error}") from error
 
@@ -223,10 +223,10 @@ def set_prefix(state: ConsoleState, text: str) -> None:
 
 def add_setting(option: str) -> None:
     """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
-    value, meaning, _ = abouts()[option]
-    placeholder = metavar(value)
+    value, meaning, _ = option_specs()[option]
+    placeholder = value.metavar
     usage = f"/{flag(option).removeprefix('--')}"
-    if not isinstance(value, Switch):
+    if not isinstance(value, Bool):
         usage += f" [{placeholder}]" if default(option) in ("", ()) else f" {placeholder}"
 
     def current(state: ConsoleState) -> str:
@@ -234,21 +234,21 @@ def add_setting(option: str) -> None:
         found = getattr(options, option)
         if option == "num_draft_tokens":
             return f"{found}; {state.session.planner.length(options).describe()}"
-        return on_off(found) if isinstance(value, Switch) else as_typed(found)
+        return on_off(found) if isinstance(value, Bool) else as_typed(found)
 
     @Command(usage, meaning, current)
     def change(state: ConsoleState, text: str) -> None:
         if placeholder != "TEXT":
             text = text.strip()
-        if isinstance(value, Switch):
+        if isinstance(value, Bool):
             state.change({option: not getattr(state.options, option)})
-        elif isinstance(value, Several):
+        elif isinstance(value, ListOf):
             state.change({option: [parse(value, text, option)] if text else ()})
         else:
             state.change({option: parse(value, text, option)})
 
 
-for option in abouts():
+for option in option_specs():
     if option not in (*FOR_PYTHON, *WITHOUT_COMMAND):
         add_setting(option)
 

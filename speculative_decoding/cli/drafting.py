@@ -20,7 +20,7 @@ from ..session import Session
 from .common import read_text
 from .flags import DraftFlags
 from .models import Folders, ModelNames
-from .parser import chosen_as, flag, given_options, in_words_of_flags, require_writable
+from .parser import flag, flags_from, given_options, naming_flags, require_writable
 
 USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")  # drafters that ask a draft model, or look things up
 NEEDS = {"draft_vocab": USES_MODEL, "draft_vocab_text": USES_MODEL, "ngram_store": COPIES}
@@ -117,7 +117,7 @@ def drafter_of(folders: Folders, given: Mapping[str, Any]) -> str:
 
 def plan_of(chosen: argparse.Namespace) -> Plan:
     """From the flags of any command. Raises `InputError` for what is missing or would have no effect."""
-    folders, flags, given = chosen_as(ModelNames, chosen).find(), chosen_as(DraftFlags, chosen), given_options(chosen)
+    folders, flags, given = flags_from(ModelNames, chosen).find(), flags_from(DraftFlags, chosen), given_options(chosen)
     if "draft_model" in chosen and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(
             f"--draft-model {chosen.draft_model}: nothing is drafted for --num-beams {beams}; leave one out"
@@ -142,6 +142,7 @@ def make_plan(folders: Folders, given: Mapping[str, Any], flags: DraftFlags) -> 
     for each, drafters in NEEDS.items():
         if each in named and name not in drafters:
             raise InputError(f"{flag(each)} belongs to --drafter {' or '.join(drafters)}, not {name}; leave it out")
-    with in_words_of_flags():
-        options = GenerationOptions().changed({**given, "drafter": name})
+    with naming_flags():
+        options = GenerationOptions().override({**given, "drafter": name})
+        options.require_effect([*given, "drafter"])
     return Plan(folders, replace(options, drafter=given.get("drafter")), flags)

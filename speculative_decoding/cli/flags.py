@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..jobs.input import INPUT_FORMATS
 from ..jobs.output import journal_path
 from ..sampling import GenerationOptions
-from ..sampling.values import Number, Switch, Text, Whole
+from ..sampling.values import Bool, Int, Number, Text
 from .models import ModelNames
 from .parser import File, Parser, add_flags, flag, refuse_removed_options
 
@@ -20,9 +20,9 @@ FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
 APART = {  # flags that do not go with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
     "interactive": ("prompt", "compare", "verify", "stats_json", "num_return_sequences"),
-    "compare": ("verify", "regular_decode"),
+    "compare": ("verify", "baseline"),
     "resume": ("force",),
-    "regular_decode": ("drafter",),
+    "baseline": ("drafter",),
 }
 NEEDED = dict.fromkeys(("output", "slots", "max_memory", "input_format"), "input") | dict.fromkeys(
     ("resume", "force"), "output"
@@ -56,10 +56,10 @@ class Views:
     """Which prompts, what is done with each, and how it is watched."""
 
     prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
-    interactive: A[bool, Switch(), "a console: every line is a prompt; /help lists its commands"] = False
-    compare: A[bool, Switch(), "decode with the target alone and with the draft alone too, and compare"] = False
-    verify: A[bool, Switch(), "decode without a draft as well and compare; exit status 1 if they differ"] = False
-    regular_decode: A[bool, Switch(), "the target alone, without a draft"] = False
+    interactive: A[bool, Bool(), "a console: every line is a prompt; /help lists its commands"] = False
+    compare: A[bool, Bool(), "decode with the target alone and with the draft alone too, and compare"] = False
+    verify: A[bool, Bool(), "decode without a draft as well and compare; exit status 1 if they differ"] = False
+    baseline: A[bool, Bool(), "the target alone, without a draft"] = False
     show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT] = None
     trace: A[Path | None, File(), TRACE] = None
     stats_json: A[Path | None, File(), "write settings and statistics there"] = None
@@ -72,17 +72,17 @@ class Files:
     input: A[str, Text(may_be_empty=True), INPUT] = ""
     input_format: A[str | None, Text(INPUT_FORMATS), INPUT_FORMAT] = None
     output: A[Path | None, File(), OUTPUT] = None
-    resume: A[bool, Switch(), "go on with an output where it was interrupted, or begin it"] = False
-    force: A[bool, Switch(), "replace an existing output"] = False
-    slots: A[int, Whole(1), "rows decoded together"] = 8
-    max_memory: A[float | None, Number(0, above=True), "use fewer slots rather than more memory"] = None
+    resume: A[bool, Bool(), "go on with an output where it was interrupted, or begin it"] = False
+    force: A[bool, Bool(), "replace an existing output"] = False
+    slots: A[int, Int(1), "rows decoded together"] = 8
+    max_memory: A[float | None, Number(0, exclusive=True), "use fewer slots rather than more memory"] = None
 
 
 @dataclass(frozen=True)
 class Doctor:
     """A report on this device and these models."""
 
-    doctor: A[bool, Switch(), DOCTOR] = False
+    doctor: A[bool, Bool(), DOCTOR] = False
     json: A[str | None, Text(), JSON] = None
 
 
@@ -97,10 +97,10 @@ class Together:
 class DraftFlags:
     """What shapes drafts and is no option of decoding. Raises `InputError` for what does not go together."""
 
-    draft_vocab: A[int | None, Whole(1), VOCABULARY] = None
+    draft_vocab: A[int | None, Int(1), VOCABULARY] = None
     draft_vocab_text: A[Path | None, File(), "text like the outputs to come"] = None
     ngram_store: A[Path | None, File(), STORE] = None
-    recalibrate: A[bool, Switch(), "measure this device again for these models"] = False
+    recalibrate: A[bool, Bool(), "measure this device again for these models"] = False
 
     def __post_init__(self) -> None:
         if (self.draft_vocab is None) != (self.draft_vocab_text is None):

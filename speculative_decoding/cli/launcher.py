@@ -19,7 +19,7 @@ from ..errors import InputError
 from . import common
 from .drafting import plan_of
 from .flags import Files, Together
-from .parser import Parser, chosen_as
+from .parser import Parser, flags_from
 
 Decode = Callable[[argparse.Namespace, ProcessGroup | None], int]
 GRACE_SECONDS = 5.0
@@ -76,7 +76,7 @@ def run_as(rank: int, parser: Parser, chosen: argparse.Namespace, decode: Decode
 
 def with_parallel(chosen: argparse.Namespace) -> None:
     """How the work is shared, where nobody chose it. Raises `InputError`."""
-    if chosen_as(Together, chosen).parallel is None:
+    if flags_from(Together, chosen).parallel is None:
         chosen.parallel = "data" if "input" in chosen else "tensor"
     if chosen.parallel == "data":
         if "input" not in chosen:
@@ -92,7 +92,7 @@ def follow(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     if chosen.parallel == "data":
         from .jobs import serve_rows
 
-        return serve_rows(plan, chosen_as(Files, chosen), processes)
+        return serve_rows(plan, flags_from(Files, chosen), processes)
     target = replace(plan.folders, processes=processes).open(use_draft=False).opened_target
     target.load_weights()
     return target.follow()

@@ -11,7 +11,7 @@ from ..errors import InputError
 from . import launcher
 from .drafting import plan_of
 from .flags import Doctor, Files, Together, Views, main_parser, require_consistent
-from .parser import chosen_as, require_writable
+from .parser import flags_from, require_writable
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
@@ -21,14 +21,14 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
 def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
     """The exit status. processes: the processes that this one is the first of."""
     require_consistent(vars(chosen))
-    share = chosen_as(Together, chosen).parallel
+    share = flags_from(Together, chosen).parallel
     if processes is None and share is not None:
         raise InputError(
             f"--parallel {share} has no effect on one process; start several with mlx.launch, or leave it out"
         )
     if processes is not None and "doctor" in chosen:
         raise InputError("--doctor is for one process; run it without mlx.launch")
-    views = chosen_as(Views, chosen)
+    views = flags_from(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
     plan = plan_of(chosen)
@@ -38,7 +38,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     if "doctor" in chosen:
         from .doctor import examine
 
-        return examine(plan, chosen_as(Doctor, chosen).json)
+        return examine(plan, flags_from(Doctor, chosen).json)
     if views.interactive:
         from .console import interact
 
@@ -46,7 +46,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     if "input" in chosen:
         from .jobs import decode_file
 
-        return decode_file(plan, chosen_as(Files, chosen), views.stats_json, processes if share == "data" else None)
+        return decode_file(plan, flags_from(Files, chosen), views.stats_json, processes if share == "data" else None)
     from .prompts import decode_prompts
 
     return decode_prompts(plan, views)

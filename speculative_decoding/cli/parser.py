@@ -1,6 +1,7 @@
-"""A parser whose errors are one line, and flags made from the fields of dataclasses such as `GenerationOptions`.
+"""Flags made from dataclasses such as `GenerationOptions`, and a parser that reports errors in one line.
 
-A field `name: Annotated[type, Value, "help"] = default` becomes --name; one that is not given leaves no value.
+A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name. Flags that are not given leave no
+attribute in the parsed namespace.
 """
 
 from __future__ import annotations
@@ -14,26 +15,29 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from ..errors import InputError
-from ..sampling.options import REMOVED, abouts, refusal
-from ..sampling.values import Either, Number, Several, Switch, Text, Value
+from ..sampling.options import ALIASES, REMOVED, option_specs, refusal
+from ..sampling.values import Bool, ListOf, Text, Union, Value
 from ..version import __version__
 
-FLAGS = {  # of fields with another name
-    "num_draft_tokens": "num_draft",
-    "src_lang": "source_language",
-    "tgt_lang": "target_language",
+FLAG_NAMES = {  # fields whose flags have another name: short or former names of options
+    **{name: former for former, name in ALIASES.items()},
     "decoder_prefix": "output_prefix",
     "eos_token_ids": "eos_token_id",
 }
-ALSO = {"max_tokens": "-m", "interactive": "-i", "model": "--model-name", "draft_model": "--draft-model-name"}
-WITHOUT_VALUE = {"show_draft": "text"}  # what flags mean that need no value
+SHORT_FLAGS = {"max_tokens": "-m", "interactive": "-i"}
+FORMER_FLAGS = {
+    "model": "--model-name",
+    "draft_model": "--draft-model-name",
+    "baseline": "--regular-decode",
+}
+DEFAULT_VALUES = {"show_draft": "text"}  # of flags that may be given without a value
 METAVARS = {"model": "NAME", "draft_model": "NAME", "input": "FILE", "json": "FILE", "max_memory": "GB"}
 
-Chosen = TypeVar("Chosen")
+Flags = TypeVar("Flags")
 
 
 class Parser(argparse.ArgumentParser):
-    """An error is one line that names the option and its value; the exit status is 2."""
+    """Reports an error in one line that names the flag and its value, and exits with status 2."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
@@ -45,9 +49,10 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class File(Value):
-    """A path, of a file that may be there or not."""
+    """The path of a file, which need not exist."""
 
-    wanted: str = "the path of a file (- is none)"
+    expected = "the path of a file (- is not supported)"
+    metavar = "FILE"
 
     def accept(self, value: Any) -> Path:
         if value in ("", "-"):
@@ -56,12 +61,12 @@ class File(Value):
 
 
 def flag(name: str) -> str:
-    """The flag for a field."""
-    return "--" + FLAGS.get(name, name).replace("_", "-")
+    """The flag of a field."""
+    return "--" + FLAG_NAMES.get(name, name).replace("_", "-")
 
 
 def require_writable(name: str, file: Path | None) -> None:
-    """Before anything takes time. name: the field's."""
+    """Raise `InputError` naming the flag of the field `name` if the file cannot be written."""
     if file is not None and (file.is_dir() or not file.resolve().parent.is_dir()):
         raise InputError(f"{flag(name)} {file}: cannot be written; name a file in a folder that exists")
 
@@ -74,53 +79,57 @@ def add_flags(
     without: Collection[str] = (),
     lists: Collection[str] = (),
 ) -> None:
-    """A group of flags for a dataclass. without: fields that get none. lists: those that take several values here."""
+    """Add a group of flags for the fields of a dataclass.
+
+    Args:
+        without: Fields that get no flag.
+        lists: Fields whose flag takes several values in this command.
+    """
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind, include_extras=True)
-    for name, usual in ((each.name, each.default) for each in fields(kind) if each.name not in without):
-        value, about, *_ = get_args(hints[name])[1:]
-        how: dict[str, Any] = {"type": word(value), "metavar": METAVARS.get(name) or metavar(value)}
-        if isinstance(value, Switch):
-            how = {"action": "store_true" if usual is False else argparse.BooleanOptionalAction}
-        elif isinstance(value, Several):
-            how["action"] = "append"
+    for each in fields(kind):
+        name, default = each.name, each.default
+        if name in without:
+            continue
+        _, value, help_, *_ = get_args(hints[name])
+        settings: dict[str, Any]
+        if isinstance(value, Bool):
+            settings = {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
+        else:
+            settings = {"type": argument_type(value), "metavar": METAVARS.get(name, value.metavar)}
+        if isinstance(value, ListOf):
+            settings["action"] = "append"
         elif name in lists:
-            how["nargs"] = "+"
-        elif name in WITHOUT_VALUE:
-            how |= {"nargs": "?", "const": WITHOUT_VALUE[name]}
-        names = [flag(name), *([ALSO[name]] if name in ALSO else [])]
-        shown = "" if usual is False or usual in (None, "", ()) else f" (default: {usual})"
-        group.add_argument(*names, dest=name, default=argparse.SUPPRESS, help=about + shown, **how)
+            settings["nargs"] = "+"
+        elif name in DEFAULT_VALUES:
+            settings |= {"nargs": "?", "const": DEFAULT_VALUES[name]}
+        names = [flag(name), SHORT_FLAGS[name]] if name in SHORT_FLAGS else [flag(name)]
+        if default is not False and default not in (None, "", ()):
+            help_ = f"{help_} (default: {default})"
+        group.add_argument(*names, dest=name, default=argparse.SUPPRESS, help=help_, **settings)
+        if name in FORMER_FLAGS:
+            group.add_argument(
+                FORMER_FLAGS[name], dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **settings
+            )
 
 
-def metavar(value: Value) -> str:
-    """What --help calls such a value: words as they are, and placeholders in capitals."""
-    if isinstance(value, Several):
-        return metavar(value.one)
-    if isinstance(value, Either):
-        return "|".join(metavar(kind) for kind in value.kinds if not isinstance(kind, Several))
-    if isinstance(value, Text):
-        return "|".join(value.choices) or "TEXT"
-    if isinstance(value, Switch):
-        return "true|false"
-    return "FILE" if isinstance(value, File) else "X" if isinstance(value, Number) else "N"
-
-
-def chosen_as(kind: type[Chosen], chosen: argparse.Namespace) -> Chosen:
-    """The dataclass, from its flags that were given and its defaults for the others."""
-    given = vars(chosen)
+def flags_from(kind: type[Flags], args: argparse.Namespace) -> Flags:
+    """The dataclass with the flags that were given, and defaults for the others."""
+    given = vars(args)
     return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})  # type: ignore[arg-type]
 
 
-def given_options(chosen: argparse.Namespace) -> dict[str, Any]:
-    """The options of decoding that were given, by their fields' names."""
-    regular = {"drafter": "none"} if "regular_decode" in chosen else {}
-    return {name: value for name, value in vars(chosen).items() if name in abouts()} | regular
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of decoding that were given, by name."""
+    options = {name: value for name, value in vars(args).items() if name in option_specs()}
+    if "baseline" in args:
+        options["drafter"] = "none"
+    return options
 
 
 @contextmanager
-def in_words_of_flags() -> Iterator[None]:
-    """An `InputError` from within names options as the command line does."""
+def naming_flags() -> Iterator[None]:
+    """Let an `InputError` name flags instead of options."""
     try:
         yield
     except InputError as error:
@@ -128,16 +137,16 @@ def in_words_of_flags() -> Iterator[None]:
 
 
 def with_flags(text: str) -> str:
-    """The text, with options named as the command line does."""
-    return re.sub(rf"\b({'|'.join(abouts())})\b", lambda name: flag(name[0]), text)
+    """The text with flags in place of the names of options."""
+    return re.sub(rf"\b({'|'.join(option_specs())})\b", lambda name: flag(name[0]), text)
 
 
-def word(value: Value) -> Callable[[str], Any]:
-    """What makes such a value of a word of the command line: argparse's `type`."""
-    if isinstance(value, Either):
-        value = replace(value, also="")  # objects are for Python only
-    elif isinstance(value, Several):
-        value = value.one  # the flag may be repeated
+def argument_type(value: Value) -> Callable[[str], Any]:
+    """The `type` of an argparse argument that accepts such values."""
+    if isinstance(value, Union):
+        value = replace(value, or_object="")
+    elif isinstance(value, ListOf):
+        value = value.item
 
     def parse(text: str) -> Any:
         try:
@@ -148,23 +157,23 @@ def word(value: Value) -> Callable[[str], Any]:
     return parse
 
 
+def comma_separated(choices: Collection[str]) -> Callable[[str], list[str]]:
+    """The `type` of an argparse argument with distinct names separated by commas."""
+    parse = argument_type(Text(tuple(choices)))
+    return lambda text: list(dict.fromkeys(map(parse, text.split(","))))
+
+
 def refuse_removed_options(parser: argparse.ArgumentParser) -> None:
-    """Flags of removed options, hidden from --help, that fail with the name of their replacement."""
-    for name, instead in REMOVED.items():
-        reason = f"was removed; use {with_flags(instead)}"
-        parser.add_argument(flag(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS, type=refusing(reason))
+    """Add hidden flags for removed options that fail and name the replacement."""
+    for name, replacement in REMOVED.items():
+        refuse = refusing(f"was removed; use {with_flags(replacement)}")
+        parser.add_argument(flag(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS, type=refuse)
 
 
 def refusing(reason: str) -> Callable[[str], Any]:
-    """An argparse `type` that accepts no value."""
+    """The `type` of an argparse argument that accepts no value."""
 
     def refuse(text: str) -> Any:
         raise argparse.ArgumentTypeError(reason)
 
     return refuse
-
-
-def several_of(choices: Collection[str]) -> Callable[[str], list[str]]:
-    """Names separated by commas."""
-    parse = word(Text(tuple(choices)))
-    return lambda text: list(dict.fromkeys(map(parse, text.split(","))))

@@ -21,13 +21,13 @@ from ..checkpoints import read_config
 from ..distributed import ProcessGroup
 from ..errors import InputError
 from ..loading.pair import Pair
-from ..sampling.values import Several, Switch, Text, Whole
+from ..sampling.values import Bool, Int, ListOf, Text
 from ..server.limits import Limits
 from . import launcher
 from .common import read_text, say
 from .drafting import Plan, plan_of
 from .flags import add_decoding_flags
-from .parser import File, Parser, add_flags, chosen_as
+from .parser import File, Parser, add_flags, flags_from
 
 if TYPE_CHECKING:
     import uvicorn
@@ -46,16 +46,16 @@ class AccessFlags:
     """Where the server listens, and who may use it."""
 
     host: A[str, Text(), "address to listen on; other than a loopback address, it requires a token"] = "127.0.0.1"
-    port: A[int, Whole(0, 65535), "port to listen on; 0 chooses a free one"] = 8080
-    allow_host: A[Sequence[str], Several(Text()), "a host name that clients may use; may be repeated"] = ()
+    port: A[int, Int(0, 65535), "port to listen on; 0 chooses a free one"] = 8080
+    allow_host: A[Sequence[str], ListOf(Text()), "a host name that clients may use; may be repeated"] = ()
     token_file: A[Path | None, File(), f"a file with the token that clients send (or set {TOKEN_VARIABLE})"] = None
-    no_token: A[bool, Switch(), "accept requests from any address without a token"] = False
+    no_token: A[bool, Bool(), "accept requests from any address without a token"] = False
     translate: A[
         Sequence[str],
-        Several(Text()),
+        ListOf(Text()),
         "SOURCE:TARGET=PREFIX for /translate, if config.json has no prefixes; may be repeated",
     ] = ()
-    log_prompts: A[bool, Switch(), "write prompts to the log"] = False
+    log_prompts: A[bool, Bool(), "write prompts to the log"] = False
 
     @property
     def is_local(self) -> bool:
@@ -115,8 +115,8 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
     """
     if missing := [name for name in EXTRA if util.find_spec(name) is None]:
         raise InputError(f"the server needs {' and '.join(missing)}: pip install {' '.join(EXTRA)}")
-    access = chosen_as(AccessFlags, chosen)
-    limits = chosen_as(Limits, chosen)
+    access = flags_from(AccessFlags, chosen)
+    limits = flags_from(Limits, chosen)
     plan = plan_of(chosen)
     plan = replace(plan, folders=replace(plan.folders, processes=processes))
     if plan.options.max_tokens > limits.max_output_tokens:

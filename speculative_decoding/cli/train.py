@@ -15,14 +15,14 @@ from ..errors import InputError
 from ..loading import conversion
 from ..loading.draft_head import OpenedHead, open_draft
 from ..loading.load import Opened, open_model
-from ..sampling.values import Number, Switch, Text, Whole
+from ..sampling.values import Bool, Int, Number, Text
 from ..session import Session
 from ..training.trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
 from ..training.training_run import TrainingOptions, TrainingRun
 from . import common
 from .common import say
 from .models import find
-from .parser import File, Parser, add_flags, chosen_as
+from .parser import File, Parser, add_flags, flags_from
 from .progress import progress
 
 LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
@@ -38,12 +38,12 @@ class TrainFlags(TrainingOptions):
     draft_model: A[
         str | None, Text(), "the draft to start from: a head of this target, or with --kind model a small model"
     ] = None
-    minutes: A[float | None, Number(0, above=True), "training time, without preparing outputs and features"] = None
-    steps: A[int | None, Whole(1), "training steps; the same seed gives the same weights"] = None
-    resume: A[bool, Switch(), "continue an unfinished training run with the same options"] = False
-    force: A[bool, Switch(), "replace an existing output folder"] = False
+    minutes: A[float | None, Number(0, exclusive=True), "training time, without preparing outputs and features"] = None
+    steps: A[int | None, Int(1), "training steps; the same seed gives the same weights"] = None
+    resume: A[bool, Bool(), "continue an unfinished training run with the same options"] = False
+    force: A[bool, Bool(), "replace an existing output folder"] = False
     learning_rate: A[
-        float | None, Number(0, above=True), "highest learning rate (default: 0.001, with --kind model 0.0003)"
+        float | None, Number(0, exclusive=True), "highest learning rate (default: 0.001, with --kind model 0.0003)"
     ] = None
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ def train_parser(program: str) -> Parser:
 
 def train(chosen: argparse.Namespace) -> int:
     """Train a draft and return the exit status."""
-    flags = chosen_as(TrainFlags, chosen)
+    flags = flags_from(TrainFlags, chosen)
     assert flags.model is not None and flags.output is not None
     folder = find(flags.model, "--model")
     conversion.require_replaceable(flags.output, folder, flags.force)

@@ -19,12 +19,12 @@ from ..drafters import usual_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
-from ..sampling.values import Whole
+from ..sampling.values import Int
 from . import common
 from .drafting import COPIES, USES_MODEL, Plan, make_plan
 from .flags import DraftFlags, add_decoding_flags
 from .models import ModelNames
-from .parser import Parser, chosen_as, given_options, word
+from .parser import Parser, argument_type, flags_from, given_options
 from .progress import progress
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
@@ -38,7 +38,9 @@ def verify_parser(program: str) -> Parser:
     )
     parser.add_argument("prompts", nargs="*", type=Path, help="files with one prompt per line (default: bundled files)")
     add_decoding_flags(parser, lists=("drafter", "num_draft_tokens", "seed"))
-    parser.add_argument("--slots", type=word(Whole(1)), nargs="+", metavar="N", help="batch sizes to test (default: 1)")
+    parser.add_argument(
+        "--slots", type=argument_type(Int(1)), nargs="+", metavar="N", help="batch sizes to test (default: 1)"
+    )
     return parser
 
 
@@ -61,8 +63,8 @@ def bundled_prompts() -> list[Path]:
 def verify(chosen: argparse.Namespace) -> int:
     """Test all combinations and return the exit status: 1 if an output differs."""
     given = given_options(chosen)
-    folders = chosen_as(ModelNames, chosen).find()
-    flags = chosen_as(DraftFlags, chosen)
+    folders = flags_from(ModelNames, chosen).find()
+    flags = flags_from(DraftFlags, chosen)
     drafters = given.pop("drafter", [usual_drafter(folders.draft)])
     lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
     seeds = given.pop("seed", [0])
@@ -94,8 +96,8 @@ def verify(chosen: argparse.Namespace) -> int:
             if mode == PLAIN:
                 name = f"baseline, seed {seed}, slots {slots}"
             common.say(f"{name}: {len(prompts)} prompts")
-            options = session.options.changed({"seed": seed})
-            exact = session.planner.widths(options.changed(mode.keywords), slots).exact
+            options = session.options.override({"seed": seed})
+            exact = session.planner.widths(options.override(mode.keywords), slots).exact
             expected = []
             for prompt in prompts:
                 expected.append(baseline(prompt, seed=seed, strict=exact or None))

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import Constraints, GenerationOptions
-from ..sampling.options import short
+from ..sampling.options import short_repr
 from .batch import DecodedRow
 from .beam import BeamSearch
 from .ending import Ending
@@ -97,11 +97,11 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     if language in languages:
         return languages[language]
     if not languages:
-        raise InputError(f"{name} {short(language)} has no effect: this model has no languages; leave it out")
+        raise InputError(f"{name} {short_repr(language)} has no effect: this model has no languages; leave it out")
     nearest = get_close_matches(language.lower(), [each.lower() for each in languages], 3, 0.5)
     meant = " or ".join(each for each in languages if each.lower() in nearest)
     raise InputError(
-        f"{name} {short(language)} is none of this model's {len(languages)} languages; "
+        f"{name} {short_repr(language)} is none of this model's {len(languages)} languages; "
         + (f"did you mean {meant}? " if meant else "")
         + f"There are {', '.join(sorted(languages))}"
     )
@@ -120,7 +120,7 @@ def encode_prompt(
     if language is not None:
         language_token(tokenizer, "src_lang", language)
     if not isinstance(prompt, str):
-        raise InputError(f"prompt must be text, not {short(prompt)}")
+        raise InputError(f"prompt must be text, not {short_repr(prompt)}")
     if not prompt.strip():
         raise InputError("prompt is empty; give it some text")
     limit, why = model.config.max_source_tokens, "was trained on"

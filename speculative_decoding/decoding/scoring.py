@@ -12,8 +12,8 @@ from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
-from ..sampling.options import accepted
-from ..sampling.values import Several, Whole
+from ..sampling.options import validate
+from ..sampling.values import Int, ListOf
 from .request import check_token_ids, encode_output, encode_prompt, first_token, not_finite, require_positions
 
 
@@ -47,7 +47,7 @@ def score(
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang)
     first = first_token(model, tokenizer, tgt_lang)
     given = encode_output(model, tokenizer, target, "target") if isinstance(target, str) else target
-    tokens = list(accepted("target", Several(Whole(0)), given))
+    tokens = list(validate("target", ListOf(Int(0)), given))
     if isinstance(target, str) and first is not None and tokens[:1] != [first]:
         tokens = [first, *tokens]
     if not tokens:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
-from ..sampling.options import MOST_DRAFTED
+from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
 from .base import MODEL, BatchDrafter, Draft, Row, Wanted, history_of, token_rows
 from .draft_model import DraftModel, OutputHead
@@ -144,7 +144,7 @@ class Chain:
         is_greedy, most = all(row.is_greedy for row in self._options), max(self._lengths)
         if not is_greedy:
             starts = random_keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
-            self._keys = split(starts, MOST_DRAFTED)  # a round's own: its draft is judged as a whole
+            self._keys = split(starts, MAX_DRAFT_TOKENS)  # a round's own: its draft is judged as a whole
         ahead = history_of(self._rows, mx.zeros((slots, most - 1)))  # of the whole draft; only its length is asked
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, ahead, most)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import InputError, writing
 from ..loading.atomic_io import atomic_write
-from ..sampling.options import accepted
-from ..sampling.values import Whole
+from ..sampling.options import validate
+from ..sampling.values import Int
 from .suffix_index import BOUNDARY, SuffixIndex
 
 FORMAT = "speculative-decoding n-gram store"
@@ -45,7 +45,7 @@ class TextStore:
 
     def __post_init__(self) -> None:
         for name, least in (("max_ngram_size", 1), ("max_entries", 2)):
-            setattr(self, name, accepted(name, Whole(least), getattr(self, name)))
+            setattr(self, name, validate(name, Int(least), getattr(self, name)))
         self.reset()
 
     def reset(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import ALIASES, MOST_DRAFTED, OTHER_NAMES, REMOVED, abouts, current_names
-from ..sampling.values import Text, Value, Whole
+from ..sampling.options import ALIASES, MAX_DRAFT_TOKENS, OTHER_NAMES, REMOVED, current_names, option_specs
+from ..sampling.values import Int, Text, Value
 
 MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
 INPUT_FORMATS = ("text", "jsonl")
@@ -24,12 +24,12 @@ SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jso
 # Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
 # draft length would make a record depend on the lines before it, so a line may only set a number.
 LINE_OPTIONS: dict[str, Value] = {
-    name: about.value
-    for name, about in abouts().items()
-    if about.per_row and name not in ("decoder_prefix", "logprobs")
+    name: spec.type
+    for name, spec in option_specs().items()
+    if spec.per_row and name not in ("decoder_prefix", "logprobs")
 }
-LINE_OPTIONS["num_draft_tokens"] = Whole(0, MOST_DRAFTED)
-JOB_OPTIONS = (*(name for name in abouts() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
+LINE_OPTIONS["num_draft_tokens"] = Int(0, MAX_DRAFT_TOKENS)
+JOB_OPTIONS = (*(name for name in option_specs() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
 LINE_FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
 
 DRAFT_COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")
@@ -196,7 +196,7 @@ def check_fields(given: Mapping[str, Any]) -> None:
             try:
                 LINE_FIELDS[name].accept(value)
             except (ValueError, TypeError, OverflowError):
-                raise InputError(f"{name} must be {LINE_FIELDS[name].wanted}, not {json.dumps(value)[:80]}") from None
+                raise InputError(f"{name} must be {LINE_FIELDS[name].expected}, not {json.dumps(value)[:80]}") from None
         elif name in RECORD_FIELDS:
             raise InputError(f"field {name!r} is also a field of the output; rename it")
         elif option in JOB_OPTIONS:

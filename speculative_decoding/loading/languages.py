@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..checkpoints.files import read_json_object
 from ..errors import CheckpointError, InputError
-from ..sampling.options import short
+from ..sampling.options import short_repr
 
 # (pattern of a language token, code of English): NLLB-200, mBART, M2M-100. Like transformers, use English if
 # tokenizer_config.json has no src_lang.
@@ -48,7 +48,7 @@ class Languages:
         self._default = config.get("src_lang") or self._default
         if not isinstance(self._default, str) or self._default not in self.ids:
             raise CheckpointError(
-                f"{path}: unknown src_lang {short(self._default)}; choose one of {', '.join(self.ids)}"
+                f"{path}: unknown src_lang {short_repr(self._default)}; choose one of {', '.join(self.ids)}"
             )
 
     def wrap_source(self, ids: list[int], language: str | None) -> list[int]:

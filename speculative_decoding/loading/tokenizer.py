@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
-from ..sampling.options import short
+from ..sampling.options import short_repr
 from .languages import Languages
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")  # T5 and Pegasus; mBART, M2M-100 and NLLB-200
@@ -157,7 +157,7 @@ class TransformersTokenizer(FolderTokenizer):
         path = folder / "tokenizer_config.json"
         extra = read_json_object(path).get("extra_ids") if path.is_file() else 0
         if isinstance(extra, int) and extra > MAX_EXTRA_IDS:  # transformers would create a piece for each
-            raise InputError(f"{path}: 'extra_ids' must be at most {MAX_EXTRA_IDS}, not {short(extra)}")
+            raise InputError(f"{path}: 'extra_ids' must be at most {MAX_EXTRA_IDS}, not {short_repr(extra)}")
 
         settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         if has_t5_sentencepiece(folder):

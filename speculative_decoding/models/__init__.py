@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, InputError
-from ..sampling.options import short
+from ..sampling.options import short_repr
 from . import t5_float16
 from .bart import BART, FAMILIES, BartConfig
 from .base import EncoderDecoder
@@ -78,7 +78,7 @@ def find(raw: RawConfig) -> Architecture:
         if isinstance(model_type, str) and model_type in UNSUPPORTED:
             raise CheckpointError(f"config.json: model_type {model_type!r}: {UNSUPPORTED[model_type]}")
         known = ", ".join(ARCHITECTURES)
-        raise CheckpointError(f"config.json: unsupported model_type {short(model_type)}; supported: {known}")
+        raise CheckpointError(f"config.json: unsupported model_type {short_repr(model_type)}; supported: {known}")
     return ARCHITECTURES[model_type]
 
 

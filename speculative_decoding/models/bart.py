@@ -17,7 +17,7 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
-from ..sampling.values import Switch, Text, Whole
+from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, additive
@@ -76,22 +76,22 @@ class BartConfig:
     """
 
     model_type: Annotated[str, Text()]
-    vocab_size: Annotated[int, Whole(2, 1 << 24)]
-    d_model: Annotated[int, Whole(4, 1 << 18)]
-    encoder_layers: Annotated[int, Whole(1, 512)]
-    decoder_layers: Annotated[int, Whole(1, 512)]
-    encoder_attention_heads: Annotated[int, Whole(1, 1 << 12)]
-    decoder_attention_heads: Annotated[int, Whole(1, 1 << 12)]
-    encoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
-    decoder_ffn_dim: Annotated[int, Whole(1, 1 << 22)]
+    vocab_size: Annotated[int, Int(2, 1 << 24)]
+    d_model: Annotated[int, Int(4, 1 << 18)]
+    encoder_layers: Annotated[int, Int(1, 512)]
+    decoder_layers: Annotated[int, Int(1, 512)]
+    encoder_attention_heads: Annotated[int, Int(1, 1 << 12)]
+    decoder_attention_heads: Annotated[int, Int(1, 1 << 12)]
+    encoder_ffn_dim: Annotated[int, Int(1, 1 << 22)]
+    decoder_ffn_dim: Annotated[int, Int(1, 1 << 22)]
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
-    max_position_embeddings: Annotated[int, Whole(1, 1 << 24)] = 1024
+    max_position_embeddings: Annotated[int, Int(1, 1 << 24)] = 1024
     activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
-    scale_embedding: Annotated[bool, Switch("true or false")] = False
-    tie_word_embeddings: Annotated[bool, Switch("true or false")] = True
-    share_encoder_decoder_embeddings: Annotated[bool, Switch("true or false")] = True
+    scale_embedding: Annotated[bool, Bool("true or false")] = False
+    tie_word_embeddings: Annotated[bool, Bool("true or false")] = True
+    share_encoder_decoder_embeddings: Annotated[bool, Bool("true or false")] = True
     has_logits_bias: bool = False
 
     @classmethod

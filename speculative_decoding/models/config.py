@@ -11,8 +11,8 @@ import mlx.nn as nn
 
 from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
-from ..sampling.options import short
-from ..sampling.values import Value, Whole
+from ..sampling.options import short_repr
+from ..sampling.values import Int, Value
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
@@ -102,7 +102,7 @@ def require(name: str, value: Value, found: object, file: str = "config.json") -
     try:
         value.accept(found)
     except (ValueError, TypeError):
-        message = f"{file}: {name!r} must be {value.wanted}, not {short(found)}"
+        message = f"{file}: {name!r} must be {value.expected}, not {short_repr(found)}"
         raise CheckpointError(message) from None
 
 
@@ -142,5 +142,5 @@ def checked_ids(raw: RawConfig, vocab_size: int) -> dict[str, Any]:
         raise CheckpointError(f"config.json: 'eos_token_id' must have at most {MAX_EOS_TOKENS} ids, not {len(ends)}")
     for name, ids in zip(ID_FIELDS, ([start], [pad], ends), strict=True):
         for each in ids:
-            require(name, Whole(0, vocab_size - 1), each)
+            require(name, Int(0, vocab_size - 1), each)
     return {"decoder_start_token_id": start, "pad_token_id": pad, "eos_token_ids": tuple(ends)}

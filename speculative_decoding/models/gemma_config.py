@@ -8,8 +8,8 @@ from typing import Annotated, NamedTuple
 
 from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
-from ..sampling.options import short
-from ..sampling.values import Number, Switch, Text, Whole
+from ..sampling.options import short_repr
+from ..sampling.values import Bool, Int, Number, Text
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
 from .rope import Rope, Window
 
@@ -22,19 +22,19 @@ MAX_POSITIONS = (1 << 31) - 1
 class StackFields:
     """The fields of config.json for one stack, with their Hugging Face names and valid values."""
 
-    vocab_size: Annotated[int, Whole(2, 1 << 24)]
-    hidden_size: Annotated[int, Whole(1, 1 << 18)]
-    intermediate_size: Annotated[int, Whole(1, 1 << 22)]
-    num_hidden_layers: Annotated[int, Whole(1, 512)]
-    num_attention_heads: Annotated[int, Whole(1, 1 << 12)]
-    num_key_value_heads: Annotated[int, Whole(1, 1 << 12)] = 4
-    head_dim: Annotated[int, Whole(2, 1 << 14)] = 256
+    vocab_size: Annotated[int, Int(2, 1 << 24)]
+    hidden_size: Annotated[int, Int(1, 1 << 18)]
+    intermediate_size: Annotated[int, Int(1, 1 << 22)]
+    num_hidden_layers: Annotated[int, Int(1, 512)]
+    num_attention_heads: Annotated[int, Int(1, 1 << 12)]
+    num_key_value_heads: Annotated[int, Int(1, 1 << 12)] = 4
+    head_dim: Annotated[int, Int(2, 1 << 14)] = 256
     hidden_activation: Annotated[str, Text([*ACTIVATIONS])] = "gelu_pytorch_tanh"
-    max_position_embeddings: Annotated[int, Whole(1, MAX_POSITIONS)] = 8192
+    max_position_embeddings: Annotated[int, Int(1, MAX_POSITIONS)] = 8192
     rms_norm_eps: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
     query_pre_attn_scalar: Annotated[float, Number(1e-6, 1e6)] = 256
-    sliding_window: Annotated[int, Whole(1, MAX_POSITIONS)] = 4096
-    attention_bias: Annotated[bool, Switch("true or false")] = False
+    sliding_window: Annotated[int, Int(1, MAX_POSITIONS)] = 4096
+    attention_bias: Annotated[bool, Bool("true or false")] = False
 
 
 class Defaults(NamedTuple):
@@ -108,7 +108,7 @@ def joined_config(raw: RawConfig, decoder_section: Section, encoder: StackConfig
     if encoder.vocab_size != decoder.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
     is_tied = raw.get("tie_word_embeddings", True)
-    require("tie_word_embeddings", Switch("true or false"), is_tied)
+    require("tie_word_embeddings", Bool("true or false"), is_tied)
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     for source in (decoder_section.raw, raw):
         ids |= {name: source[name] for name in (*ids, *ID_FIELDS) if source.get(name) is not None}
@@ -120,7 +120,7 @@ def nested(raw: RawConfig, name: str) -> RawConfig:
     """The object in the field `name`."""
     found = raw.get(name)
     if not isinstance(found, dict):
-        raise CheckpointError(f"config.json: {name!r} must be an object, not {short(found)}")
+        raise CheckpointError(f"config.json: {name!r} must be an object, not {short_repr(found)}")
     return found
 
 
@@ -145,7 +145,7 @@ class Section:
         """Raise `CheckpointError` for the field `name` unless `holds`."""
         if not holds:
             found = getattr(self.fields, name) if found is None else found
-            raise CheckpointError(f"config.json: {self.path + name!r} must be {expected}, not {short(found)}")
+            raise CheckpointError(f"config.json: {self.path + name!r} must be {expected}, not {short_repr(found)}")
 
     def stack(
         self,
@@ -187,7 +187,7 @@ class Section:
         count = self.fields.num_hidden_layers
         if types is None:
             every = self.raw.get("sliding_window_pattern", full_attention_every)
-            require(self.path + "sliding_window_pattern", Whole(1, MAX_POSITIONS), every)
+            require(self.path + "sliding_window_pattern", Int(1, MAX_POSITIONS), every)
             return [FULL if (i + 1) % every == 0 else SLIDING for i in range(count)]
         is_valid = isinstance(types, list) and len(types) == count and all(kind in (SLIDING, FULL) for kind in types)
         self.require(is_valid, "layer_types", f"{count} of {SLIDING}, {FULL}", types)

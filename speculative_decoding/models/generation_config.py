@@ -8,19 +8,19 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..sampling import Constraints, GenerationOptions
-from ..sampling.options import MOST_REPEATED, MOST_TOKENS, abouts, short
-from ..sampling.values import Number, Several, Value, Whole
+from ..sampling.options import MAX_REPEATED, MAX_TOKENS, option_specs, short_repr
+from ..sampling.values import Int, ListOf, Number, Value
 from .config import require
 
 MAX_BAD_WORDS = 1 << 16
 FILE = "generation_config.json"
 NUMBERS: Mapping[str, Value] = {
     "repetition_penalty": Number(1e-10, 1e10),
-    "no_repeat_ngram_size": Whole(0, MOST_REPEATED),
-    "min_length": Whole(0, MOST_TOKENS),
-    "min_new_tokens": Whole(0, MOST_TOKENS),
-    "length_penalty": abouts()["length_penalty"].value,
-    "early_stopping": abouts()["early_stopping"].value,
+    "no_repeat_ngram_size": Int(0, MAX_REPEATED),
+    "min_length": Int(0, MAX_TOKENS),
+    "min_new_tokens": Int(0, MAX_TOKENS),
+    "length_penalty": option_specs()["length_penalty"].type,
+    "early_stopping": option_specs()["early_stopping"].type,
 }
 # Ignored fields that would change the output, with the option to use instead.
 IGNORED: Mapping[str, str] = {
@@ -62,13 +62,13 @@ class GenerationConfig:
     ) -> GenerationConfig:
         """Read the parsed file. Raises `CheckpointError` for an invalid field."""
         known = {name: value for name, value in raw.items() if value is not None}
-        token = Whole(0, vocab_size - 1)
+        token = Int(0, vocab_size - 1)
         checks: dict[str, Value] = {
             "forced_bos_token_id": token,
-            "forced_eos_token_id": Several(token),
-            "suppress_tokens": Several(token),
-            "begin_suppress_tokens": Several(token),
-            "bad_words_ids": Several(Several(token)),
+            "forced_eos_token_id": ListOf(token),
+            "suppress_tokens": ListOf(token),
+            "begin_suppress_tokens": ListOf(token),
+            "bad_words_ids": ListOf(ListOf(token)),
             **NUMBERS,
         }
         if isinstance(end := known.get("forced_eos_token_id"), int):
@@ -79,9 +79,9 @@ class GenerationConfig:
                 require(name, value, known[name], file)
                 found[name] = value.accept(known[name])
         bad_words = found.get("bad_words_ids", ())
-        if len(bad_words) > MAX_BAD_WORDS or max(map(len, bad_words), default=0) > MOST_REPEATED:
+        if len(bad_words) > MAX_BAD_WORDS or max(map(len, bad_words), default=0) > MAX_REPEATED:
             raise CheckpointError(
-                f"{file}: 'bad_words_ids' must have at most {MAX_BAD_WORDS} entries of at most {MOST_REPEATED} ids each"
+                f"{file}: 'bad_words_ids' must have at most {MAX_BAD_WORDS} entries of at most {MAX_REPEATED} ids each"
             )
         eos = {(token,) for token in eos_token_ids}  # Hugging Face drops entries that are only an EOS
         found["bad_words_ids"] = tuple(ids for ids in bad_words if ids and ids not in eos)
@@ -133,5 +133,5 @@ def ignored(known: Mapping[str, Any]) -> str:
     notes = []
     for name, instead in IGNORED.items():
         if known.get(name) and not (name in OFF_AT_ONE and known[name] == 1):
-            notes.append(f"{name} {short(known[name])} is ignored" + (f" ({instead})" if instead else ""))
+            notes.append(f"{name} {short_repr(known[name])} is ignored" + (f" ({instead})" if instead else ""))
     return "; ".join(notes)

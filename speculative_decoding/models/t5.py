@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
-from ..sampling.values import Number, Switch, Text, Whole
+from ..sampling.values import Bool, Int, Number, Text
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, additive
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
@@ -43,32 +43,32 @@ class T5Config:
     (`checked_sources`).
     """
 
-    vocab_size: Annotated[int, Whole(2, 1 << 24)]
-    d_model: Annotated[int, Whole(1, 1 << 18)]
-    d_kv: Annotated[int, Whole(1, 1 << 14)]
-    d_ff: Annotated[int, Whole(1, 1 << 22)]
-    num_layers: Annotated[int, Whole(1, 512)]
-    num_heads: Annotated[int, Whole(1, 1 << 12)]
+    vocab_size: Annotated[int, Int(2, 1 << 24)]
+    d_model: Annotated[int, Int(1, 1 << 18)]
+    d_kv: Annotated[int, Int(1, 1 << 14)]
+    d_ff: Annotated[int, Int(1, 1 << 22)]
+    num_layers: Annotated[int, Int(1, 512)]
+    num_heads: Annotated[int, Int(1, 1 << 12)]
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
-    num_decoder_layers: Annotated[int | None, Whole(1, 512)] = None
-    relative_attention_num_buckets: Annotated[int, Whole(4, 1 << 14)] = 32
-    relative_attention_max_distance: Annotated[int, Whole(2, MAX_DISTANCE)] = 128
+    num_decoder_layers: Annotated[int | None, Int(1, 512)] = None
+    relative_attention_num_buckets: Annotated[int, Int(4, 1 << 14)] = 32
+    relative_attention_max_distance: Annotated[int, Int(2, MAX_DISTANCE)] = 128
     layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
     feed_forward_proj: Annotated[str, Text(FEED_FORWARDS)] = "relu"
-    tie_word_embeddings: Annotated[bool, Switch("true or false")] = True
+    tie_word_embeddings: Annotated[bool, Bool("true or false")] = True
     # transformers 5 writes this field, and always sets the one above to true.
-    scale_decoder_outputs: Annotated[bool | None, Switch("true or false")] = None
+    scale_decoder_outputs: Annotated[bool | None, Bool("true or false")] = None
     model_type: Annotated[str, Text()] = "t5"
-    n_positions: Annotated[int | None, Whole(1, (1 << 31) - 1)] = None
+    n_positions: Annotated[int | None, Int(1, (1 << 31) - 1)] = None
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> T5Config:
         """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
         raw = with_defaults(raw, SPECIAL_TOKENS | FAMILY_DEFAULTS.get(raw.get("model_type", ""), {}))
         config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
-        max_distance = Whole(config.relative_attention_num_buckets // 2 + 1, MAX_DISTANCE)
+        max_distance = Int(config.relative_attention_num_buckets // 2 + 1, MAX_DISTANCE)
         require("relative_attention_max_distance", max_distance, config.relative_attention_max_distance)
         return config if checkpoint is None else config.resolved(checkpoint)
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
-from ..sampling.values import Whole
+from ..sampling.values import Int
 from .attention import Keys, attend_together
 from .cache import CrossAttentionCache
 from .config import RawConfig, require
@@ -63,7 +63,7 @@ def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same hidden_size")
     image_tokens = {name: raw_encoder.get(name, default) for name, default in IMAGE_TOKENS.items()}
     for name, token in image_tokens.items():
-        require(f"encoder.{name}", Whole(0, MAX_POSITIONS), token)
+        require(f"encoder.{name}", Int(0, MAX_POSITIONS), token)
     return replace(joined_config(raw, decoder, encoder_stack, decoder_stack), **image_tokens)
 
 

@@ -1,4 +1,4 @@
-"""What a value may be: one test for Python, for JSON and for the command line. Knows no option."""
+"""Types of values: one check for Python, JSON and the command line."""
 
 from __future__ import annotations
 
@@ -12,39 +12,49 @@ from typing import Any
 
 
 class Value(ABC):
-    """`wanted`: the values that are accepted, in words that follow "must be"."""
+    """The values that an option, a flag or a field may have.
+
+    expected: a description that follows "must be".
+    metavar: the placeholder in usage messages.
+    """
 
     @property
     @abstractmethod
-    def wanted(self) -> str: ...
+    def expected(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def metavar(self) -> str: ...
 
     @abstractmethod
     def accept(self, value: Any) -> Any:
-        """The value in Python's own type. Raises ValueError or TypeError for what is not wanted."""
+        """Return the value as a plain Python object, or raise ValueError or TypeError."""
 
     def parse(self, text: str) -> Any:
-        """From a word of the command line; raises likewise."""
+        """Convert an argument of the command line, or raise ValueError or TypeError."""
         return self.accept(text)
 
 
 @dataclass(frozen=True)
-class Whole(Value):
-    """A whole number from `least` to `most`."""
+class Int(Value):
+    """An integer from `minimum` to `maximum`."""
 
-    least: int
-    most: int | None = None
+    minimum: int
+    maximum: int | None = None
+
+    metavar = "N"
 
     @property
-    def wanted(self) -> str:
-        return (
-            f"a whole number >= {self.least}" if self.most is None else f"a whole number, {self.least} to {self.most}"
-        )
+    def expected(self) -> str:
+        if self.maximum is None:
+            return f"a whole number >= {self.minimum}"
+        return f"a whole number, {self.minimum} to {self.maximum}"
 
     def accept(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError
         number = int(value)
-        if number < self.least or (self.most is not None and number > self.most):
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
             raise ValueError
         return number
 
@@ -54,30 +64,39 @@ class Whole(Value):
 
 @dataclass(frozen=True)
 class Number(Value):
-    """A finite number from `least` to `most`. above: `least` itself is excluded. or_zero: 0 is accepted too."""
+    """A finite number from `minimum` to `maximum`.
 
-    least: float
-    most: float = math.inf
-    above: bool = False
+    exclusive: reject `minimum` itself.
+    or_zero: accept 0 too.
+    """
+
+    minimum: float
+    maximum: float = math.inf
+    exclusive: bool = False
     or_zero: bool = False
 
+    metavar = "X"
+
     @property
-    def wanted(self) -> str:
-        if self.above:
-            return f"a number above {self.least:g}" + ("" if math.isinf(self.most) else f", at most {self.most:g}")
-        upwards = f" >= {self.least:g}" if math.isinf(self.most) else f", {self.least:g} to {self.most:g}"
-        return ("0 or " if self.or_zero else "") + f"a number{upwards}"
+    def expected(self) -> str:
+        has_maximum = not math.isinf(self.maximum)
+        if self.exclusive:
+            return f"a number above {self.minimum:g}" + (f", at most {self.maximum:g}" if has_maximum else "")
+        range_ = f"a number, {self.minimum:g} to {self.maximum:g}" if has_maximum else f"a number >= {self.minimum:g}"
+        return f"0 or {range_}" if self.or_zero else range_
 
     def accept(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
         try:
             number = float(value)
-        except OverflowError:  # an integer beyond all floats
+        except OverflowError:  # an integer beyond the range of floats
             raise ValueError from None
         if self.or_zero and number == 0:
             return 0.0
-        if not self.least <= number <= self.most or math.isinf(number) or (self.above and number == self.least):
+        if not self.minimum <= number <= self.maximum or math.isinf(number):
+            raise ValueError
+        if self.exclusive and number == self.minimum:
             raise ValueError
         return number
 
@@ -87,30 +106,38 @@ class Number(Value):
 
 @dataclass(frozen=True)
 class Text(Value):
-    """Text, or one of `choices` if there are any. may_be_empty: whether "" is text."""
+    """Text, or one of `choices` if there are any."""
 
     choices: Sequence[str] = ()
     may_be_empty: bool = False
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         return "text" if self.may_be_empty else "text that is not empty"
 
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.choices) or "TEXT"
+
     def accept(self, value: Any) -> str:
         if not isinstance(value, str):
             raise TypeError
-        if not (value or self.may_be_empty) or (self.choices and value not in self.choices):
+        if self.choices and value not in self.choices:
+            raise ValueError
+        if not value and not self.may_be_empty:
             raise ValueError
         return value
 
 
 @dataclass(frozen=True)
-class Switch(Value):
-    """True or False; on the command line a flag, or one of several values a word."""
+class Bool(Value):
+    """True or False. On the command line, a flag without a value."""
 
-    wanted: str = "True or False"
+    expected: str = "True or False"
+
+    metavar = "true|false"
 
     def accept(self, value: Any) -> bool:
         if not isinstance(value, bool):
@@ -124,46 +151,57 @@ class Switch(Value):
 
 
 @dataclass(frozen=True)
-class Several(Value):
-    """A list of `one`; on the command line a flag that may be repeated."""
+class ListOf(Value):
+    """A list, kept as a tuple. On the command line, a flag that may be repeated; `parse` converts one item."""
 
-    one: Value
+    item: Value
 
     @property
-    def wanted(self) -> str:
-        return f"a list, each {self.one.wanted}"
+    def expected(self) -> str:
+        return f"a list, each {self.item.expected}"
+
+    @property
+    def metavar(self) -> str:
+        return self.item.metavar
 
     def accept(self, value: Any) -> tuple[Any, ...]:
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise TypeError
-        return tuple(map(self.one.accept, value))
+        return tuple(map(self.item.accept, value))
 
     def parse(self, text: str) -> Any:
-        """One of them."""
-        return self.one.parse(text)
+        return self.item.parse(text)
 
 
 @dataclass(frozen=True)
-class Either(Value):
-    """Whatever one of `kinds` accepts. also: a class whose objects are accepted as they are, from Python only."""
+class Union(Value):
+    """A value of the first type that accepts it.
 
-    kinds: Sequence[Value]
-    also: str = ""
+    or_object: a description of objects that are accepted as they are, from Python only.
+    """
+
+    types: Sequence[Value]
+    or_object: str = ""
 
     @property
-    def wanted(self) -> str:
-        return " or ".join(kind.wanted for kind in self.kinds) + (f", or {self.also}" if self.also else "")
+    def expected(self) -> str:
+        plain = " or ".join(each.expected for each in self.types)
+        return f"{plain}, or {self.or_object}" if self.or_object else plain
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(each.metavar for each in self.types if not isinstance(each, ListOf))
 
     def accept(self, value: Any) -> Any:
-        for kind in self.kinds:
+        for each in self.types:
             with suppress(ValueError, TypeError):
-                return kind.accept(value)
-        if self.also and not isinstance(value, str | bytes | bool | int | float | list | tuple | dict | None):
+                return each.accept(value)
+        if self.or_object and not isinstance(value, str | bytes | bool | int | float | list | tuple | dict | None):
             return value
         raise ValueError
 
     def parse(self, text: str) -> Any:
-        for kind in self.kinds:
+        for each in self.types:
             with suppress(ValueError, TypeError):
-                return kind.parse(text)
+                return each.parse(text)
         raise ValueError

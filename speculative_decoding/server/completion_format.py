@@ -13,9 +13,9 @@ from typing import Any
 
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import MAX_SEED, abouts, accepted, current_names
+from ..sampling.options import MAX_SEED, current_names, option_specs, validate
 from ..sampling.random import sample_seed
-from ..sampling.values import Either, Several, Switch, Text, Whole
+from ..sampling.values import Bool, Int, ListOf, Text, Union
 from .decoding_thread import PromptUpdate, ServedPrompt
 from .errors import ServerError
 from .service import Service
@@ -28,7 +28,7 @@ NEUTRAL: Mapping[str, tuple[Any, str]] = {  # OpenAI's fields that change nothin
     "logit_bias": ({}, "there is nothing like it here"),
     "suffix": ("", "an encoder-decoder writes no middle"),
 }
-PROMPT = Either((Text(may_be_empty=True), Several(Text(may_be_empty=True))))
+PROMPT = Union((Text(may_be_empty=True), ListOf(Text(may_be_empty=True))))
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class CompletionRequest:
         own = {"stream": False, "stream_options": {}, "rounds": False, "n": 1}
         stream, stream_options, rounds, n = (given.pop(name, usual) for name, usual in own.items())
         try:
-            stream, rounds = accepted("stream", Switch(), stream), accepted("rounds", Switch(), rounds)
-            n = accepted("n", Whole(1), n)
-            prompt = accepted("prompt", PROMPT, given.pop("prompt", ""))
+            stream, rounds = validate("stream", Bool(), stream), validate("rounds", Bool(), rounds)
+            n = validate("n", Int(1), n)
+            prompt = validate("prompt", PROMPT, given.pop("prompt", ""))
             prompts = [prompt] if isinstance(prompt, str) else list(prompt)
             options = options_of(given, service.options)
         except InputError as error:
@@ -94,17 +94,19 @@ def options_of(given: dict[str, Any], usual: GenerationOptions) -> GenerationOpt
     if "num_return_sequences" in given:
         raise ServerError(400, "num_return_sequences is called n here", "num_return_sequences", "unsupported_value")
     for name in given:
-        if name in abouts() and not abouts()[name].per_row:
+        if name in option_specs() and not option_specs()[name].per_row:
             raise ServerError(400, f"{name} is chosen when the server starts; leave it out", name, "unsupported_value")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     if "logprobs" in given and not isinstance(given["logprobs"], bool):
-        if accepted("logprobs", Whole(0), given["logprobs"]) > 0:
+        if validate("logprobs", Int(0), given["logprobs"]) > 0:
             message = "logprobs must be 0: of each token its own log-probability is known, those of others are not kept"
             raise ServerError(400, message, "logprobs", "unsupported_value")
         given["logprobs"] = True
     given.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
-    return usual.for_row(given)
+    options = usual.override_for_row(given)
+    options.require_effect(given)
+    return options
 
 
 class CompletionResponse:

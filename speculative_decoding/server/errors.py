@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..sampling.options import abouts
+from ..sampling.options import option_specs
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-FIELDS = {"prompt", "model", "n", "stream", "rounds", "q", "source", "target", *abouts()}
+FIELDS = {"prompt", "model", "n", "stream", "rounds", "q", "source", "target", *option_specs()}
 
 
 class ServerError(Exception):

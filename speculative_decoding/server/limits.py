@@ -8,7 +8,7 @@ from typing import Annotated as A
 from ..decoding.request import TOKEN_CHARACTERS
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.values import Number, Whole
+from ..sampling.values import Int, Number
 from .errors import ServerError
 
 STOP_CHARACTERS = 256  # of each stop string: all that may be the beginning of one is looked at for each token
@@ -18,14 +18,16 @@ STOP_CHARACTERS = 256  # of each stop string: all that may be the beginning of o
 class Limits:
     """Raises `InputError` for limits that contradict each other."""
 
-    slots: A[int, Whole(1), "prompts that are decoded together"] = 8
-    queue: A[int, Whole(0), "prompts that may wait for a slot; what comes beyond them is answered 429"] = 64
-    max_body: A[int, Whole(1 << 10), "bytes of a request"] = 1 << 20
-    max_prompts: A[int, Whole(1), "prompts of a request, each counted n times"] = 16
-    max_prompt_tokens: A[int, Whole(1), "tokens of a prompt, where the model does not take fewer"] = 1024
-    max_output_tokens: A[int, Whole(1), "the most that a request's max_tokens may be"] = 1024
-    max_stops: A[int, Whole(0), "stop strings of a request, and ids that end a text"] = 16
-    max_seconds: A[float, Number(0, above=True), "from taking a request to its end; then it ends with an error"] = 300.0
+    slots: A[int, Int(1), "prompts that are decoded together"] = 8
+    queue: A[int, Int(0), "prompts that may wait for a slot; what comes beyond them is answered 429"] = 64
+    max_body: A[int, Int(1 << 10), "bytes of a request"] = 1 << 20
+    max_prompts: A[int, Int(1), "prompts of a request, each counted n times"] = 16
+    max_prompt_tokens: A[int, Int(1), "tokens of a prompt, where the model does not take fewer"] = 1024
+    max_output_tokens: A[int, Int(1), "the most that a request's max_tokens may be"] = 1024
+    max_stops: A[int, Int(0), "stop strings of a request, and ids that end a text"] = 16
+    max_seconds: A[float, Number(0, exclusive=True), "from taking a request to its end; then it ends with an error"] = (
+        300.0
+    )
     grace: A[float, Number(0), "seconds that running requests have to finish when the server is to end"] = 30.0
 
     def __post_init__(self) -> None:

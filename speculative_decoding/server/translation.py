@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from ..decoding.request import language_token
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import accepted
-from ..sampling.values import Either, Several, Text
+from ..sampling.options import validate
+from ..sampling.values import ListOf, Text, Union
 from ..session import Session
 from .bodies import FORM, read_object, unless_gone
 from .errors import ServerError
@@ -22,7 +22,7 @@ from .guard import require_token
 from .service import Service
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
-Q = Either((Text(), Several(Text())))
+Q = Union((Text(), ListOf(Text())))
 PAIR = re.compile(r"([\w-]+):([\w-]+)=(.*)", re.DOTALL)
 TASK = re.compile(r"translation_(\w+)_to_(\w+)")
 
@@ -95,8 +95,8 @@ def understood(fields: Mapping[str, Any], request: Request) -> tuple[Any, list[t
     if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):
         raise ServerError(400, "alternatives must be 0: one translation is written", "alternatives")
     try:
-        texts = accepted("q", Q, fields.get("q", ""))
-        source, target = (accepted(name, Text(), fields.get(name, "")) for name in ("source", "target"))
+        texts = validate("q", Q, fields.get("q", ""))
+        source, target = (validate(name, Text(), fields.get(name, "")) for name in ("source", "target"))
         many = [texts] if isinstance(texts, str) else list(texts)
         if not 1 <= len(many) <= limits.max_prompts:
             raise InputError(f"q must have 1 to {limits.max_prompts} texts, not {len(many)}")
@@ -105,7 +105,7 @@ def understood(fields: Mapping[str, Any], request: Request) -> tuple[Any, list[t
         translation: TranslationPrompts = request.app.state.settings.translation
         base = replace(service.options, max_tokens=limits.max_output_tokens)
         prompts = [translation.prompt(session, text, source, target) for text in many]
-        return texts, [(prompt, base.for_row(own)) for prompt, own in prompts]
+        return texts, [(prompt, base.override_for_row(own)) for prompt, own in prompts]
     except InputError as error:
         raise ServerError.of(error) from None
 

@@ -32,7 +32,7 @@ from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import default_layers
 from ..models.head_init import new_head
-from ..sampling.values import Number, Text, Whole
+from ..sampling.values import Int, Number, Text
 from ..session import Session
 from .batches import (
     BATCH_SIZE,
@@ -57,11 +57,11 @@ Progress = Callable[[int], None]
 class TrainingOptions:
     """Options of a training run; the command's flags are made from these fields."""
 
-    seed: A[int, Whole(0), "random seed"] = 0
-    max_tokens: A[int, Whole(1), "maximum tokens of an output"] = 128
-    slots: A[int, Whole(1), "batch size when decoding outputs"] = 32
-    frequent: A[int, Whole(1), "number of frequent ids that a head may always propose"] = 512
-    held_out: A[int, Whole(0), "prompts to measure on instead of training on them"] = 150
+    seed: A[int, Int(0), "random seed"] = 0
+    max_tokens: A[int, Int(1), "maximum tokens of an output"] = 128
+    slots: A[int, Int(1), "batch size when decoding outputs"] = 32
+    frequent: A[int, Int(1), "number of frequent ids that a head may always propose"] = 512
+    held_out: A[int, Int(0), "prompts to measure on instead of training on them"] = 150
     max_disk_gb: A[float, Number(0), "store features up to this size; larger ones are computed when needed"] = 10.0
     dtype: A[str, Text(tuple(DTYPES)), "type of the draft's stored weights"] = "bfloat16"
     sampled_share: A[

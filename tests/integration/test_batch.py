@@ -263,7 +263,7 @@ def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
         1: ("  ", "prompt is empty"),
         2: ({"prompt": "b", "top_p": 3.0}, "top_p"),
         3: ({"prompt": "b", "max_tokens": 0}, "max_tokens"),
-        4: ({"prompt": "b", "strict": True}, "strict holds for all rows"),
+        4: ({"prompt": "b", "strict": True}, "strict is the same for all rows"),
         5: ({"prompt": "b", "tempreature": 1.0}, "did you mean temperature"),
         6: ({"max_tokens": 3}, "prompt is empty"),
         7: (None, "prompt must be text, not None"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from speculative_decoding.cli.parser import flag
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.load import BUNDLED, Opened
 from speculative_decoding.models.cache import DecoderCache
-from speculative_decoding.sampling.options import ACCEPTANCE, DRAFTERS, SCHEDULES, abouts, default
+from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, DRAFTERS, SCHEDULES, default, option_specs
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
@@ -254,7 +255,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         ),
         (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
         (["--compare", "--num-draft", "0"], "--compare compares with and without a draft"),
-        (["--compare", "--regular-decode"], "--regular-decode does not go with --compare"),
+        (["--compare", "--regular-decode"], "--baseline does not go with --compare"),
         (["--compare", "--verify"], "--verify does not go with --compare"),
         (["--interactive"], "--prompt does not go with --interactive"),
         (["--show-draft", "colours"], "--show-draft: must be one of text, rounds, not 'colours'"),
@@ -373,15 +374,19 @@ def test_a_full_device_is_one_line(
         assert f"main.py: error: {name} /dev/full: cannot be written (No space left" in capfd.readouterr().err
 
 
-def test_a_job_stores_the_defaults_of_removed_options(
-    tmp_path: Path, main_py: Callable[..., tuple[int, str, str]]
-) -> None:
-    """So jobs begun by earlier versions, which had these options, resume."""
+def test_a_job_of_an_earlier_version_resumes(tmp_path: Path, main_py: Callable[..., tuple[int, str, str]]) -> None:
+    """Its journal has former names of options, and options that have been removed."""
     prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     prompts.write_text("a\n")
-    assert main_py("--input", str(prompts), "--output", str(output), "-m", "2", *FIXED)[0] == 0
-    stored = json.loads(journal_path(output).read_text())["settings"]
-    assert {"confidence_threshold": 0.0, "min_ngram_size": 1}.items() <= stored.items()
+    arguments = ["--input", str(prompts), "--output", str(output), "-m", "2", *FIXED]
+    assert main_py(*arguments)[0] == 0
+    content = json.loads(journal_path(output).read_text())
+    former = {current: name for name, current in ALIASES.items()}
+    settings = {former.get(name, name): value for name, value in content["settings"].items()}
+    settings |= {"confidence_threshold": 0.0, "min_ngram_size": 1}
+    assert settings.keys() > ALIASES.keys()
+    journal_path(output).write_text(json.dumps(content | {"settings": settings}))
+    assert main_py(*arguments, "--resume")[0] == 0
 
 
 def test_what_the_encoding_of_standard_output_lacks_is_escaped(
@@ -432,8 +437,9 @@ def test_nobody_waits_for_imports_that_are_not_needed(
 
 def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignore[no-untyped-def]
     _, out, _ = main_py("--help")
-    for name in (each for action in main_parser()._actions for each in action.option_strings):
-        assert name in out
+    for action in main_parser()._actions:
+        if action.help != argparse.SUPPRESS:
+            assert all(name in out for name in action.option_strings)
     for name in ("seed", "max_tokens", "num_draft_tokens", "temperature", "max_ngram_size"):
         assert f"(default: {default(name)})" in " ".join(out.split())
 
@@ -441,7 +447,7 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
 def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
     without = {"logprobs", "timed"}  # for Python
     flags = {name for action in main_parser()._actions for name in action.option_strings}
-    assert {flag(name) for name in abouts()} - flags == {flag(name) for name in without}
+    assert {flag(name) for name in option_specs()} - flags == {flag(name) for name in without}
     for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft_tokens", SCHEDULES)):
         for name in names:
             assert vars(main_parser().parse_args([flag(option), name])) == {option: name}

@@ -10,7 +10,7 @@ from speculative_decoding import InputError
 from speculative_decoding.cli.drafting import NEEDS, Plan, make_plan
 from speculative_decoding.cli.flags import DraftFlags, main_parser, require_consistent
 from speculative_decoding.cli.models import Folders, ModelNames, Pair
-from speculative_decoding.cli.parser import chosen_as, flag, given_options
+from speculative_decoding.cli.parser import flag, flags_from, given_options
 from speculative_decoding.drafters import DraftModel, TextStore
 from speculative_decoding.loading.load import BUNDLED, Opened
 
@@ -26,7 +26,7 @@ def folders(tmp_path: Path) -> Folders:
 def plan(folders: Folders, *arguments: str) -> Plan:
     chosen = main_parser().parse_args(list(arguments))
     require_consistent(vars(chosen))
-    return make_plan(folders, given_options(chosen), chosen_as(DraftFlags, chosen))
+    return make_plan(folders, given_options(chosen), flags_from(DraftFlags, chosen))
 
 
 def settled(folders: Folders, *arguments: str) -> tuple[str, int | str]:
@@ -52,7 +52,7 @@ def test_what_is_taken_where_nothing_is_said(folders: Folders) -> None:
 
 STORE = ["--ngram-store", "s.json"]
 REFUSED = [
-    (["--regular-decode", "--drafter", "ngram"], "--drafter does not go with --regular-decode; leave one of them out"),
+    (["--regular-decode", "--drafter", "ngram"], "--drafter does not go with --baseline; leave one of them out"),
     (["--regular-decode", "--num-draft", "7"], "--num-draft has no effect with --drafter none; leave one"),
     (["--num-draft", "0", "--drafter", "auto"], "--drafter has no effect with --num-draft 0; leave one"),
     (["--drafter", "none", "--num-draft", "7"], "--num-draft has no effect with --drafter none"),
@@ -65,7 +65,7 @@ REFUSED = [
         ["--drafter", "none", "--draft-vocab", "9", "--draft-vocab-text", "f"],
         "--draft-vocab belongs to --drafter model or auto, not none",
     ),
-    (["--max-ngram-size", "4", "--drafter", "model"], "--max-ngram-size has no effect with --drafter model: it is"),
+    (["--max-ngram-size", "4", "--drafter", "model"], "--max-ngram-size has no effect with --drafter model, only with"),
     ([*STORE, "--drafter", "model"], "--ngram-store belongs to --drafter ngram or auto, not model"),
     (["--draft-vocab", "100"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
     (["--draft-vocab-text", "f"], "--draft-vocab N and --draft-vocab-text FILE belong together"),

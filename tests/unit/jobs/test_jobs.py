@@ -25,7 +25,7 @@ from speculative_decoding.jobs import input as job_input
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.sampling import GenerationOptions
-from speculative_decoding.sampling.options import abouts
+from speculative_decoding.sampling.options import option_specs
 from tests.support.job_engine import (
     SETTINGS,
     Choose,
@@ -162,7 +162,7 @@ def test_options_of_a_row_reach_the_engine() -> None:
     row = LineParser("jsonl")(line)
     assert row.fields == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
-    assert {name for name, about in abouts().items() if about.per_row} - job_input.LINE_OPTIONS.keys() == {
+    assert {name for name, spec in option_specs().items() if spec.per_row} - job_input.LINE_OPTIONS.keys() == {
         "decoder_prefix",
         "logprobs",
     }
@@ -706,9 +706,12 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
         ),
         (
             ["--input", "README.md", "--stats-json", "-"],
-            "--stats-json: must be the path of a file (- is none), not '-'",
+            "--stats-json: must be the path of a file (- is not supported), not '-'",
         ),
-        (["--input", "README.md", "--output", "-"], "--output: must be the path of a file (- is none), not '-'"),
+        (
+            ["--input", "README.md", "--output", "-"],
+            "--output: must be the path of a file (- is not supported), not '-'",
+        ),
         (
             ["--input", "README.md", "--output", "LICENSE"],
             "--output LICENSE: already exists; continue it with --resume",

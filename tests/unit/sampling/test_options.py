@@ -20,8 +20,8 @@ from speculative_decoding import GenerationOptions, InputError, Session, batch_g
 from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import NgramDrafter
 from speculative_decoding.loading.load import BUNDLED
-from speculative_decoding.sampling.options import ALIASES, MOST_TOKENS, REMOVED, abouts, default
-from speculative_decoding.sampling.values import Either, Number, Several, Switch, Text, Whole
+from speculative_decoding.sampling.options import ALIASES, MAX_TOKENS, REMOVED, default, option_specs
+from speculative_decoding.sampling.values import Bool, Int, ListOf, Number, Text, Union
 from tests.support.tiny import EOS, OneLanguage, noisy_copy, tiny_model
 from tests.typing.typed_calls import right_calls, wrong_calls
 
@@ -38,9 +38,9 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "min_p": ([0, 0.5, 1], [-0.1, 1.1, NAN, "0.1"]),
     "repetition_penalty": ([1e-9, 1, 50, None], [0, 1e-30, 1e39, -1.0, NAN, INF]),
     "no_repeat_ngram_size": ([0, 1, 64, None], [-1, 65, 2.0, True, "2"]),
-    "min_tokens": ([0, 100, None], [-1, 2.5, MOST_TOKENS + 1, True, "2"]),
+    "min_tokens": ([0, 100, None], [-1, 2.5, MAX_TOKENS + 1, True, "2"]),
     "seed": ([0, 2**32 - 1], [-1, 2**32, 0.5, True, None]),
-    "max_tokens": ([1, MOST_TOKENS], [*COUNT, MOST_TOKENS + 1, 10**30]),  # memory is reserved for as many
+    "max_tokens": ([1, MAX_TOKENS], [*COUNT, MAX_TOKENS + 1, 10**30]),  # memory is reserved for as many
     "src_lang": (["eng_Latn", None], ["", 5, True, ["de"]]),
     "tgt_lang": (["de", None], ["", 5, True, ["de"]]),
     "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
@@ -87,7 +87,7 @@ def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) 
         with pytest.raises(InputError) as error:
             kept(name, value)
         text = str(error.value)
-        assert text.startswith(f"{name} must be {abouts()[name].value.wanted}, not ") and "\n" not in text
+        assert text.startswith(f"{name} must be {option_specs()[name].type.expected}, not ") and "\n" not in text
         assert len(text) < 250
 
 
@@ -125,7 +125,7 @@ WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", WORDS)
 def test_words_of_the_command_line_become_values(name: str) -> None:
     good, bad = WORDS[name]
-    value = abouts()[name].value
+    value = option_specs()[name].type
     for word, expected in good.items():
         found = value.parse(word)
         assert found == expected and type(found) is type(expected)
@@ -135,14 +135,14 @@ def test_words_of_the_command_line_become_values(name: str) -> None:
 
 
 def test_what_is_wanted_is_said_in_words() -> None:
-    assert Whole(1).wanted == "a whole number >= 1" and Whole(0, 64).wanted == "a whole number, 0 to 64"
-    assert Number(0).wanted == "a number >= 0" and Number(0, 1).wanted == "a number, 0 to 1"
-    assert Number(1e-10, 1e10, or_zero=True).wanted == "0 or a number, 1e-10 to 1e+10"
-    assert Number(0, above=True).wanted == "a number above 0"
-    assert Number(0, 1, above=True).wanted == "a number above 0, at most 1"
-    assert Text(("a", "b")).wanted == "one of a, b" and Text().wanted == "text that is not empty"
-    assert Several(Text()).wanted == "a list, each text that is not empty" and Switch().wanted == "True or False"
-    assert Either((Whole(0), Text(("auto",))), "an object").wanted == "a whole number >= 0 or one of auto, or an object"
+    assert Int(1).expected == "a whole number >= 1" and Int(0, 64).expected == "a whole number, 0 to 64"
+    assert Number(0).expected == "a number >= 0" and Number(0, 1).expected == "a number, 0 to 1"
+    assert Number(1e-10, 1e10, or_zero=True).expected == "0 or a number, 1e-10 to 1e+10"
+    assert Number(0, exclusive=True).expected == "a number above 0"
+    assert Number(0, 1, exclusive=True).expected == "a number above 0, at most 1"
+    assert Text(("a", "b")).expected == "one of a, b" and Text().expected == "text that is not empty"
+    assert ListOf(Text()).expected == "a list, each text that is not empty" and Bool().expected == "True or False"
+    assert Union((Int(0), Text(("auto",))), "an object").expected == "a whole number >= 0 or one of auto, or an object"
     with pytest.raises(InputError, match="^seed must be a whole number, 0 to 4294967295, not 'x{56}\\.\\.\\.$"):
         GenerationOptions(seed="x" * 999)  # type: ignore[arg-type]
 
@@ -171,7 +171,7 @@ def test_options_are_frozen_and_take_names_only() -> None:
     ],
 )
 def test_a_name_that_does_not_exist_gets_a_suggestion(given: str, meant: str) -> None:
-    for change in (GenerationOptions().changed, GenerationOptions().for_row):
+    for change in (GenerationOptions().override, GenerationOptions().override_for_row):
         with pytest.raises(InputError) as error:
             change({given: 3})
         assert str(error.value) == f"there is no option {given!r}; did you mean {meant}?"
@@ -190,7 +190,11 @@ def test_former_names_of_options_are_accepted(former: str) -> None:
     value = FORMER[former]
     expected = GenerationOptions(**{ALIASES[former]: value})
     assert GenerationOptions(**{former: value}) == expected
-    assert GenerationOptions().changed({former: value}) == GenerationOptions().for_row({former: value}) == expected
+    assert (
+        GenerationOptions().override({former: value})
+        == GenerationOptions().override_for_row({former: value})
+        == expected
+    )
     assert former not in vars(expected)
     with pytest.raises(InputError, match=f"^{ALIASES[former]} is given twice, also as {former}; leave one of them out"):
         GenerationOptions(**{former: value, ALIASES[former]: value})
@@ -217,7 +221,7 @@ def test_a_removed_schedule_names_its_replacement(name: str) -> None:
 
 def test_a_name_like_no_other_gets_none() -> None:
     with pytest.raises(InputError, match="^there is no option 'zzzz'; there are temperature, .*, timed$"):
-        GenerationOptions().changed({"zzzz": 1})
+        GenerationOptions().override({"zzzz": 1})
 
 
 @pytest.mark.parametrize(
@@ -265,18 +269,18 @@ def test_an_option_without_effect_is_refused(
     (name,) = option
     for base, given in ((GenerationOptions(), {**others, **option}), (GenerationOptions(**others), option)):
         with pytest.raises(InputError, match=f"^{name} has no effect {why}.*; leave one of them out$"):
-            base.changed(given)
-    assert getattr(GenerationOptions().changed({**others, **otherwise, **option}), name) == option[name]
+            base.override(given).require_effect(given)
+    assert getattr(GenerationOptions().override({**others, **otherwise, **option}), name) == option[name]
 
 
 def test_defaults_said_aloud_and_options_that_were_there_before_are_no_mistake() -> None:
     for name in NAMES:  # somebody who says what holds anyway contradicts nobody
-        assert GenerationOptions().changed({name: default(name)}) == GenerationOptions()
+        assert GenerationOptions().override({name: default(name)}) == GenerationOptions()
     session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft_tokens=7)
-    assert session.changed({"temperature": 0.0}).top_k == 5  # for this call nothing is left to chance
-    assert session.changed({"drafter": "none"}).num_draft_tokens == 7
+    assert session.override({"temperature": 0.0}).top_k == 5  # for this call nothing is left to chance
+    assert session.override({"drafter": "none"}).num_draft_tokens == 7
     assert (
-        GenerationOptions().changed({"drafter": "none", "num_draft_tokens": 0}).num_draft_tokens == 0
+        GenerationOptions().override({"drafter": "none", "num_draft_tokens": 0}).num_draft_tokens == 0
     )  # the same, twice
 
 
@@ -289,16 +293,16 @@ def test_rows_of_a_batch_differ_where_they_may() -> None:
         "timed": True,
         "num_beams": 4,
     }
-    assert {name for name in NAMES if not abouts()[name].per_row} == fixed.keys()
+    assert {name for name in NAMES if not option_specs()[name].per_row} == fixed.keys()
     base = GenerationOptions(temperature=1.0, drafter="auto")
     for name, value in fixed.items():
-        with pytest.raises(InputError, match=f"^{name} holds for all rows; give it for all of them$"):
-            base.for_row({name: value})
+        with pytest.raises(InputError, match=f"^{name} is the same for all rows of a batch; give it for all of them$"):
+            base.override_for_row({name: value})
     own = {"temperature": 0.5, "seed": 3, "num_draft_tokens": 2, "acceptance": "block", "stop": ["a"], "max_tokens": 9}
-    row = base.for_row(own)
+    row = base.override_for_row(own)
     assert {name: getattr(row, name) for name in own} == own | {"stop": ("a",)} and row.drafter == "auto"
     with pytest.raises(InputError, match="top_k has no effect at temperature 0"):
-        GenerationOptions().for_row({"top_k": 3})
+        GenerationOptions().override_for_row({"top_k": 3}).require_effect(["top_k"])
 
 
 def test_what_an_option_means_for_the_output() -> None:
@@ -336,7 +340,7 @@ def test_every_way_in_names_every_option_with_type_and_default(function: Callabl
     for name in NAMES:
         assert shown[name].annotation == hints[name]
         assert shown[name].default == default(name)
-        assert f"{name}: " in page and "Annotated" not in page and "About(" not in page
+        assert f"{name}: " in page and "Annotated" not in page and "OptionSpec(" not in page
     assert all(each.default is not inspect.Parameter.empty for each in shown.values())
     assert (
         "temperature: float = 0.0" in page and "max_tokens: int = 100" in page and "strict: bool | None = None" in page
@@ -348,7 +352,7 @@ def test_every_option_is_explained_and_load_shows_its_own() -> None:
     page = GenerationOptions.__doc__ or ""
     for name in NAMES:
         assert f"    {name}: " in page or f"{name}, " in page or f", {name}: " in page
-        assert abouts()[name].help
+        assert option_specs()[name].help
     assert [*inspect.signature(load).parameters][:4] == ["path_or_name", "draft", "drafter", "num_draft_tokens"]
     assert inspect.signature(load).parameters["num_draft_tokens"].default == default("num_draft_tokens")
 
