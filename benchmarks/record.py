@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
+
 from speculative_decoding import Session, load
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import Parser, require_writable
-from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, Row, Wanted
+from speculative_decoding.drafters import AutoDrafter, Draft, DraftHead, DraftRequest, RequestView
 from speculative_decoding.drafters.base import COPY, MODEL, token_rows
-from speculative_decoding.drafters.model import shared
+from speculative_decoding.drafters.model import num_shared
 
 from .acceptance import Recorded, write
 from .ours import Ids, auto_parts
@@ -28,16 +30,17 @@ class Recorder(AutoDrafter):
     drafts: of the last request, by kind: the ids in front of each token.
     """
 
-    def begin(self, row: Row) -> None:
-        super().begin(row)
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        super().begin(request, encoder_output)
         self.drafts: dict[str, list[list[int]]] = {MODEL: [], COPY: []}
 
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        (one,) = wanted
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+        (one,) = draft_requests
         for kind, drafts in self.drafts.items():
             is_tried = kind in (MODEL, one.kind)
             draft = super().propose([replace(one, kind=kind)], slots) if is_tried else Draft.empty()
-            drafts[len(one.row.tokens) - 1 :] = [token_rows(draft.tokens)[0][: draft.length(0)]]  # may be asked again
+            place = len(one.request.decoder_tokens) - 1  # may be asked again
+            drafts[place:] = [token_rows(draft.tokens)[0][: draft.length(0)]]
         return Draft.empty()
 
 
@@ -52,7 +55,7 @@ def record(pair: Session, task: Task) -> Recorded:
             str(number), drafter=recorder, num_draft_tokens=LONGEST, max_tokens=task.max_tokens
         ).tokens
         for kind, name in ((MODEL, model), (COPY, "copy")):
-            found[name].append([shared(ids, output[i:-1]) for i, ids in enumerate(recorder.drafts[kind])])
+            found[name].append([num_shared(ids, output[i:-1]) for i, ids in enumerate(recorder.drafts[kind])])
         found["found"].append([*map(len, recorder.drafts[COPY])])
     return found
 

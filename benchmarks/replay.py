@@ -10,8 +10,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from speculative_decoding.decoding.ways import PLAIN, Way
-from speculative_decoding.drafters import AutoDrafter, Draft, Row, Wanted
-from speculative_decoding.drafters.base import COPY, MODEL, Verified, token_rows
+from speculative_decoding.drafters import AutoDrafter, Draft, DraftRequest, RequestView
+from speculative_decoding.drafters.base import COPY, MODEL, token_rows
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.base import EncoderDecoder
 
@@ -37,26 +37,27 @@ class ReplayDrafter(AutoDrafter):
 
     scripts: Mapping[tuple[int, ...], Script]
 
-    def begin(self, row: Row) -> None:
-        super().begin(row)
-        self._script = self.scripts[tuple(row.source)]
-        self._seen = replace(
-            row, tokens=[*row.tokens]
-        )  # by the model: where its tokens were accepted, they were its own
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        super().begin(request, encoder_output)
+        self._script = self.scripts[tuple(request.source_tokens)]
+        # What the model has written: its own tokens where a draft was accepted.
+        self._seen = RequestView(request.options, request.source_tokens, [*request.decoder_tokens], request.slot)
 
-    def kind(self, row: Row) -> str:
-        super().kind(row)
-        return COPY if self._script.found[len(row.tokens) - 1] else MODEL
+    def kind(self, request: RequestView) -> str:
+        super().kind(request)
+        return COPY if self._script.found[len(request.decoder_tokens) - 1] else MODEL
 
-    def longest(self, row: Row, kind: str) -> int:
-        return self._script.found[len(row.tokens) - 1] if kind == COPY else super().longest(row, kind)
+    def longest(self, request: RequestView, kind: str) -> int:
+        if kind == COPY:
+            return self._script.found[len(request.decoder_tokens) - 1]
+        return super().longest(request, kind)
 
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        (one,) = wanted
-        place = len(one.row.tokens) - 1
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+        (one,) = draft_requests
+        place = len(one.request.decoder_tokens) - 1
         if one.kind == COPY:
             return Draft.certain([self._ids(place, min(one.count, self._script.found[place]), self._script.copied)])
-        draft = super().propose([replace(one, row=self._seen)], slots)
+        draft = super().propose([replace(one, request=self._seen)], slots)
         ids = mx.array([self._ids(place, draft.num_tokens, self._script.right)], mx.uint32)
         return Draft(ids + 0 * draft.tokens, lengths=draft.lengths)  # waits for the draft, as any target's pass
 
@@ -66,16 +67,16 @@ class ReplayDrafter(AutoDrafter):
             ids[right[place]] = abs(ids[right[place]] - 1)  # another one
         return ids
 
-    def observe(self, rows: Sequence[Row], verified: Verified) -> None:
-        new = rows[0].tokens[len(self._seen.tokens) :]
+    def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
+        new = requests[0].decoder_tokens[len(self._seen.decoder_tokens) :]
         own = token_rows(self._proposed.tokens)[0][: len(new) - 1] if self._proposed else []
-        self._seen.tokens += [*own, *new[len(own) :]]
-        super().observe([self._seen], verified)
+        self._seen.decoder_tokens += [*own, *new[len(own) :]]
+        super().observe([self._seen], counts)
 
-    def end(self, row: Row) -> None:
+    def end(self, request: RequestView) -> None:
         """Raises `InputError` where the target writes other tokens than without drafts: the script is none of its."""
-        super().end(row)
-        if row.tokens[1:] != self._script.output:
+        super().end(request)
+        if request.decoder_tokens[1:] != self._script.output:
             raise InputError("--acceptance: this target's arg-max is another in wide passes; take --dtype float32")
 
 

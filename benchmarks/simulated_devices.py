@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser
-from speculative_decoding.draft_length import AdaptiveLength, Choice, Drafted, FixedLength
+from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength
 from speculative_decoding.draft_length.base import DraftLength
 from speculative_decoding.draft_length.costs import RoundCosts, interpolate, measure_widths
 from speculative_decoding.draft_length.passes import SpeedMonitor
@@ -140,15 +140,14 @@ def head_prior(tasks: Mapping[str, acceptance.Recorded]) -> list[float]:
 def play(length: DraftLength, output: Sequence[Position]) -> list[Round]:
     """Decode one output."""
     rounds, done = [], 0
-    length.begin()
     while done < len(output):
         kind, longest, right = output[done]
         asked = 0
-        if not length.skips_round():
-            (asked,) = length.choose([Choice(min(LONGEST_OUTPUT - done - 1, longest), kind)])
+        if length.begin_round():
+            (asked,) = length.choose([kind], [min(LONGEST_OUTPUT - done - 1, longest)])
         drafted = min(asked, longest)
         accepted = min(drafted, right)
-        length.observe([Drafted(asked, drafted, accepted, kind if asked else "")])
+        length.observe([DraftOutcome(kind if asked else "", drafted, accepted)])
         rounds.append(Round(drafted, drafted if kind == MODEL else 0))
         done += accepted + 1
     return rounds

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from speculative_decoding.cli.common import read_prompts
 from speculative_decoding.cli.verify import bundled_prompts
-from speculative_decoding.decoding.request import encode_prompt
+from speculative_decoding.decoding.prompt import encode_prompt
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder

@@ -12,10 +12,11 @@ if sys.platform.startswith("linux"):
 
     linux_cpu.prepare()  # before anything imports mlx
 
+from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
 from .decoding.stats import GenerationStats, Round
-from .engine import Engine, Event, Request
+from .engine import Engine, Event
 from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
 from .sampling import GenerationOptions

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import mlx.core as mx
 
-from .decoding.memory import slots_within
+from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
@@ -27,7 +27,7 @@ from .drafters import (
     require_same_tokens,
     usual_drafter,
 )
-from .engine import Engine, Event, Request, responses, result_of
+from .engine import Engine, Event, responses, result_of
 from .errors import InputError
 from .loading.draft_head import OpenedHead, open_draft
 from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
@@ -35,6 +35,7 @@ from .loading.pair import Pair
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
+from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
 from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
@@ -119,7 +120,7 @@ class Session:
     def rounds(self, prompt: str, given: Mapping[str, Any]) -> Iterator[Event]:
         """`stream`, but all that came of a round at once."""
         requests, events = self._submit(prompt, given)
-        if (count := requests[0].row.options.num_return_sequences) > 1:
+        if (count := requests[0].options.num_return_sequences) > 1:
             raise InputError(f"num_return_sequences {count}: a stream is of one output; use generate or batch")
         return events
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..decoding.memory import available_memory
 from ..draft_length.calibration import device_name
+from ..models.memory_budget import available_memory
 from ..version import __version__
 
 GEMV_WIDE = (0, 32, 1), 15  # the first MLX with it, and the first generation of Apple's GPUs that it serves (M3)

@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from .. import checkpoints, models
 from ..decoding.divergence import first_divergence
-from ..decoding.request import begin
+from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
 from ..draft_length.recommendation import recommend_length
@@ -75,7 +75,7 @@ class Stored:
 def diagnose(plan: Plan) -> dict[str, Any]:
     device, folder = device_facts(), plan.folders.target
     pair = plan.open()
-    begin(pair.target, pair.tokenizer, plan.options)  # raises for a language that is missing
+    build_decoder_prompt(pair.target, pair.tokenizer, plan.options)  # raises for a language that is missing
     draft, own = pair.opened_draft, stored(folder, plan.folders.dtype)
     draft_bytes = 0 if draft is None else sum(draft.checkpoint.info(name).nbytes for name in draft.checkpoint)
     config = pair.target.config.decoder

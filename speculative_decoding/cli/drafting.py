@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..decoding.request import check_token_ids
+from ..decoding.prompt import check_token_ids
 from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, usual_drafter
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import chain
 
 from ..decoding.divergence import first_divergence
-from ..decoding.request import encode_prompt
+from ..decoding.prompt import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
 from ..jobs.input import decode_line, read_lines

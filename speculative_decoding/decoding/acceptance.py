@@ -1,10 +1,10 @@
-"""Which drafted tokens are kept, and what follows them.
+"""Which draft tokens are accepted, and which token follows them.
 
-A rule is two vectors and holds no random number: for t = 0..K, `stop[t]` is the probability that exactly t drafted
-tokens are accepted, and the next token is drawn from max(weights[t] * p_t - q_t, 0), normalised (q_K is 0). One
-function throws the dice for all rules, so every rule can be proved by enumerating a small vocabulary.
+A rule is two vectors without a random number in it. For t = 0..K, `stop[t]` is the probability that exactly t draft
+tokens are accepted, and the next token is drawn from max(weights[t] * p_t - q_t, 0), normalized (q_K is 0).
+`sample_acceptance` draws from them for all rules, so every rule can be proved by enumerating a small vocabulary.
 
-In formulas p is the target's distribution and q the draft's. Shapes: B rows, K drafted tokens, V ids.
+In formulas p is the target's distribution and q the draft's. Shapes: B rows, K draft tokens, V ids.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..drafters.base import Draft, Row, draft_probs, history_of
+from ..drafters.base import Draft, RequestView, draft_probs, history_of
 from ..sampling import GenerationOptions, History, Use, logprobs, perturbed_logprobs, scores
 from ..sampling.random import categorical, random_keys, uniform
 
 TINY = 1e-30
 
 
-class Verdict(NamedTuple):
-    """Lazy. `accepted` (B,): how many drafted tokens are kept; `next_token` (B,): what follows them.
+class AcceptanceResult(NamedTuple):
+    """The decision of a rule; lazy.
 
-    total_variation (B, K): for each drafted token, between the law it was decided by and the target's, given what
-        stands before it; None where the rule is lossless.
+    Args:
+        accepted: (B,), the number of accepted draft tokens.
+        next_token: (B,), the token that follows them.
+        total_variation: (B, K), for each draft token the total variation between the distribution that decided it and
+            the target's, given the tokens before it; None for a lossless rule.
     """
 
     accepted: mx.array
@@ -36,32 +39,35 @@ class Verdict(NamedTuple):
 
 
 class AcceptanceRule(ABC):
-    """Decides by distributions; `verdict` throws the dice."""
+    """Called with distributions, a rule returns its two vectors; `decide` samples from them."""
 
     @abstractmethod
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         """target_probs (B, K + 1, V) -> stop (B, K + 1), weights (B, K + 1)."""
 
     def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
-        """What `Verdict` says of it. Nothing, unless a rule says otherwise."""
+        """See `AcceptanceResult`; None unless the rule is lossy."""
         return None
 
-    def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
-        """logits (B, K + 1, V), raw, behind each row's committed tokens and its draft."""
-        options = [row.options for row in rows]
-        probs = mx.exp(logprobs(logits, options, history_of(rows, draft.tokens)))
+    def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
+        """logits (B, K + 1, V), raw, after each row's committed tokens and each of its draft tokens."""
+        options = [request.options for request in requests]
+        probs = mx.exp(logprobs(logits, options, history_of(requests, draft.tokens)))
         stop, weights = self(draft, probs)
-        starts = [(row.options.seed, len(row.tokens)) for row in rows]
+        starts = [(request.options.seed, len(request.decoder_tokens)) for request in requests]
         accept_keys, next_keys = (random_keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
-        dice = throw_dice(draft, probs, stop, weights, accept_keys, next_keys)
-        return Verdict(*dice, self.total_variation(draft, probs))
+        accepted, next_token = sample_acceptance(draft, probs, stop, weights, accept_keys, next_keys)
+        return AcceptanceResult(accepted, next_token, self.total_variation(draft, probs))
 
 
 @dataclass(frozen=True)
 class Rejection(AcceptanceRule):
-    """Leviathan et al. 2023, algorithm 1: keep x while u <= p(x)/q(x) + delta; delta 0 is exact, 1 keeps all."""
+    """Leviathan et al. 2023, algorithm 1: accept x with probability min(1, p(x) / q(x) + delta).
 
-    delta: float | mx.array = 0.0  # or (B, 1): of each row
+    delta 0 is exact, delta 1 accepts everything.
+    """
+
+    delta: float | mx.array = 0.0  # or (B, 1), one for each row
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
         p, q = drafted_probs(draft, target_probs)
@@ -70,7 +76,7 @@ class Rejection(AcceptanceRule):
         return stop, mx.ones_like(stop)
 
     def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
-        """With the residual, x really drawn from q: how much more is accepted than the exact rule accepts."""
+        """The acceptance probability beyond that of the exact rule, given that x was sampled from q."""
         if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
         p, q = target_probs[:, : draft.num_tokens], draft_probs(draft, target_probs.shape[-1])
@@ -80,11 +86,11 @@ class Rejection(AcceptanceRule):
 
 @dataclass(frozen=True)
 class Block(AcceptanceRule):
-    """Sun et al. 2025 (2403.10444), algorithm 2: the draft is judged as a whole; never accepts fewer on average.
+    """Sun et al. 2025 (2403.10444), algorithm 2: verify the draft as a block; never accepts fewer tokens on average.
 
-    With P_i = min(1, P_{i-1} p_i(x_i)/q_i(x_i)), P_0 = 1, and S_i = sum_x max(P_i p_{i+1}(x) - q_{i+1}(x), 0), prefix i
-    passes its own throw with chance h_i = S_i / (S_i + 1 - P_i), the whole draft with P_K; the longest that passes
-    is kept.
+    With P_i = min(1, P_{i-1} p_i(x_i)/q_i(x_i)), P_0 = 1, and S_i = sum_x max(P_i p_{i+1}(x) - q_{i+1}(x), 0), the
+    prefix of length i passes with probability h_i = S_i / (S_i + 1 - P_i), the whole draft with P_K. The longest prefix
+    that passes is accepted.
     """
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
@@ -95,17 +101,19 @@ class Block(AcceptanceRule):
         for i in range(count):
             running.append(mx.minimum(running[-1] * p[:, i] / mx.maximum(q[:, i], TINY), 1.0))
         weights = mx.stack(running, axis=1)  # P, (B, K + 1)
+
         before, following = weights[:, :-1], target_probs[:, :count]
-        if draft.probs is None:  # S over a point mass: all of P p but what falls on the drafted token
+        if draft.probs is None:  # q is a point mass, so S is P p without the draft token
             left = before * (1 - p)
         else:
             left = mx.maximum(before[..., None] * following - draft.probs, 0.0).sum(axis=-1)
         total = left + (1 - before)
         passes = mx.concatenate([mx.where(total > 0, left / mx.maximum(total, TINY), 1.0), weights[:, -1:]], axis=1)
+
         at = mx.arange(count + 1)[None]
         ends = lengths[:, None]
         passes = mx.where(at < ends, passes, mx.where(at == ends, weights, 0.0))
-        passes = mx.where(at == 0, 1.0, passes)  # nothing kept always passes
+        passes = mx.where(at == 0, 1.0, passes)  # the empty prefix always passes
         none_longer = mx.cumprod((1 - passes)[:, ::-1], axis=1)[:, ::-1]
         none_longer = mx.concatenate([none_longer[:, 1:], mx.ones((rows, 1))], axis=1)
         return passes * none_longer, weights
@@ -113,53 +121,53 @@ class Block(AcceptanceRule):
 
 @dataclass(frozen=True)
 class Greedy(AcceptanceRule):
-    """Temperature 0: keep x while p(x) >= (1 - delta) * max p (the lenience of Leviathan et al., appendix A.5).
+    """Temperature 0: accept x if p(x) >= (1 - delta) * max p (the lenience of Leviathan et al., appendix A.5).
 
-    No chance is involved. delta 0 keeps only the arg-max, so the output is that of greedy decoding.
+    Deterministic. delta 0 accepts only the arg-max, so the output is that of greedy decoding.
     """
 
-    delta: float | mx.array = 0.0  # or (B, 1): of each row
+    delta: float | mx.array = 0.0  # or (B, 1), one for each row
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
-        """target_probs is the real distribution, at temperature 1; the next token is its arg-max."""
+        """target_probs: at temperature 1; the next token is its arg-max."""
         p, _ = drafted_probs(draft, target_probs)
         best = target_probs[:, : draft.num_tokens].max(axis=-1)
         stop = stop_from((p >= (1 - self.delta) * best).astype(mx.float32), draft)
         return stop, mx.ones_like(stop)
 
     def scores(self, logits: mx.array, options: Sequence[GenerationOptions], history: History) -> mx.array:
-        """(B, L, V) whose arg-max is what the target writes."""
+        """(B, L, V) scores whose arg-max is the target's token."""
         return scores(logits, options, history)
 
-    def verdict(self, draft: Draft, logits: mx.array, rows: Sequence[Row]) -> Verdict:
-        """The same decision without a softmax over the vocabulary: arg-max, and p / max p = exp(logit - max logit).
+    def decide(self, draft: Draft, logits: mx.array, requests: Sequence[RequestView]) -> AcceptanceResult:
+        """The same decision without a softmax over the vocabulary, because p / max p = exp(logit - max logit).
 
-        The total variation is 1 for a token that is kept without being the arg-max, else 0: two certainties that differ
-        are 1 apart.
+        The total variation is 1 for an accepted token that is not the arg-max, else 0.
         """
-        values = self.scores(logits, [row.options for row in rows], history_of(rows, draft.tokens))
+        values = self.scores(logits, [request.options for request in requests], history_of(requests, draft.tokens))
         best = mx.argmax(values, axis=-1)
         if not draft.num_tokens:
-            return Verdict(*longest_prefix(draft, best, best))
-        right = draft.tokens == best[:, : draft.num_tokens]
+            return AcceptanceResult(*longest_prefix(draft, best, best))
+        is_best = draft.tokens == best[:, : draft.num_tokens]
         if isinstance(self.delta, float) and self.delta == 0:
-            return Verdict(*longest_prefix(draft, right, best))
+            return AcceptanceResult(*longest_prefix(draft, is_best, best))
         drafted = values[:, : draft.num_tokens].astype(mx.float32)
         chosen = mx.take_along_axis(drafted, draft.tokens[..., None], axis=-1)[..., 0]
-        keep = (mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta) & (right | (mx.array(self.delta) > 0))
-        variation = within((keep & ~right).astype(mx.float32), draft)
-        return Verdict(*longest_prefix(draft, keep, best), variation)
+        keep = (mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta) & (is_best | (mx.array(self.delta) > 0))
+        variation = within((keep & ~is_best).astype(mx.float32), draft)
+        return AcceptanceResult(*longest_prefix(draft, keep, best), variation)
 
 
 @dataclass(frozen=True)
 class Coupled(Greedy):
-    """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise, and the noise depends
-    on (seed, position) alone. The draft uses the same noise, so it often finds the same token; which tokens come out
-    does not depend on it at all. Given the noise nothing is left to chance: greedy decoding, of other scores.
+    """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise.
+
+    The noise depends on (seed, position) only. The draft uses the same noise, so it often chooses the same token, but
+    the output does not depend on the draft. Given the noise, this is greedy decoding with other scores.
     """
 
     def __call__(self, draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
-        """target_probs: one-hot, as they are given the noise. The draft counts as certain of its tokens."""
+        """target_probs: one-hot, given the noise. Draft tokens have probability 1."""
         p, _ = drafted_probs(draft, target_probs)
         stop = stop_from(p, draft)
         return stop, mx.ones_like(stop)
@@ -169,20 +177,20 @@ class Coupled(Greedy):
 
 
 def kind_of_rule(options: GenerationOptions) -> type[AcceptanceRule]:
-    """The rule that a row is judged by. At temperature 0 all exact rules are one and the same."""
+    """The rule for a request. At temperature 0 all exact rules are `Greedy`."""
     return Greedy if options.is_greedy else RULES[options.acceptance]
 
 
 def rule_for(options: Sequence[GenerationOptions]) -> AcceptanceRule:
-    """One rule for rows of one kind, that may differ in delta."""
-    kind, deltas = kind_of_rule(options[0]), [row.delta for row in options]
+    """The rule for requests of one kind, which may differ in delta."""
+    kind, deltas = kind_of_rule(options[0]), [own.delta for own in options]
     if kind not in (Greedy, Rejection):
         return kind()
     return kind(mx.array(deltas)[:, None] if any(deltas) else 0.0)
 
 
 def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.array]:
-    """p(x) and q(x) of the drafted tokens, both (B, K)."""
+    """p(x) and q(x) of the draft tokens, both (B, K)."""
     index = draft.tokens[..., None]
     p = mx.take_along_axis(target_probs[:, : draft.num_tokens], index, axis=-1)[..., 0]
     q = mx.ones_like(p) if draft.probs is None else mx.take_along_axis(draft.probs, index, axis=-1)[..., 0]
@@ -190,7 +198,7 @@ def drafted_probs(draft: Draft, target_probs: mx.array) -> tuple[mx.array, mx.ar
 
 
 def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.array, mx.array]:
-    """Keep drafted tokens up to the first with keep (B, K) false; what follows is the best (B, K + 1) there."""
+    """Accept draft tokens up to the first with keep (B, K) false, then take the token of best (B, K + 1) there."""
     if not draft.num_tokens:
         return mx.zeros(best.shape[0], mx.int32), best[:, 0]
     accepted = mx.cumprod(within(keep.astype(mx.int32), draft), axis=1).sum(axis=1)
@@ -198,7 +206,7 @@ def longest_prefix(draft: Draft, keep: mx.array, best: mx.array) -> tuple[mx.arr
 
 
 def within(values: mx.array, draft: Draft) -> mx.array:
-    """(B, K) with 0 behind the length of each row's draft."""
+    """(B, K), set to 0 after the end of each row's draft."""
     if draft.length_array is None:
         return values
     return values * (mx.arange(values.shape[1])[None] < draft.length_array[:, None]).astype(values.dtype)
@@ -213,10 +221,10 @@ def stop_from(accept: mx.array, draft: Draft) -> mx.array:
 
 
 def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: mx.array) -> mx.array:
-    """(B, V): what the token behind `accepted` drafted ones is drawn from, not normalised.
+    """(B, V), not normalized: the distribution of the token after `accepted` draft tokens.
 
-    Where the draft ended (at its row's length, or at K) there is no q, and it is p. It is p too where rounding
-    left nothing of the residual, as happens when p and q are all but equal.
+    After the end of a row's draft there is no q, and the residual is p. It is also p if rounding leaves nothing of the
+    residual, which happens if p and q are almost equal.
     """
     at = accepted[:, None, None]
     p = mx.take_along_axis(target_probs, at, axis=1)[:, 0]
@@ -234,13 +242,13 @@ def residual(draft: Draft, target_probs: mx.array, weights: mx.array, accepted: 
     return mx.where(left.sum(axis=-1, keepdims=True) > 0, left, p)
 
 
-def throw_dice(
+def sample_acceptance(
     draft: Draft, target_probs: mx.array, stop: mx.array, weights: mx.array, accept_keys: mx.array, next_keys: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """The one place where chance decides: how many are accepted, (B,), and which token follows, (B,). keys: (B, 2)."""
+    """Sample the number of accepted tokens, (B,), and the next token, (B,). The only random step. keys: (B, 2)."""
     u = uniform(accept_keys)[:, None]
     accepted = (u >= mx.cumsum(stop, axis=1)[:, :-1]).sum(axis=1)
-    if draft.length_array is not None:  # the sum may stay below 1 by rounding
+    if draft.length_array is not None:  # rounding may keep the sum below 1
         accepted = mx.minimum(accepted, draft.length_array.astype(accepted.dtype))
     left = residual(draft, target_probs, weights, accepted)
     return accepted, categorical(mx.log(left), next_keys)

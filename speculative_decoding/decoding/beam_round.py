@@ -1,5 +1,6 @@
-"""A round of beam search: one pass of the target over the last tokens of all beams, by which each search moves on. Its
-tokens come when it is over, for until then none is certain.
+"""One round of beam search for all requests of a batch; takes the place of `speculate`.
+
+A request's tokens are committed when its search is finished, because until then none of them is certain.
 """
 
 from __future__ import annotations
@@ -8,56 +9,60 @@ import mlx.core as mx
 
 from ..sampling import History, scores
 from ..sampling.distribution import logsumexp
-from .batch import Batch, DecodedRow
+from .batch import Batch
 from .beam import BeamSearch, Continuation, best_continuations
-from .judge import Outcome, as_lists
-from .loop import round_of
+from .request import Request
 from .stats import Round
 
 
-def follow_beams(batch: Batch) -> dict[int, Round]:
-    """One round for all rows that are not finished; what came of it, by slot."""
-    rounds, moved = {}, list(range(batch.cache.rows))
-    values, numbers, is_finite = map(as_lists, verify(batch))
-    size = batch.model.config.vocab_size
-    for row in batch.active:
-        search, own = searched(row), batch.cache.rows_of(row.slot)
-        if all(is_finite[i] for i in own):
-            found = zip(values[row.slot], numbers[row.slot], strict=True)
-            best = [Continuation(score, *divmod(number, size)) for score, number in found]
-            moved[own.start : own.stop] = [own.start + beam for beam in search.step(best[: search.num_continuations])]
+def beam_search_step(batch: Batch) -> dict[int, Round]:
+    """Run one round for all active requests; returns their rounds by slot."""
+    rounds = {}
+    order = list(range(batch.cache.rows))
+    vocab_size = batch.model.config.vocab_size
+    scores, numbers, is_finite = (array.tolist() for array in continuations(batch))
+    for request in batch.active:
+        search, rows = require_search(request), batch.cache.rows_of(request.slot)
+        if all(is_finite[row] for row in rows):  # type: ignore[index]
+            found = zip(scores[request.slot], numbers[request.slot], strict=True)  # type: ignore[index, arg-type]
+            best = [Continuation(score, *divmod(number, vocab_size)) for score, number in found]
+            parents = search.step(best[: search.num_continuations])
+            order[rows.start : rows.stop] = [rows.start + parent for parent in parents]
         else:
-            row.finish_reason = "error"
-            for i in own:
-                batch.cache.zero_after(i, 0)
-        tokens = row.commit(search.best(1)[0].tokens) if search.is_over else []
-        rounds[row.slot] = round_of(row, [], Outcome(tokens, 0, 0.0, None), "")
-    batch.cache.reorder(moved)
+            request.finish_reason = "error"
+            for row in rows:
+                batch.cache.zero_after(row, 0)
+        tokens = request.commit(search.best(1)[0].tokens) if search.is_over else []
+        rounds[request.slot] = Round(tokens, [], 0, finish_reason=request.finish_reason)
+    batch.cache.reorder(order)
     batch.rewind()
     return rounds
 
 
-def verify(batch: Batch) -> list[mx.array]:
-    """Of each slot the scores and numbers of its best continuations (see `best_continuations`), (P, C); of each beam
-    whether its logits are finite, (P * N,). Evaluated.
+def continuations(batch: Batch) -> list[mx.array]:
+    """Run the target over the last token of every beam.
+
+    Returns:
+        Evaluated arrays for P slots with N beams each: the scores and the numbers of the best continuations (see
+        `best_continuations`), both (P, C), and whether the logits of each beam are finite, (P * N,).
     """
-    prompts, beams = len(batch.rows), batch.cache.beams
-    stand_in = batch.active[0]
-    rows = [row if row is not None and not row.finish_reason else stand_in for row in batch.rows]
-    tokens = [ids for row in rows for ids in searched(row).beams]
-    options = [row.options for row in rows for _ in range(beams)]
-    history = History(tokens, None, [row.constraints for row in rows for _ in range(beams)])
+    slots, beams = len(batch.requests), batch.cache.beams
+    placeholder = batch.active[0]  # for slots without a request; its results are discarded
+    requests = [placeholder if request is None or request.finish_reason else request for request in batch.requests]
+    tokens = [ids for request in requests for ids in require_search(request).beams]
+    options = [request.options for request in requests for _ in range(beams)]
+    history = History(tokens, None, [request.constraints for request in requests for _ in range(beams)])
     states = batch.model.states(mx.array([ids[-1:] for ids in tokens], mx.uint32), batch.cache)  # (P * N, 1, d)
     logits = batch.model.logits(states).astype(mx.float32)
     logprobs = scores(logits - logsumexp(logits)[..., None], options, history)
-    own = mx.array([searched(row).scores for row in rows])
-    count = max(searched(row).num_continuations for row in rows)
-    found = best_continuations(logprobs.reshape(prompts, beams, -1), own, count)
+    beam_scores = mx.array([require_search(request).scores for request in requests])
+    count = max(require_search(request).num_continuations for request in requests)
+    found = best_continuations(logprobs.reshape(slots, beams, -1), beam_scores, count)
     arrays = [*found, mx.isfinite(logits.max(axis=-1)).flatten()]
-    mx.eval(arrays)  # the round's only wait
+    mx.eval(arrays)  # the only host sync of a round
     return arrays
 
 
-def searched(row: DecodedRow) -> BeamSearch:
-    assert row.search is not None
-    return row.search
+def require_search(request: Request) -> BeamSearch:
+    assert request.search is not None
+    return request.search

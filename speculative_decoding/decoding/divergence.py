@@ -11,7 +11,7 @@ from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions, History
 from .acceptance import Greedy, rule_for
-from .request import begin, encode_prompt
+from .prompt import build_decoder_prompt, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def first_divergence(
     assert isinstance(rule, Greedy)
     source = encode_prompt(model, tokenizer, prompt, allow_long=True, language=options.src_lang)
     cache = model.make_cache(model.encode(mx.array([source])))
-    beginning = begin(model, tokenizer, options)
+    beginning = build_decoder_prompt(model, tokenizer, options)
     tokens = [*beginning.tokens, *regular[:position]]
     logits = model.decode(mx.array([tokens]), cache)[:, -1:]
     history = History([tokens], constraints=[beginning.constraints])

@@ -14,7 +14,8 @@ from ..models.base import EncoderDecoder
 from ..sampling import token_logprobs
 from ..sampling.options import validate
 from ..sampling.values import Int, ListOf
-from .request import check_token_ids, encode_output, encode_prompt, first_token, not_finite, require_positions
+from .prompt import check_token_ids, encode_output, encode_prompt, first_token, require_positions
+from .request import not_finite
 
 
 @dataclass(frozen=True)

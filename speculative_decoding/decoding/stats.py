@@ -19,7 +19,7 @@ class Round:
         where the request is `timed` (that takes a second wait for the device), else None; what is left is the host's.
     finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without tokens)
         where the target's logits are not finite, None while there is more to come.
-    total_variation: what a lossy rule cost, summed over the tokens (`Verdict`); 0 if it is lossless.
+    total_variation: what a lossy rule cost, summed over the tokens (`AcceptanceResult`); 0 if it is lossless.
     logprobs: of each of the tokens its log-probability under the target, if the request asks for it.
     """
 

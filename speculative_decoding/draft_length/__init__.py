@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from ..errors import InputError
 from .adaptive import AdaptiveLength
-from .base import Choice, Drafted, DraftLength, FixedLength
+from .base import DraftLength, DraftOutcome, FixedLength
 from .costs import RoundCosts
 
-__all__ = ["AdaptiveLength", "Choice", "DraftLength", "Drafted", "FixedLength", "choose_length"]
+__all__ = ["AdaptiveLength", "DraftLength", "DraftOutcome", "FixedLength", "choose_length"]
 
 
 def choose_length(

@@ -1,6 +1,6 @@
-"""The draft lengths with the most expected tokens per second, from measured costs and the acceptance seen so far.
+"""Chooses the draft lengths with the most expected tokens per second, from measured costs and observed acceptance.
 
-Host arithmetic, some microseconds a round; never waits for the device.
+Host arithmetic of some microseconds per round; it never waits for the device.
 """
 
 from __future__ import annotations
@@ -10,48 +10,52 @@ from collections.abc import Callable, Sequence
 
 from ..drafters.base import MODEL
 from ..errors import InputError
-from .base import Choice, Drafted, DraftLength
+from .base import DraftLength, DraftOutcome
 from .costs import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
-PRIOR = 0.93  # acceptance where nothing is known: hopeful, so that drafts are tried
-HOPE = 0.7  # by so much of what is missing to 1 an acceptance that was measured on other text is raised
+PRIOR = 0.93  # initial acceptance if nothing is known; optimistic, so that drafts are tried
+HOPE = 0.7  # raises a prior measured on other text towards 1 by this fraction
 PRIOR_WEIGHT = 4.0  # of the prior, in drafts
-POSITION_WEIGHT = 15.0  # of what a position says of the next one, in drafts
-MEMORY = 0.994  # of what was seen, per round
-IDLE_MEMORY = 0.9965  # likewise, of a kind that is not drafted: the sooner this fades, the more often it is tried
-WORTHWHILE = 1.05  # the least predicted speedup for which it drafts, because measured costs have an error
-LOOK = 4  # rounds until it is decided again, where nothing is worth drafting
+POSITION_WEIGHT = 15.0  # of one position's acceptance as the prior of the next one, in drafts
+DECAY = 0.994  # of past observations, per round
+IDLE_DECAY = 0.9965  # of a kind that is not drafted; a smaller value retries it more often
+WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured costs
+RETRY_ROUNDS = 4  # rounds until the next decision if no draft is worthwhile
 
 
 class Acceptance:
-    """What one kind of draft is worth: how likely each position is to be accepted, given that those before it were.
+    """Estimates, for one kind of draft, the acceptance of each position given that all earlier ones were accepted.
 
-    prior: the acceptance of each position on held-out text, where it is known. A position that was seen little is
-    expected to be like the one before it, as far as the prior says that these are alike.
+    Args:
+        prior: the acceptance of each position on held-out text, if known. A position with few observations is
+            predicted from the one before it.
+        longest: the number of positions.
     """
 
     def __init__(self, prior: Sequence[float] = (), longest: int = LONGEST) -> None:
         known = [each + HOPE * (1.0 - each) for each in prior[:longest]] or [PRIOR]
         self._prior = known + known[-1:] * (longest - len(known))
-        self._hits, self._seen = [0.0] * longest, [0.0] * longest
-        self._faded = 1.0  # by how much both have faded since
+        self._hits = [0.0] * longest
+        self._seen = [0.0] * longest
+        self._faded = 1.0  # the decay since both were updated
 
-    def fade(self, memory: float) -> None:
-        """A round later: what was seen counts less, so drafts that were not worth it are tried again in time."""
-        self._faded *= memory
+    def fade(self, decay: float) -> None:
+        """Weaken past observations by one round, so that rejected kinds are retried in time."""
+        self._faded *= decay
 
-    def observe(self, rows: Sequence[Drafted]) -> None:
-        """Of rows that were asked for such a draft."""
-        self._hits, self._seen = ([self._faded * value for value in each] for each in (self._hits, self._seen))
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
+        self._hits = [self._faded * value for value in self._hits]
+        self._seen = [self._faded * value for value in self._seen]
         self._faded = 1.0
-        for row in rows:
-            for i in range(min(row.drafted, row.accepted + 1, len(self._seen))):  # nothing after a rejection was tested
-                self._hits[i] += i < row.accepted
+        for outcome in outcomes:
+            # Positions after the first rejected token were not tested.
+            for i in range(min(outcome.drafted, outcome.accepted + 1, len(self._seen))):
+                self._hits[i] += i < outcome.accepted
                 self._seen[i] += 1.0
 
     def expected(self) -> list[float]:
-        """For each length, how many of its tokens will be accepted."""
+        """The expected number of accepted tokens for each draft length, from 0."""
         survives, expected, faded = 1.0, [0.0], self._faded
         likely, before, weight = self._prior[0], self._prior[0], PRIOR_WEIGHT
         for prior, hits, seen in zip(self._prior, self._hits, self._seen, strict=True):
@@ -63,81 +67,92 @@ class Acceptance:
 
 
 class AdaptiveLength(DraftLength):
-    """Lengths for all rows together, for the target's pass is as wide for all as the longest draft needs.
+    """Chooses lengths for all rows together, because the longest draft determines the width of the target's pass.
 
     A round whose longest draft has w tokens, after m steps of a draft model, takes pass(w + 1) + start + m step
-    seconds and yields for each row 1 + a_1 + a_1 a_2 + ... tokens up to its draft (Leviathan et al. 2023, section 3.3,
-    with an acceptance per position and a pass of measured cost). Copies cost no step, so the pair (w, m) with the most
-    tokens per second is chosen.
+    seconds. It yields 1 + a_1 + a_1 a_2 + ... tokens for each row, up to its draft length (Leviathan et al. 2023,
+    section 3.3, with an acceptance per position and measured costs). Copies need no model step, so this class chooses
+    the pair (w, m) with the most tokens per second.
 
-    Where no draft promises a gain over a round without one, nothing is drafted until what was seen has faded so far
-    that the prior promises one. The worse a draft was and the more it costs, the longer that takes.
+    If no draft promises a speedup, nothing is drafted until past observations have faded enough for the prior to
+    promise one. Worse and more expensive drafts are retried later.
 
-    costs: of a round with so many rows. prior: see `Acceptance`, of a draft model or head.
+    Args:
+        costs: returns the costs of a round with a number of rows.
+        prior: see `Acceptance`; of a draft model or head.
+        most: the maximum length.
     """
 
     def __init__(self, costs: Callable[[int], RoundCosts], *, prior: Sequence[float] = (), most: int = LONGEST) -> None:
         if most < 1:
             raise InputError(f"the longest draft must be >= 1, not {most}; num_draft_tokens 0 turns drafting off")
         self.most = most
-        self._costs, self._prior = costs, prior
+        self._costs = costs
+        self._prior = prior
         self._kinds: dict[str, Acceptance] = {}
-        self._gain, self._lengths = 1.0, dict[str, int]()  # of the last choice
-        self._idle = 0  # rounds until drafters are asked again
+        self._speedup = 1.0  # predicted for the last choice
+        self._lengths: dict[str, int] = {}  # the last choice, by kind
+        self._idle_rounds = 0  # rounds until the next decision
 
-    def skips_round(self) -> bool:
+    def begin_round(self) -> bool:
         for kind, acceptance in self._kinds.items():
-            acceptance.fade(MEMORY if self._lengths.get(kind) else IDLE_MEMORY)
-        self._idle -= 1
-        return self._idle >= 0
+            acceptance.fade(DECAY if self._lengths.get(kind) else IDLE_DECAY)
+        self._idle_rounds -= 1
+        return self._idle_rounds < 0
 
-    def choose(self, rows: Sequence[Choice]) -> list[int]:
-        if not any(row.room for row in rows):
-            return [0] * len(rows)
-        costs = self._costs(len(rows))
-        lengths, self._gain = self._best(rows, costs)
-        self._gain *= (costs.fastest_baseline or costs.baseline) / costs.baseline
+    def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
+        if not any(limits):
+            return [0] * len(limits)
+        costs = self._costs(len(limits))
+        lengths, self._speedup = self._best(kinds, limits, costs)
+        self._speedup *= (costs.fastest_baseline or costs.baseline) / costs.baseline
         self._lengths |= lengths
-        self._idle = 0 if any(self._lengths.values()) else LOOK
-        return [min(row.room, self._lengths[row.kind]) for row in rows]
+        self._idle_rounds = 0 if any(self._lengths.values()) else RETRY_ROUNDS
+        return [min(limit, self._lengths[kind]) for kind, limit in zip(kinds, limits, strict=True)]
 
-    def observe(self, rows: Sequence[Drafted]) -> None:
-        for kind in dict.fromkeys(row.kind for row in rows if row.asked):
-            self._of(kind).observe([row for row in rows if row.asked and row.kind == kind])
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
+        drafted = [outcome for outcome in outcomes if outcome.drafted]
+        for kind in dict.fromkeys(outcome.kind for outcome in drafted):
+            self._of(kind).observe([outcome for outcome in drafted if outcome.kind == kind])
 
     def describe(self) -> str:
         drafting = ", ".join(f"{kind or 'draft'} {length}" for kind, length in self._lengths.items() if length)
         if not drafting:
             return "drafts nothing, because no draft length promises a speedup"
-        return f"{drafting} tokens a round, a predicted speedup of {self._gain:.2f}x"
+        return f"{drafting} tokens a round, a predicted speedup of {self._speedup:.2f}x"
 
     def _of(self, kind: str) -> Acceptance:
         if kind not in self._kinds:
             self._kinds[kind] = Acceptance(self._prior if kind == MODEL else (), self.most)
         return self._kinds[kind]
 
-    def _best(self, rows: Sequence[Choice], costs: RoundCosts) -> tuple[dict[str, int], float]:
-        """The length of each kind with which the rows have the most tokens per second, and the speedup it promises."""
-        count = len(rows)
-        copied, modelled = [0.0] * (self.most + 1), [0.0] * (self.most + 1)
-        kinds = {row.kind for row in rows}
-        expected = {kind: self._of(kind).expected() for kind in kinds}
-        for (kind, room), times in Counter((row.kind, min(row.room, self.most)) for row in rows).items():
-            gains = modelled if kind == MODEL else copied
+    def _best(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> tuple[dict[str, int], float]:
+        """The length of each kind that gives the most tokens per second, and its predicted speedup."""
+        rows = len(limits)
+        copied, modelled = [0.0] * (self.most + 1), [0.0] * (self.most + 1)  # expected tokens, by length
+        distinct = set(kinds)
+        expected = {kind: self._of(kind).expected() for kind in distinct}
+        capped = [min(limit, self.most) for limit in limits]
+        for (kind, limit), times in Counter(zip(kinds, capped, strict=True)).items():
+            tokens_by_length = modelled if kind == MODEL else copied
             for i in range(self.most + 1):
-                gains[i] += times * expected[kind][min(i, room)]
-        if MODEL not in kinds:
+                tokens_by_length[i] += times * expected[kind][min(i, limit)]
+
+        if MODEL not in distinct:
             pairs = [(width, 0) for width in range(1, self.most + 1)]
-        elif kinds == {MODEL}:
+        elif distinct == {MODEL}:
             pairs = [(width, width) for width in range(1, self.most + 1)]
         else:
             pairs = [(width, steps) for width in range(1, self.most + 1) for steps in range(width + 1)]
-        baseline, source = costs.baseline, costs.prefill / TYPICAL_TOKENS
-        unread = 0.0 if self._lengths.get(MODEL) else costs.prefill  # it has read no source while it was not asked
-        best, best_rate = (0, 0), WORTHWHILE * count / baseline
+
+        baseline = costs.baseline
+        prefill = costs.prefill / TYPICAL_TOKENS
+        unread = 0.0 if self._lengths.get(MODEL) else costs.prefill  # an idle draft model must encode the source first
+        best, best_rate = (0, 0), WORTHWHILE * rows / baseline
         for width, steps in pairs:
-            tokens = count + copied[width] + modelled[steps]
-            rate = tokens / (costs.round_seconds(width, steps) + (tokens * source + unread if steps else 0.0))
+            tokens = rows + copied[width] + modelled[steps]
+            rate = tokens / (costs.round_seconds(width, steps) + (tokens * prefill + unread if steps else 0.0))
             if rate > best_rate:
                 best, best_rate = (width, steps), rate
-        return {kind: best[kind == MODEL] for kind in kinds}, best_rate * baseline / count if best[0] else 1.0
+        speedup = best_rate * baseline / rows if best[0] else 1.0
+        return {kind: best[kind == MODEL] for kind in distinct}, speedup

@@ -9,44 +9,41 @@ from typing import NamedTuple
 from ..errors import InputError
 
 
-class Choice(NamedTuple):
-    """A row that may have a draft. room: most tokens it could use. kind: of the draft (`BatchDrafter.kind`)."""
+class DraftOutcome(NamedTuple):
+    """One row's draft of a round: its kind (see `BatchDrafter.kind`), its length, and the number of accepted tokens."""
 
-    room: int
-    kind: str = ""
-
-
-class Drafted(NamedTuple):
-    """A row's part of a round: how many tokens were asked for, really proposed, and accepted of these."""
-
-    asked: int
+    kind: str
     drafted: int
     accepted: int
-    kind: str = ""
 
 
 class DraftLength(ABC):
-    """Decides for all rows of a round. It lives across the requests of a session. most: no draft is longer."""
+    """Chooses the draft lengths of all rows of a round. It lives across the requests of a session.
+
+    most: no draft is longer.
+    """
 
     most: int
 
-    def begin(self) -> None:  # noqa: B027  # most have nothing to do
-        """A new request."""
-
-    def skips_round(self) -> bool:
-        """Asked first in each round: True means that nobody drafts, and then drafters are not even asked."""
-        return False
+    def begin_round(self) -> bool:
+        """Called first in every round. Return False to skip drafting; the drafters are then not called."""
+        return True
 
     @abstractmethod
-    def choose(self, rows: Sequence[Choice]) -> list[int]:
-        """How many tokens are to be drafted for each row, 0 to its room."""
+    def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
+        """Choose the draft length of each row.
 
-    def observe(self, rows: Sequence[Drafted]) -> None:  # noqa: B027
-        """What came of a round."""
+        Args:
+            kinds: the kind of draft that each row would get.
+            limits: the maximum length for each row.
+        """
+
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:  # noqa: B027
+        """Learn from a round; called after every round with an outcome for each row, drafted or not."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Its state in one line."""
+        """Describe the current state in one line."""
 
 
 class FixedLength(DraftLength):
@@ -57,11 +54,11 @@ class FixedLength(DraftLength):
             raise InputError(f"num_draft_tokens must be >= 0, not {most}")
         self.most = most
 
-    def skips_round(self) -> bool:
-        return self.most == 0
+    def begin_round(self) -> bool:
+        return self.most > 0
 
-    def choose(self, rows: Sequence[Choice]) -> list[int]:
-        return [min(self.most, row.room) for row in rows]
+    def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
+        return [min(self.most, limit) for limit in limits]
 
     def describe(self) -> str:
         return f"drafts {self.most} tokens a round"

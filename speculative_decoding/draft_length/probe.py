@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..drafters.base import MODEL, BatchDrafter, Row, Verified, Wanted
+from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions
@@ -71,10 +71,10 @@ class Probe:
         drafter.share(cache)
         start_token = self._model.config.decoder_start_token_id
         tokens = [start_token, *self._ids[:output_tokens]]
-        batch = [Row(GenerationOptions(), self._source(slot), tokens, slot) for slot in range(rows)]
+        batch = [RequestView(GenerationOptions(), self._source(slot), tokens, slot) for slot in range(rows)]
 
         def propose(count: int) -> None:
-            mx.eval(drafter.propose([Wanted(row, count, MODEL) for row in batch], rows).tokens)
+            mx.eval(drafter.propose([DraftRequest(row, count, MODEL) for row in batch], rows).tokens)
 
         def prefill() -> None:
             for row in batch:
@@ -85,7 +85,7 @@ class Probe:
         states = self._model.states(mx.array([[start_token]] * rows, mx.uint32), cache)
         cache.trim_to(0)
         mx.eval(states)
-        drafter.observe(batch, Verified(states, dict.fromkeys(range(rows), 1)))
+        drafter.observe(batch, [1] * rows)
         propose(1 + steps)
         sweeps = [(fastest(lambda: propose(1)), fastest(lambda: propose(1 + steps))) for _ in range(SWEEPS)]
         shortest, longest = np.min(sweeps, axis=0).tolist()

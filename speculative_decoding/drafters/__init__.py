@@ -10,7 +10,7 @@ from ..models.draft_head import DraftHead
 from ..sampling import DRAFTERS, GenerationOptions
 from .alignment import Pieces
 from .auto import AutoDrafter
-from .base import BatchDrafter, Draft, Drafter, Row, Wanted
+from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView
 from .draft_model import DraftModel, require_same_tokens
 from .head import BatchHeadDrafter
 from .model import BatchModelDrafter
@@ -26,13 +26,13 @@ __all__ = [
     "Draft",
     "DraftHead",
     "DraftModel",
+    "DraftRequest",
     "Drafter",
     "NgramDrafter",
     "NoDrafter",
-    "Row",
+    "RequestView",
     "SeparateDrafters",
     "TextStore",
-    "Wanted",
     "choose_drafter",
     "new_ngram",
     "require_same_tokens",

@@ -1,69 +1,79 @@
-"""Copies where the text repeats itself, asks the draft model where it does not."""
+"""Copies text where it repeats, and uses the draft model elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mlx.core as mx
+
 from ..models.cache import DecoderCache
-from .base import COPY, MODEL, BatchDrafter, Draft, Row, Verified, Wanted, merged, token_rows
+from .base import COPY, MODEL, BatchDrafter, Draft, DraftRequest, RequestView, merged, token_rows
 from .ngram import NgramDrafter
 from .separate import SeparateDrafters
 
-SURE = 0.5  # the least chance per token of a copy that is taken
-DISCOUNT = 0.1  # by so much less than the model's tokens may a copy's be right, for it costs nothing (docs/LOG.md)
+SURE = 0.5  # minimum chance per token of a copy
+DISCOUNT = 0.1  # a copy costs nothing, so its chance may be lower than the model's acceptance rate by this much
 
 
 class AutoDrafter(BatchDrafter):
-    """Takes a copy that is right with at least `sure` chance per token, and not much less often than the draft model
-    has been; otherwise the draft model proposes.
+    """Drafts a copy if its chance per token is at least `sure` and close to the draft model's acceptance rate.
 
-    As in SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3), where the length of the match decides; here it is what
-    matches of that length and origin, and drafts of the model, have been worth so far.
+    SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3) decides by the length of the match. This drafter uses the
+    acceptance observed for matches of that length and origin, and for the model's drafts.
 
-    ngram: gives each request its own drafter by `fresh`. vocab_size: the target's.
+    Args:
+        ngram: makes a drafter for each request (`fresh`).
+        model: drafts where no copy is likely.
+        vocab_size: the target's.
+        sure: minimum chance per token of a copy.
     """
 
     def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = SURE) -> None:
-        self._copies, self._model = SeparateDrafters(ngram.fresh, vocab_size), model
-        self._vocab_size, self._sure, self._chances = vocab_size, sure, ngram.chances
-        self._proposed: Draft | None = None  # by the model, in this round
+        self._copies = SeparateDrafters(ngram.fresh, vocab_size)
+        self._model = model
+        self._vocab_size = vocab_size
+        self._sure = sure
+        self._chances = ngram.chances
+        self._proposed: Draft | None = None  # the model's draft of this round
 
     def share(self, cache: DecoderCache) -> None:
         self._model.share(cache)
 
-    def begin(self, row: Row) -> None:
-        self._copies.begin(row)
-        self._model.begin(row)
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        self._copies.begin(request, encoder_output)
+        self._model.begin(request, encoder_output)
 
-    def kind(self, row: Row) -> str:
+    def kind(self, request: RequestView) -> str:
         least = max(self._sure, self._chances.chance(MODEL, 0) - DISCOUNT)
-        return COPY if self._copies.of(row).match(row.tokens).chance >= least else MODEL
+        match = self._copies.of(request).match(request.decoder_tokens)
+        return COPY if match.chance >= least else MODEL
 
-    def longest(self, row: Row, kind: str) -> int:
-        return (self._copies if kind == COPY else self._model).longest(row, kind)
+    def longest(self, request: RequestView, kind: str) -> int:
+        return (self._copies if kind == COPY else self._model).longest(request, kind)
 
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        copies = [each for each in wanted if each.kind == COPY]
-        others = [each for each in wanted if each.kind != COPY]
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+        copies = [each for each in draft_requests if each.kind == COPY]
+        others = [each for each in draft_requests if each.kind != COPY]
         copied = self._copies.propose(copies, slots)
         if not others:
             return copied
         self._proposed = self._model.propose(others, slots)
-        return merged(self._proposed, copied, [each.row.slot for each in copies], self._vocab_size)
+        return merged(self._proposed, copied, [each.request.slot for each in copies], self._vocab_size)
 
-    def observe(self, rows: Sequence[Row], verified: Verified) -> None:
-        self._model.observe(rows, verified)
-        if (draft := self._proposed) is None:
+    def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
+        self._model.observe(requests, counts)
+        draft = self._proposed
+        if draft is None:
             return
         ids = token_rows(draft.tokens)  # evaluated with the round
-        for row in rows:
-            written = row.tokens[-verified.counts[row.slot] :]
-            self._chances.observe(MODEL, 0, ids[row.slot][: draft.length(row.slot)], written)
+        for request, count in zip(requests, counts, strict=True):
+            slot = request.slot
+            self._chances.observe(MODEL, 0, ids[slot][: draft.length(slot)], request.decoder_tokens[-count:])
         self._proposed = None
 
-    def end(self, row: Row) -> None:
-        self._copies.end(row)
-        self._model.end(row)
+    def end(self, request: RequestView) -> None:
+        self._copies.end(request)
+        self._model.end(request)
 
     def select(self, slots: Sequence[int]) -> None:
         self._copies.select(slots)

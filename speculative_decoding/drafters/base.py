@@ -1,4 +1,4 @@
-"""What a drafter is, what it sees of a request, and what it hands over. Knows nothing of acceptance."""
+"""What a drafter is, what it sees of a request, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -18,45 +17,49 @@ MODEL, COPY = "model", "copy"  # kinds of draft, see `BatchDrafter.kind`
 
 
 @dataclass(eq=False)
-class Row:
-    """One request while it is decoded, as drafters and acceptance rules see it.
+class RequestView:
+    """The part of a request that drafters and acceptance rules read.
 
-    slot: its place in the batch, as long as it lasts; a single request has slot 0.
-    source: the ids that the encoder reads. tokens: the committed decoder ids, start token first.
-    constraints: which tokens may come; drafts keep to them too.
-    encoder_output: the target's, (1, S, d_model), set while a drafter begins the row.
+    Args:
+        options: its options, with the model's defaults filled in.
+        source_tokens: the ids that the encoder reads.
+        decoder_tokens: the committed decoder ids: the start token, a forced prefix, the output so far.
+        slot: its place in the batch.
+        constraints: which tokens are allowed; drafts respect them too.
     """
 
     options: GenerationOptions
-    source: list[int]
-    tokens: list[int]
+    source_tokens: list[int]
+    decoder_tokens: list[int]
     slot: int = 0
     constraints: Constraints = field(default_factory=Constraints)
-    encoder_output: mx.array | None = None
 
 
-def history_of(rows: Sequence[Row], drafted: mx.array | None = None) -> History:
-    """What stands before each position behind the rows' tokens and their drafts, (B, N)."""
-    return History([row.tokens for row in rows], drafted, [row.constraints for row in rows])
+def history_of(requests: Sequence[RequestView], drafted: mx.array | None = None) -> History:
+    """The tokens before each position: the committed ones, then the draft tokens (B, N)."""
+    return History(
+        [request.decoder_tokens for request in requests], drafted, [request.constraints for request in requests]
+    )
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A row that is to have a draft: of which kind, and of how many tokens at most (at least 1)."""
+class DraftRequest:
+    """Asks a drafter for up to `count` tokens (at least 1) of a kind for one request."""
 
-    row: Row
+    request: RequestView
     count: int
     kind: str = ""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Up to K proposed tokens for each slot of a batch, still lazy.
+    """Up to K draft tokens for each slot of a batch; lazy.
 
-    tokens: (B, K) ids.
-    probs: (B, K, V) float32, the distributions the tokens were really sampled from; None means a point mass
-        (the drafter was certain). Anything else here would bias the output.
-    lengths: how many of the K count in each row; None means all.
+    Args:
+        tokens: (B, K) ids.
+        probs: (B, K, V) float32, the distributions that the tokens were sampled from. None means that each token
+            had probability 1. Any other value would bias the output.
+        lengths: the number of draft tokens in each row; None means K in every row.
     """
 
     tokens: mx.array
@@ -70,7 +73,7 @@ class Draft:
 
     @classmethod
     def certain(cls, rows: Sequence[Sequence[int]]) -> Draft:
-        """Tokens that were looked up, of any length for each slot."""
+        """A draft of tokens that were looked up, not sampled."""
         lengths = [len(ids) for ids in rows]
         longest = max(lengths)
         return cls(mx.array([[*ids, *[0] * (longest - len(ids))] for ids in rows], mx.uint32), lengths=lengths)
@@ -89,12 +92,12 @@ class Draft:
 
     @cached_property
     def length_array(self) -> mx.array | None:
-        """(B,), or None where all K count in every row."""
+        """(B,), or None if every row has K tokens."""
         is_ragged = self.lengths is not None and min(self.lengths) < self.num_tokens
         return mx.array(list(self.lengths or ())) if is_ragged else None
 
     def select(self, slots: Sequence[int]) -> Draft:
-        """The draft of these slots alone."""
+        """The draft of these slots only."""
         index = mx.array(list(slots))
         return Draft(
             mx.take(self.tokens, index, axis=0),
@@ -103,107 +106,112 @@ class Draft:
         )
 
 
-class Verified(NamedTuple):
-    """What the target's pass of a round left for those who learn from it; lazy, but for `counts`.
-
-    states: (B, L, d) what its head read. counts: how many new tokens each row has, by slot; position i of a row belongs
-    to its i-th new token. Rows whose logits were not finite are not among them.
-    """
-
-    states: mx.array
-    counts: dict[int, int]
-
-
 class BatchDrafter(ABC):
-    """Proposes tokens for all rows of a batch. It sees the committed tokens of a row whenever that is to have a draft
-    and keeps its own state in step with them; there is no call to rewind it. It may stop after any token, but never
-    withdraw one that it sampled (that would bias the output).
+    """Proposes tokens for all rows of a batch.
+
+    A drafter sees a request's committed tokens in every `propose` and synchronizes its own state with them, so it needs
+    no rollback call. It may stop a draft after any token, but must not withdraw a token that it sampled: that would
+    bias the output.
     """
 
     def share(self, cache: DecoderCache) -> None:  # noqa: B027
-        """Before anything else: the target's cache, with a row for each slot. To be read; it may be asked to keep the
-        states of some layers.
+        """Receive the target's cache, before any other call. Read only, except for `kept_layers`."""
+
+    @abstractmethod
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        """A new request takes `request.slot`.
+
+        Args:
+            request: the new request.
+            encoder_output: (1, S, d_model), the target's encoder output for it; None if unknown.
         """
 
     @abstractmethod
-    def begin(self, row: Row) -> None:
-        """A new request has `row.slot`."""
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
+        """Return a draft with `slots` rows; rows without a draft request stay empty."""
 
-    @abstractmethod
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
-        """A draft for the rows in `wanted`; slots: B, how many rows the draft has in all."""
+    def kind(self, request: RequestView) -> str:
+        """The kind of draft that would follow the request's tokens.
 
-    def kind(self, row: Row) -> str:
-        """Which kind of draft would follow the row's tokens. Kinds differ in what they cost and in how often they are
-        right, so their lengths are decided apart.
+        Kinds differ in cost and acceptance rate, so their draft lengths are chosen separately.
         """
         return ""
 
-    def longest(self, row: Row, kind: str) -> int:
-        """The longest draft of this kind that could follow the row's tokens, where that is known before it is made."""
+    def longest(self, request: RequestView, kind: str) -> int:
+        """An upper limit for the length of a draft of this kind, if it is known before drafting."""
         return sys.maxsize
 
-    def observe(self, rows: Sequence[Row], verified: Verified) -> None:  # noqa: B027  # most have nothing to do
-        """After a pass by which these rows' tokens were committed, and before any other."""
+    def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:  # noqa: B027
+        """The target's last pass committed `counts[i]` tokens of `requests[i]`; no other pass has run since."""
 
-    def end(self, row: Row) -> None:  # noqa: B027
-        """The request is over; `row.tokens` is all it wrote. Not called for one that is cancelled."""
+    def end(self, request: RequestView) -> None:  # noqa: B027
+        """The request is finished; `request.decoder_tokens` is complete. Not called for cancelled requests."""
 
     @abstractmethod
     def select(self, slots: Sequence[int]) -> None:
-        """Other slots from now on: slot i is what was slot `slots[i]`."""
+        """Renumber the slots: new slot i is old slot `slots[i]`."""
 
 
 class Drafter(ABC):
-    """Proposes tokens for one row, of which it sees ids alone; otherwise like `BatchDrafter`."""
+    """Proposes tokens for one request, of which it sees ids only; see `BatchDrafter`."""
 
     kind = ""
 
     @abstractmethod
     def begin(self, input_tokens: Sequence[int]) -> None:
-        """A new request: the ids that the encoder reads."""
+        """A new request with these source tokens."""
 
     @abstractmethod
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft | Sequence[int]:
-        """Up to `num_draft_tokens` ids to follow `tokens`, the decoder ids committed so far (start token first): ids of
-        which it is certain, or a `Draft` of one row.
+        """Propose up to `num_draft_tokens` tokens to follow `tokens`.
+
+        Args:
+            tokens: the committed decoder ids, start token first.
+            num_draft_tokens: the maximum length.
+
+        Returns:
+            Ids that were not sampled, or a `Draft` with one row.
         """
 
     def longest(self, tokens: Sequence[int]) -> int:
-        """How many ids `propose` would give at most, where that is known before."""
+        """An upper limit for the length of the next draft, if it is known before drafting."""
         return sys.maxsize
 
     def end(self, tokens: Sequence[int]) -> None:  # noqa: B027
-        """The request is over; `tokens` is all it wrote, start token first. Not called for one that is cancelled."""
+        """The request is finished; `tokens` are its decoder ids. Not called for cancelled requests."""
 
 
 def token_rows(tokens: mx.array) -> list[list[int]]:
-    """(B, K) -> Python integers. Waits for the device unless the array has been evaluated."""
+    """(B, K) -> Python integers. A host sync, unless the array has been evaluated."""
     return tokens.tolist()  # type: ignore[return-value]
 
 
 def padded(array: mx.array, length: int) -> mx.array:
-    """(B, K, ...) -> (B, length, ...), zeros behind."""
+    """(B, K, ...) -> (B, length, ...), padded with zeros."""
     missing = length - array.shape[1]
     return mx.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)]) if missing else array
 
 
 def merged(first: Draft, second: Draft, slots: Collection[int], vocab_size: int | None = None) -> Draft:
-    """The second draft in these slots, the first in all others. A second draft of one row stands for each of them.
+    """Take `slots` from the second draft and all other rows from the first.
 
-    vocab_size: V; needed where one of them has distributions and the other is certain.
+    Args:
+        first: a draft of B rows.
+        second: a draft of B rows, or of one row that is used for each of `slots`.
+        slots: the rows to take from `second`.
+        vocab_size: V; required if only one of the drafts has distributions.
     """
     if not second.num_tokens:
         return first
     if not first.num_tokens and first.rows == second.rows:
         return second
     longest = max(first.num_tokens, second.num_tokens)
-    mine = mx.array([slot in slots for slot in range(first.rows)])[:, None]
-    tokens = mx.where(mine, padded(second.tokens, longest), padded(first.tokens, longest))
+    is_second = mx.array([slot in slots for slot in range(first.rows)])[:, None]
+    tokens = mx.where(is_second, padded(second.tokens, longest), padded(first.tokens, longest))
     probs = None
     if first.probs is not None or second.probs is not None:
-        theirs, ours = (padded(draft_probs(each, vocab_size), longest) for each in (first, second))
-        probs = mx.where(mine[..., None], ours, theirs)
+        first_probs, second_probs = (padded(draft_probs(each, vocab_size), longest) for each in (first, second))
+        probs = mx.where(is_second[..., None], second_probs, first_probs)
     lengths = [first.length(slot) for slot in range(first.rows)]
     for slot in slots:
         lengths[slot] = second.length(slot if second.rows > 1 else 0)
@@ -211,7 +219,7 @@ def merged(first: Draft, second: Draft, slots: Collection[int], vocab_size: int 
 
 
 def draft_probs(draft: Draft, vocab_size: int | None) -> mx.array:
-    """q in full, (B, K, V) float32, also where it is a point mass."""
+    """q, (B, K, V) float32, as a full array even if it is a point mass."""
     if draft.probs is not None:
         return draft.probs
     assert vocab_size is not None

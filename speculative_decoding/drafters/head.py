@@ -1,4 +1,4 @@
-"""Drafts from a draft head, which reads the target's own states and cross-attention cache, for all rows in one pass."""
+"""Drafts from a draft head, which reads the target's hidden states and cross-attention cache."""
 
 from __future__ import annotations
 
@@ -9,67 +9,74 @@ import mlx.core as mx
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..models.draft_head import DraftHead
-from .base import MODEL, BatchDrafter, Draft, Row, Verified, Wanted
+from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView
 from .draft_model import DraftModel, DraftVocabulary, OutputHead
-from .model import Chain
+from .model import DraftSampler
 
 
 class BatchHeadDrafter(BatchDrafter):
-    """Nothing is rewound: the state of a draft begins with what the target's last pass verified."""
+    """Drafts for all rows in one pass, starting from the hidden states of the target's last pass. It has no cache."""
 
     def __init__(self, head: DraftHead, target: EncoderDecoder) -> None:
-        self._head, self._target = head, target
+        self._head = head
+        self._target = target
         frequent, by_source = tuple(head.config.frequent), head.config.by_source
         self._outputs = DraftModel(target, DraftVocabulary(frequent, by_source) if frequent else None)
-        self._cache: DecoderCache | None = None
-        self._sources: dict[int, list[int]] = {}  # by slot
-        self._hidden: Sequence[mx.array] = ()  # of the last pass of the target
-        self._places: dict[int, int] = {}  # by slot: where in that pass its last verified token stands
         self._output_head: OutputHead | None = None
+        self._cache: DecoderCache | None = None
+        self._hidden: Sequence[mx.array] = ()  # of the target's last pass
+        # By slot:
+        self._sources: dict[int, list[int]] = {}
+        self._last_verified: dict[int, int] = {}  # the position in that pass of the last verified token
 
     def share(self, cache: DecoderCache) -> None:
-        self._cache, cache.kept_layers = cache, tuple(self._head.config.layers)
+        self._cache = cache
+        cache.kept_layers = tuple(self._head.config.layers)
 
-    def begin(self, row: Row) -> None:
-        self._sources[row.slot] = row.source
-        self._places.pop(row.slot, None)
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        self._sources[request.slot] = request.source_tokens
+        self._last_verified.pop(request.slot, None)
         self._output_head = None
 
-    def kind(self, row: Row) -> str:
+    def kind(self, request: RequestView) -> str:
         return MODEL
 
-    def observe(self, rows: Sequence[Row], verified: Verified) -> None:
+    def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         assert self._cache is not None
         self._hidden = self._cache.hidden
-        self._places = {slot: count - 1 for slot, count in verified.counts.items()}
+        self._last_verified = {request.slot: count - 1 for request, count in zip(requests, counts, strict=True)}
 
     def select(self, slots: Sequence[int]) -> None:
         self._sources = {i: self._sources[slot] for i, slot in enumerate(slots) if slot in self._sources}
-        self._places = {i: self._places[slot] for i, slot in enumerate(slots) if slot in self._places}
+        self._last_verified = {
+            i: self._last_verified[slot] for i, slot in enumerate(slots) if slot in self._last_verified
+        }
         self._hidden = [mx.take(each, mx.array(list(slots)), axis=0) for each in self._hidden]
         self._output_head = None
 
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
         cache, target = self._cache, self._target
         assert cache is not None
         if self._output_head is None:
             sources = [self._sources.get(slot, []) for slot in range(slots)]
             self._output_head = self._outputs.head(sources, target.config.vocab_size)
-        chain = Chain(wanted, slots, self._output_head)
-        last = {each.row.slot: each.row.tokens[-1] for each in wanted}
-        new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])
-        state, cross = self._features(slots), cache.last_cross_attention
+
+        sampler = DraftSampler(draft_requests, slots, self._output_head)
+        last = {each.request.slot: each.request.decoder_tokens[-1] for each in draft_requests}
+        new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])  # (B, 1)
+        state = self._features(slots)
+        cross = cache.last_cross_attention
         while True:
             step = target.embed(new), state, cross.cross_keys, cross.cross_values, cache.source_mask
             state, outputs = self._head.step_and_outputs(*step)
-            new = chain.choose(outputs)
-            if chain.is_done:
-                return chain.draft()
+            new = sampler.choose(outputs)
+            if sampler.is_done:
+                return sampler.draft()
 
     def _features(self, slots: int) -> mx.array:
         """(B, d)."""
         if not self._hidden:
             return mx.broadcast_to(self._head.start_state, (slots, self._head.config.d_model))
-        places = mx.array([[[self._places.get(slot, 0)]] for slot in range(slots)])
-        is_first = mx.array([[slot not in self._places] for slot in range(slots)])
+        places = mx.array([[[self._last_verified.get(slot, 0)]] for slot in range(slots)])
+        is_first = mx.array([[slot not in self._last_verified] for slot in range(slots)])
         return self._head.features_at(self._hidden, places, is_first)

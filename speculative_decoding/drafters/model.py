@@ -10,39 +10,43 @@ from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
-from .base import MODEL, BatchDrafter, Draft, Row, Wanted, history_of, token_rows
+from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, token_rows
 from .draft_model import DraftModel, OutputHead
 
 
 class BatchModelDrafter(BatchDrafter):
-    """Decodes ahead with a model, each row sampling as the target will, and stays lazy: nothing here waits for the
-    device.
+    """Decodes ahead with a draft model, sampling each row with its own options. Lazy: it never waits for the device.
+
+    Args:
+        draft_model: the model, perhaps with a reduced vocabulary.
+        vocab_size: the target's; it may be padded further than the draft model's.
+        shares_encoder: the draft model's encoder is the target's, so the target's encoder output is reused.
     """
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
-        """vocab_size: the target's, which may be padded further than the model's. shares_encoder: the model's encoder
-        is the target's, so a source is not encoded again.
-        """
-        self._draft_model, self._model = draft_model, draft_model.model
+        self._draft_model = draft_model
+        self._model = draft_model.model
         self._vocab_size = vocab_size
-        self._cache: DecoderCache | None = None
-        self._sources: dict[int, list[int]] = {}  # by slot
         self._shares_encoder = shares_encoder
-        self._encoder_outputs: dict[int, mx.array] = {}  # by slot: the target's, until they are needed
-        self._held: dict[int, list[int]] = {}  # by slot: the ids that the cache holds, once the source was encoded
-        self._drafted: tuple[list[int], mx.array] | None = None  # of the last draft: its slots, (B, K) ids
+        self._cache: DecoderCache | None = None
         self._head: OutputHead | None = None
+        # By slot:
+        self._sources: dict[int, list[int]] = {}
+        self._encoder_outputs: dict[int, mx.array] = {}  # the target's, until the cache is filled from them
+        self._held: dict[int, list[int]] = {}  # the ids in the cache, once the source has been encoded
+        self._drafted: tuple[list[int], mx.array] | None = None  # slots and (B, K) ids of the last draft
 
-    def begin(self, row: Row) -> None:
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         self._read_drafted()
-        self._sources[row.slot] = row.source
-        self._encoder_outputs.pop(row.slot, None)
-        if self._shares_encoder and row.encoder_output is not None:
-            self._encoder_outputs[row.slot] = row.encoder_output
-        self._held.pop(row.slot, None)
+        slot = request.slot
+        self._sources[slot] = request.source_tokens
+        self._encoder_outputs.pop(slot, None)
+        if self._shares_encoder and encoder_output is not None:
+            self._encoder_outputs[slot] = encoder_output
+        self._held.pop(slot, None)
         self._head = None
 
-    def kind(self, row: Row) -> str:
+    def kind(self, request: RequestView) -> str:
         return MODEL
 
     def select(self, slots: Sequence[int]) -> None:
@@ -56,42 +60,44 @@ class BatchModelDrafter(BatchDrafter):
         if self._cache is not None:
             self._cache.select(slots)
 
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
         self._read_drafted()
-        self._read_sources([each.row.slot for each in wanted], slots)
+        self._read_sources([each.request.slot for each in draft_requests], slots)
         cache = self._cache
         assert cache is not None
-        rows = {each.row.slot: each.row for each in wanted}
+        requests = {each.request.slot: each.request for each in draft_requests}
         before = cache.offsets
-        states = self._catch_up(cache, rows)
+        states = self._catch_up(cache, requests)
         if self._head is None:
             sources = [self._sources.get(slot, []) for slot in range(slots)]
             self._head = self._draft_model.head(sources, self._vocab_size)
-        chain = Chain(wanted, slots, self._head)
+
+        sampler = DraftSampler(draft_requests, slots, self._head)
         while True:
-            new = chain.choose(states[:, 0])
-            if chain.is_done:
+            new = sampler.choose(states[:, 0])
+            if sampler.is_done:
                 break
             states = self._model.states(new, cache)
-        cache.trim_to([cache.offsets[slot] if slot in rows else before[slot] for slot in range(slots)])
-        draft = chain.draft()
-        self._drafted = [*rows], draft.tokens
-        for slot, row in rows.items():
-            self._held[slot] = list(row.tokens)
+
+        cache.trim_to([cache.offsets[slot] if slot in requests else before[slot] for slot in range(slots)])
+        draft = sampler.draft()
+        self._drafted = [*requests], draft.tokens
+        for slot, request in requests.items():
+            self._held[slot] = list(request.decoder_tokens)
         return draft
 
     def _read_drafted(self) -> None:
-        """The last draft was evaluated with the round that verified it, so this costs no wait."""
+        """Append the last draft to `_held`. No host sync: the draft was evaluated with its round."""
         if self._drafted is not None:
             slots, tokens = self._drafted
             ids = token_rows(tokens)
             for slot in slots:
-                self._held[slot] += ids[slot][:-1]  # the last was never fed
+                self._held[slot] += ids[slot][:-1]  # the last draft token was not fed
             self._drafted = None
 
-    def _read_sources(self, wanted: Sequence[int], slots: int) -> None:
-        """Encode, together, those of the rows that have not been: a row that never has a draft costs no encoder."""
-        new = [slot for slot in wanted if slot not in self._held]
+    def _read_sources(self, drafting: Sequence[int], slots: int) -> None:
+        """Encode the sources of slots that draft for the first time, in one batch."""
+        new = [slot for slot in drafting if slot not in self._held]
         unread = [slot for slot in new if slot not in self._encoder_outputs]
         encoder_outputs = self._model.encode_rows([self._sources[slot] for slot in unread]) if unread else []
         self._encoder_outputs |= dict(zip(unread, encoder_outputs, strict=True))
@@ -100,57 +106,67 @@ class BatchModelDrafter(BatchDrafter):
             self._cache = self._model.assign_slot(self._cache, slot, slots, encoder_output)
             self._held[slot] = []
 
-    def _catch_up(self, cache: DecoderCache, rows: dict[int, Row]) -> mx.array:
-        """Feed the committed tokens that the cache does not hold; the states behind each row's last, (B, 1, d).
+    def _catch_up(self, cache: DecoderCache, requests: dict[int, RequestView]) -> mx.array:
+        """Feed the committed tokens that the cache lacks, and return the states of each row's last one, (B, 1, d).
 
-        The longest prefix that the cache shares with them stays, but for the last token, which is always fed anew.
-        Other rows are fed padding.
+        The cache keeps the longest prefix that it shares with the committed tokens, except for the last token, which is
+        always fed again. Rows without a draft request get padding.
         """
-        known, padding = self._model.config.vocab_size - 1, self._model.config.pad_token_id
-        kept = {slot: min(shared(self._held[slot], row.tokens), len(row.tokens) - 1) for slot, row in rows.items()}
+        largest_id = self._model.config.vocab_size - 1  # the target's vocabulary may be padded further
+        padding = self._model.config.pad_token_id
+        kept = {
+            slot: min(num_shared(self._held[slot], request.decoder_tokens), len(request.decoder_tokens) - 1)
+            for slot, request in requests.items()
+        }
         cache.trim_to([kept.get(slot, offset) for slot, offset in enumerate(cache.offsets)])
         missing = [
-            [min(token, known) for token in rows[slot].tokens[kept[slot] :]] if slot in rows else [padding]
+            [min(token, largest_id) for token in requests[slot].decoder_tokens[kept[slot] :]]
+            if slot in requests
+            else [padding]
             for slot in range(cache.rows)
-        ]  # min: the target's table may be padded beyond the draft's
+        ]
         longest = max(map(len, missing))
-        width = 1 << (longest - 1).bit_length()  # a power of two: each width is traced, which costs several passes
+        width = 1 << (longest - 1).bit_length()  # a power of two: tracing a new width costs several passes
         before = cache.offsets
         states = self._model.states(mx.array([ids + [padding] * (width - len(ids)) for ids in missing]), cache)
-        cache.trim_to([len(rows[slot].tokens) if slot in rows else before[slot] for slot in range(cache.rows)])
-        last = [len(ids) - 1 for ids in missing]
+        cache.trim_to(
+            [len(requests[slot].decoder_tokens) if slot in requests else before[slot] for slot in range(cache.rows)]
+        )
         if width == 1:
             return states
-        return mx.take_along_axis(states, mx.array(last)[:, None, None], axis=1)
+        last = mx.array([len(ids) - 1 for ids in missing])
+        return mx.take_along_axis(states, last[:, None, None], axis=1)
 
 
-class Chain:
-    """The tokens of one draft, chosen one after the other for all rows, with the options and the noise of each.
+class DraftSampler:
+    """Chooses the tokens of one draft, one position at a time for all rows, with each row's options and noise.
 
-    At a temperature above 0 rows are sampled from the draft's own distribution, or with acceptance "coupled" with the
-    noise of each position, which the target uses too; then a token counts as certain.
+    Above temperature 0, tokens are sampled from the draft's own distribution. With acceptance "coupled" they use the
+    noise that the target uses at the same position; such a token has probability 1.
     """
 
-    def __init__(self, wanted: Sequence[Wanted], slots: int, head: OutputHead) -> None:
+    def __init__(self, draft_requests: Sequence[DraftRequest], slots: int, head: OutputHead) -> None:
         self._head = head
-        by_slot = {each.row.slot: each for each in wanted}
-        each_slot = [by_slot.get(slot, wanted[0]) for slot in range(slots)]  # others repeat the first, for nothing
-        self._rows = [each.row for each in each_slot]
-        self._options: list[GenerationOptions] = [row.options for row in self._rows]
+        by_slot = {each.request.slot: each for each in draft_requests}
+        each_slot = [by_slot.get(slot, draft_requests[0]) for slot in range(slots)]  # idle rows repeat the first one
+        self._requests = [each.request for each in each_slot]
+        self._options: list[GenerationOptions] = [request.options for request in self._requests]
         self._lengths = [by_slot[slot].count if slot in by_slot else 0 for slot in range(slots)]
+        self._longest = max(self._lengths)
         self._ids: list[mx.array] = []  # each (B, 1)
         self._probs: list[mx.array] = []  # each (B, 1, V)
-        self._is_certain = [row.is_comparable for row in self._options]
-        is_greedy, most = all(row.is_greedy for row in self._options), max(self._lengths)
+        self._is_certain = [options.is_comparable for options in self._options]
+
+        is_greedy = all(options.is_greedy for options in self._options)
         if not is_greedy:
-            starts = random_keys([(row.options.seed, len(row.tokens), Use.DRAFT) for row in self._rows])
-            self._keys = split(starts, MAX_DRAFT_TOKENS)  # a round's own: its draft is judged as a whole
-        ahead = history_of(self._rows, mx.zeros((slots, most - 1)))  # of the whole draft; only its length is asked
-        self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, ahead, most)
+            places = [(request.options.seed, len(request.decoder_tokens), Use.DRAFT) for request in self._requests]
+            self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
+        whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
+        self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self._longest)
 
     @property
     def is_done(self) -> bool:
-        return len(self._ids) == max(self._lengths)
+        return len(self._ids) == self._longest
 
     def draft(self) -> Draft:
         probs = mx.concatenate(self._probs, axis=1) if self._probs else None
@@ -161,36 +177,38 @@ class Chain:
         logits, head = self._head(states), self._head
         new = head.likeliest(logits) if self._takes_likeliest else self._choose_by_options(head.spread(logits)[:, None])
         self._ids.append(new.astype(mx.uint32))
-        # The device computes it while the host prepares what follows it.
-        mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]
+        mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
         return self._ids[-1]
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
-        options, count = self._options, len(self._ids)
-        history = history_of(self._rows, mx.concatenate(self._ids, axis=1) if self._ids else None)
-        decisive = scores(logits, options, history)
-        if all(row.is_greedy for row in options):
-            new = mx.argmax(decisive, axis=-1)
-        else:
-            chances = logprobs(logits, options, history)
-            noisy = chances + self._noise(count)[:, None]
-            greedy = mx.array([row.is_greedy for row in options])[:, None, None]
-            new = mx.argmax(mx.where(greedy, decisive, noisy), axis=-1)
-            if not all(self._is_certain):
-                certain = mx.array(self._is_certain)[:, None, None]
-                point = mx.arange(logits.shape[-1]) == new[..., None]
-                self._probs.append(mx.where(certain, point.astype(mx.float32), mx.exp(chances)))
+        options = self._options
+        history = history_of(self._requests, mx.concatenate(self._ids, axis=1) if self._ids else None)
+        greedy_scores = scores(logits, options, history)
+        if all(own.is_greedy for own in options):
+            return mx.argmax(greedy_scores, axis=-1)
+
+        log_q = logprobs(logits, options, history)
+        noisy = log_q + self._noise()[:, None]
+        is_greedy = mx.array([own.is_greedy for own in options])[:, None, None]
+        new = mx.argmax(mx.where(is_greedy, greedy_scores, noisy), axis=-1)
+        if not all(self._is_certain):
+            is_certain = mx.array(self._is_certain)[:, None, None]
+            point_mass = mx.arange(logits.shape[-1]) == new[..., None]
+            self._probs.append(mx.where(is_certain, point_mass.astype(mx.float32), mx.exp(log_q)))
         return new
 
-    def _noise(self, count: int) -> mx.array:
-        """(B, V) Gumbel noise for the token behind `count` drafted ones."""
-        coupled = random_keys([(row.options.seed, len(row.tokens) + count, Use.COUPLED) for row in self._rows])
-        is_coupled = mx.array([row.acceptance == "coupled" for row in self._options])[:, None]
-        return gumbel(mx.where(is_coupled, coupled, self._keys[:, count]), self._head.vocab_size)
+    def _noise(self) -> mx.array:
+        """(B, V) Gumbel noise for the next draft token."""
+        count = len(self._ids)
+        places = [
+            (request.options.seed, len(request.decoder_tokens) + count, Use.COUPLED) for request in self._requests
+        ]
+        is_coupled = mx.array([own.acceptance == "coupled" for own in self._options])[:, None]
+        return gumbel(mx.where(is_coupled, random_keys(places), self._keys[:, count]), self._head.vocab_size)
 
 
-def shared(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many ids two sequences begin with alike."""
+def num_shared(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """The length of the common prefix."""
     shortest = min(len(held), len(tokens))
     return next((i for i in range(shortest) if held[i] != tokens[i]), shortest)

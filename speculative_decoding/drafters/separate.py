@@ -1,4 +1,4 @@
-"""Drafters that know one row, side by side for the rows of a batch."""
+"""Drafters of single requests, run next to each other for the rows of a batch."""
 
 from __future__ import annotations
 
@@ -6,61 +6,68 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
-from .base import BatchDrafter, Draft, Drafter, Row, Wanted, merged
+import mlx.core as mx
 
-OfRow = TypeVar("OfRow", bound=Drafter)
+from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView, merged
+
+OneDrafter = TypeVar("OneDrafter", bound=Drafter)
 
 
-class SeparateDrafters(BatchDrafter, Generic[OfRow]):
-    """A drafter of its own for each request; what they share is up to them.
+class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
+    """Gives every request a drafter.
 
-    make: gives one for a request. vocab_size: V, of drafts that bring distributions.
+    Args:
+        make: returns a drafter for a new request.
+        vocab_size: V; drafters with distributions require it, and ids beyond it are cut off.
     """
 
-    def __init__(self, make: Callable[[], OfRow], vocab_size: int | None = None) -> None:
-        self._make, self._vocab_size = make, vocab_size
-        self._drafters: dict[int, OfRow] = {}
+    def __init__(self, make: Callable[[], OneDrafter], vocab_size: int | None = None) -> None:
+        self._make = make
+        self._vocab_size = vocab_size
+        self._drafters: dict[int, OneDrafter] = {}  # by slot
 
-    def begin(self, row: Row) -> None:
-        self._drafters[row.slot] = self._make()
-        self._drafters[row.slot].begin(row.source)
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        drafter = self._make()
+        drafter.begin(request.source_tokens)
+        self._drafters[request.slot] = drafter
 
-    def of(self, row: Row) -> OfRow:
-        return self._drafters[row.slot]
+    def of(self, request: RequestView) -> OneDrafter:
+        return self._drafters[request.slot]
 
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
         ids: list[Sequence[int]] = [()] * slots
         drafts: dict[int, Draft] = {}
-        for each in wanted:
-            found = self.of(each.row).propose(each.row.tokens, each.count)
+        for each in draft_requests:
+            found = self.of(each.request).propose(each.request.decoder_tokens, each.count)
             if isinstance(found, Draft):
-                drafts[each.row.slot] = found
+                drafts[each.request.slot] = found
             else:
-                ids[each.row.slot] = [*takewhile(self._is_known, found)]
-        whole = Draft.certain(ids)
-        for slot, draft in drafts.items():
-            whole = merged(whole, draft, (slot,), self._vocab_size)
-        return whole
+                ids[each.request.slot] = [*takewhile(self._is_known, found)]
+
+        draft = Draft.certain(ids)
+        for slot, own in drafts.items():
+            draft = merged(draft, own, (slot,), self._vocab_size)
+        return draft
 
     def _is_known(self, token: int) -> bool:
-        """A store or a drafter of the caller's may hold ids that the target does not have."""
+        """Whether the target has this id; a text store or a user's drafter may contain others."""
         return token >= 0 and (self._vocab_size is None or token < self._vocab_size)
 
-    def kind(self, row: Row) -> str:
-        return self.of(row).kind
+    def kind(self, request: RequestView) -> str:
+        return self.of(request).kind
 
-    def longest(self, row: Row, kind: str) -> int:
-        return self.of(row).longest(row.tokens)
+    def longest(self, request: RequestView, kind: str) -> int:
+        return self.of(request).longest(request.decoder_tokens)
 
-    def end(self, row: Row) -> None:
-        self.of(row).end(row.tokens)
+    def end(self, request: RequestView) -> None:
+        self.of(request).end(request.decoder_tokens)
 
     def select(self, slots: Sequence[int]) -> None:
         self._drafters = {i: self._drafters[slot] for i, slot in enumerate(slots) if slot in self._drafters}
 
 
 class NoDrafter(Drafter):
-    """Proposes nothing: regular decoding, through the same loop."""
+    """Proposes nothing: baseline decoding with the same loop."""
 
     def begin(self, input_tokens: Sequence[int]) -> None:
         pass
@@ -70,7 +77,7 @@ class NoDrafter(Drafter):
 
 
 class CustomDrafter(Drafter):
-    """Any object with `begin` and `propose`, which need know of nothing else."""
+    """Wraps any object that has `begin` and `propose`."""
 
     def __init__(self, drafter: Any) -> None:
         self._drafter = drafter

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..decoding.request import Request
 from ..decoding.stats import GenerationStats, Round
-from ..engine import Engine, Event, Request
+from ..engine import Engine, Event
 from ..errors import InputError
 from ..loading.tokenizer import continuation_text
 from ..models.mirror import ALONE
@@ -183,7 +184,7 @@ class DecodingThread:
             return ServerError(500, FAILED)
         try:
             self._limits.check_tokens("prompt", request.stats.prompt_tokens)
-            self._limits.check_tokens("decoder_prefix", request.row.given - 1)
+            self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
         except ServerError as error:
             engine.cancel(request)
             return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated as A
 
-from ..decoding.request import TOKEN_CHARACTERS
+from ..decoding.prompt import TOKEN_CHARACTERS
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..decoding.request import language_token
+from ..decoding.prompt import language_token
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import validate

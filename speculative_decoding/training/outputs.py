@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decoding.request import encode_prompt
+from ..decoding.prompt import encode_prompt
 from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..errors import InputError
 from ..sampling.options import MAX_SEED

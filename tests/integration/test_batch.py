@@ -12,12 +12,12 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import GenerationResult, InputError, Session, batch_generate, generate
-from speculative_decoding.decoding.memory import slots_within
-from speculative_decoding.draft_length import Choice, Drafted, DraftLength, FixedLength
-from speculative_decoding.drafters import DraftModel, NgramDrafter, Row, Wanted
+from speculative_decoding.draft_length import DraftLength, DraftOutcome, FixedLength
+from speculative_decoding.drafters import DraftModel, DraftRequest, NgramDrafter, RequestView
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.engine import QUEUE_PER_SLOT
 from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.models.memory_budget import slots_within
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.tiny import model_drafter, noisy_copy, tiny_model
 from tests.support.together import Letters, every_row_at_the_furthest_offset
@@ -210,13 +210,13 @@ class Watched(FixedLength):
         self.asked: list[int] = []
         self.told: list[int] = []
 
-    def choose(self, rows: Sequence[Choice]) -> list[int]:
-        self.asked.append(len(rows))
-        return super().choose(rows)
+    def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
+        self.asked.append(len(limits))
+        return super().choose(kinds, limits)
 
-    def observe(self, rows: Sequence[Drafted]) -> None:
-        assert all(0 <= row.accepted <= row.drafted <= row.asked <= 3 for row in rows)
-        self.told.append(len(rows))
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
+        assert all(0 <= outcome.accepted <= outcome.drafted <= 3 for outcome in outcomes)
+        self.told.append(len(outcomes))
 
 
 def test_a_length_decides_for_all_of_its_rows_at_once() -> None:
@@ -238,13 +238,13 @@ class Erratic(DraftLength):
         self.dice = random.Random(3)
         self.skipped = 0
 
-    def skips_round(self) -> bool:
+    def begin_round(self) -> bool:
         skips = self.dice.random() < 0.3
         self.skipped += skips
-        return skips
+        return not skips
 
-    def choose(self, rows: Sequence[Choice]) -> list[int]:
-        return [self.dice.randint(0, min(self.most, row.room)) for row in rows]
+    def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
+        return [self.dice.randint(0, min(self.most, limit)) for limit in limits]
 
     def describe(self) -> str:
         return "at random"
@@ -332,12 +332,12 @@ def test_rows_that_draft_nothing_stay_where_they_are() -> None:
     """One row of a batch drafts, the other does not: the draft model's cache must not move on under it."""
     drafter = model_drafter(TARGET, DRAFT)
     still, moving = (
-        Row(GenerationOptions(), source, tokens, slot)
+        RequestView(GenerationOptions(), source, tokens, slot)
         for slot, (source, tokens) in enumerate((([5, 9, 1], [0]), ([7, 3, 8, 1], [0, 4])))
     )
     for row in (still, moving):
         drafter.begin(row)
-    alone = drafter.propose([Wanted(moving, 3)], 2).tokens[1].tolist()
+    alone = drafter.propose([DraftRequest(moving, 3)], 2).tokens[1].tolist()
     for _ in range(3):
-        mx.eval(drafter.propose([Wanted(still, 4)], 2).tokens)
-    assert drafter.propose([Wanted(moving, 3)], 2).tokens[1].tolist() == alone
+        mx.eval(drafter.propose([DraftRequest(still, 4)], 2).tokens)
+    assert drafter.propose([DraftRequest(moving, 3)], 2).tokens[1].tolist() == alone

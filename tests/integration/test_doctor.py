@@ -15,7 +15,7 @@ import pytest
 from speculative_decoding.cli import device, diagnosis, doctor, programs
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.decoding import acceptance
-from speculative_decoding.draft_length import Choice, adaptive
+from speculative_decoding.draft_length import adaptive
 from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
 from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.draft_length.recommendation import Recommendation, recommend_length
@@ -200,7 +200,7 @@ def test_recommendations_are_those_of_the_adaptive_length(
     monkeypatch.setattr(adaptive, "HOPE", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
     length._lengths[MODEL] = 1  # while it drafts: sources have been read
-    _, speedup = length._best([Choice(LONGEST, MODEL)], costs)
+    _, speedup = length._best([MODEL], [LONGEST], costs)
     assert found.speedup == pytest.approx(speedup)
     assert bool(found.length) == (found.speedup > 1.0)
 

@@ -12,10 +12,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from speculative_decoding.decoding.request import Request
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.draft_length.passes import UNPADDED
 from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, SeparateDrafters
-from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event, Request
+from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import GenerationOptions
@@ -74,7 +75,7 @@ class Client:
 
     def check(self, *cancelled: Request) -> None:
         for request, prompt in self.prompts.items():
-            expected = alone(prompt, request.row.options)
+            expected = alone(prompt, request.options)
             assert request.tokens == self.told[request]
             if request in cancelled:
                 assert request.finish_reason == "cancelled" and request.tokens == expected[: len(request.tokens)]

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from speculative_decoding import InputError, generate, stream_generate
-from speculative_decoding.decoding import loop
+from speculative_decoding.decoding import round as loop
 from speculative_decoding.decoding.acceptance import Greedy
-from speculative_decoding.decoding.batch import DecodedRow
+from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.stats import Round
-from speculative_decoding.drafters import BatchModelDrafter, Draft, Drafter, NoDrafter, Row, Wanted
+from speculative_decoding.drafters import BatchModelDrafter, Draft, Drafter, DraftRequest, NoDrafter, RequestView
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.support.tiny import (
@@ -40,8 +40,8 @@ DRAFT = noisy_copy(TARGET)
 REGULAR = [tokens_of(run(TARGET, source)) for source in SOURCES]
 
 
-def regular_of(row: Row) -> list[int]:
-    return REGULAR[SOURCES.index(row.source)]
+def regular_of(row: RequestView) -> list[int]:
+    return REGULAR[SOURCES.index(row.source_tokens)]
 
 
 def check_identity(drafter: str, num_draft_tokens: int, sources: int = len(SOURCES)) -> None:
@@ -108,15 +108,15 @@ def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = loop.commit
 
-    def with_rejected(judged: Any, proposed: list[list[int]]) -> Any:
-        found = []
-        for each in judged:
-            following = each.verdict.next_token.tolist()
-            for i, kept in enumerate(each.verdict.accepted.tolist()):
-                if kept < len(proposed[i]):
+    def with_rejected(batch: Any, verifications: Any, draft: Draft, kinds: Any) -> Any:
+        found, proposed = [], draft.tokens.tolist()
+        for each in verifications:
+            following = each.result.next_token.tolist()
+            for i, kept in enumerate(each.result.accepted.tolist()):
+                if kept < draft.length(i):
                     following[i] = proposed[i][kept]
-            found.append(each._replace(verdict=each.verdict._replace(next_token=mx.array(following))))
-        return commit(found, proposed)
+            found.append(each._replace(result=each.result._replace(next_token=mx.array(following))))
+        return commit(batch, found, draft, kinds)
 
     monkeypatch.setattr(loop, "commit", with_rejected)
 
@@ -181,7 +181,7 @@ def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: s
         (source, options_of(repetition_penalty=PENALTY, num_draft_tokens=number + 2, max_tokens=20))
         for number, source in enumerate(SOURCES)
     ]
-    made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: without_cache(tuple(row.source), PENALTY, 20))
+    made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: without_cache(tuple(row.source_tokens), PENALTY, 20))
     expected = [without_cache(tuple(source), PENALTY, 20) for source in SOURCES]
     assert [told.tokens for told in together(TARGET, requests, made)] == expected
     assert expected[-1] != REGULAR[-1][:20]
@@ -216,12 +216,18 @@ def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
 class Independent(BatchModelDrafter):
     """Samples with noise of its own also where the target's is known."""
 
-    def propose(self, wanted: Sequence[Wanted], slots: int) -> Draft:
+    def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
         rows = [
-            Row(replace(each.row.options, acceptance="rejection"), each.row.source, each.row.tokens, each.row.slot)
-            for each in wanted
+            RequestView(
+                replace(each.request.options, acceptance="rejection"),
+                each.request.source_tokens,
+                each.request.decoder_tokens,
+                each.request.slot,
+            )
+            for each in draft_requests
         ]
-        return super().propose([replace(each, row=row) for each, row in zip(wanted, rows, strict=True)], slots)
+        own = [replace(each, request=row) for each, row in zip(draft_requests, rows, strict=True)]
+        return super().propose(own, slots)
 
 
 def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> None:
@@ -236,16 +242,16 @@ def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> Non
 def recorded_logits(num_draft_tokens: int, drafter: Drafter, strict: bool, dtype: mx.Dtype) -> dict[int, mx.array]:
     """What the target's passes computed for each committed position of a run; at -1 its tokens."""
     found: dict[int, mx.array] = {}
-    verdict = Greedy.verdict
+    decide = Greedy.decide
 
-    def recording(self: Greedy, draft: Draft, logits: mx.array, rows: Sequence[DecodedRow]) -> Any:
-        result = verdict(self, draft, logits, rows)
+    def recording(self: Greedy, draft: Draft, logits: mx.array, rows: Sequence[Request]) -> Any:
+        result = decide(self, draft, logits, rows)
         for i in range(int(result.accepted.item()) + 1):
-            found[len(rows[0].tokens) + i] = logits[0, i]
+            found[len(rows[0].decoder_tokens) + i] = logits[0, i]
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Greedy, "verdict", recording)
+        patch.setattr(Greedy, "decide", recording)
         options: dict[str, Any] = {"num_draft_tokens": num_draft_tokens, "max_tokens": 100, "ends": lambda token: False}
         rounds = run(wide(dtype), SOURCES[0], drafter, strict=strict, **options)
         found[-1] = mx.array(tokens_of(rounds))

@@ -18,27 +18,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding.decoding import acceptance, loop
-from speculative_decoding.decoding.batch import Batch, DecodedRow
-from speculative_decoding.decoding.judge import Judged
+from speculative_decoding.decoding import acceptance
+from speculative_decoding.decoding import round as loop
+from speculative_decoding.decoding.batch import Batch
+from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.verification import Verification
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.drafters import (
     BatchDrafter,
     BatchModelDrafter,
     Draft,
     DraftModel,
+    DraftRequest,
     NgramDrafter,
-    Wanted,
     choose_drafter,
     model,
 )
-from speculative_decoding.drafters.base import Row, history_of
+from speculative_decoding.drafters.base import RequestView, history_of
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling import Constraints, GenerationOptions, History, logprobs
-from tests.support.tiny import EOS, noisy_copy, tiny_model
+from tests.support.tiny import EOS, NoText, noisy_copy, tiny_model
 
 VOCAB, LENGTH = 8, 3
 SOURCE = [4, 3, 2, 1]
@@ -138,10 +140,11 @@ def outcomes(
     """What the readers of a batch get, whose rows draft so many tokens a round."""
     cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
     fixed = {length: choose_length(length) for length in lengths}
-    rows: list[DecodedRow | None] = []
+    rows: list[Request | None] = []
     for slot, (own, length) in enumerate(zip(options, lengths, strict=True)):
         chosen = replace(own, max_tokens=LENGTH)
-        row = DecodedRow(chosen, SOURCE, [0], slot, constraints, length=fixed[length], ends={EOS}.__contains__)
+        ends = NoText({EOS}.__contains__)
+        row = Request(chosen, SOURCE, [0], slot, constraints, draft_length=fixed[length], streamer=ends)
         rows.append(row)
         drafter.begin(row)
     batch = Batch(TARGET, drafter, cache, rows)
@@ -254,12 +257,12 @@ def test_the_rows_of_ragged_batches_follow_the_targets_law(names: list[str], dra
 
 def neighbours_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row's samples are judged by the distribution behind its neighbour's tokens."""
-    judge = loop.judge
+    verify_draft = loop.verify_draft
 
-    def shifted(batch: Batch, rows: Sequence[DecodedRow], draft: Draft, logits: mx.array) -> list[Judged]:
-        return judge(batch, rows, draft, mx.roll(logits, 1, axis=0))
+    def shifted(batch: Batch, rows: Sequence[Request], draft: Draft, logits: mx.array) -> list[Verification]:
+        return verify_draft(batch, rows, draft, mx.roll(logits, 1, axis=0))
 
-    monkeypatch.setattr(loop, "judge", shifted)
+    monkeypatch.setattr(loop, "verify_draft", shifted)
 
 
 def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,18 +301,18 @@ def test_samples_of_another_family_follow_its_law(monkeypatch: pytest.MonkeyPatc
 
 
 def plant_in_drafts(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Draft, mx.array, dict[int, Wanted]], Draft]
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Draft, mx.array, dict[int, DraftRequest]], Draft]
 ) -> None:
     """What sampled drafts become before anyone sees them. The change is given the draft, its probs, and by slot what
     was wanted.
     """
     propose = BatchModelDrafter.propose
 
-    def planted(self: BatchModelDrafter, wanted: Sequence[Wanted], slots: int) -> Draft:
+    def planted(self: BatchModelDrafter, wanted: Sequence[DraftRequest], slots: int) -> Draft:
         draft = propose(self, wanted, slots)
         if draft.probs is None:
             raise TypeError("not sampled")
-        return change(draft, draft.probs, {each.row.slot: each for each in wanted})
+        return change(draft, draft.probs, {each.request.slot: each for each in wanted})
 
     monkeypatch.setattr(BatchModelDrafter, "propose", planted)
 
@@ -350,7 +353,7 @@ def unadjusted_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter withdraws a token that it sampled where that was not its favourite."""
 
-    def withdrawing(draft: Draft, probs: mx.array, wanted: dict[int, Wanted]) -> Draft:
+    def withdrawing(draft: Draft, probs: mx.array, wanted: dict[int, DraftRequest]) -> Draft:
         favourite = (draft.tokens == mx.argmax(probs, axis=-1)).astype(mx.int32)
         kept: list[int] = mx.cumprod(favourite, axis=1).sum(axis=1).tolist()  # type: ignore[assignment]
         return Draft(draft.tokens, probs, [min(count, draft.length(slot)) for slot, count in enumerate(kept)])
@@ -367,7 +370,7 @@ def penalty_on_the_wrong_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
 def history_one_token_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every verified position misses the drafted token before it."""
 
-    def too_short(rows: Sequence[Row], drafted: mx.array) -> History:
+    def too_short(rows: Sequence[RequestView], drafted: mx.array) -> History:
         hidden = 0 * drafted[:, -1:]  # the start token, which every history has
         return history_of(rows, mx.concatenate([drafted[:, :-1], hidden], axis=1))
 
@@ -386,8 +389,8 @@ def temperature_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
 def draft_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft says that it sampled at temperature 1."""
 
-    def misreporting(draft: Draft, probs: mx.array, wanted: dict[int, Wanted]) -> Draft:
-        untempered = probs ** next(iter(wanted.values())).row.options.temperature
+    def misreporting(draft: Draft, probs: mx.array, wanted: dict[int, DraftRequest]) -> Draft:
+        untempered = probs ** next(iter(wanted.values())).request.options.temperature
         return Draft(draft.tokens, untempered / untempered.sum(axis=-1, keepdims=True), draft.lengths)
 
     plant_in_drafts(monkeypatch, misreporting)

@@ -68,7 +68,7 @@ def test_the_default_is_the_drafter_that_fits_and_a_length_that_adapts(session: 
 
 def test_regular_decoding_asks_no_drafter_and_learns_no_length(session: Session) -> None:
     regular = session.planner.length(session.options_with({"drafter": "none"}))
-    assert isinstance(regular, FixedLength) and regular.skips_round()
+    assert isinstance(regular, FixedLength) and not regular.begin_round()
     assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
 
 

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load, models
-from speculative_decoding.decoding.request import prepare
+from speculative_decoding.decoding.prompt import make_request
 from speculative_decoding.decoding.scoring import score
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.loading.conversion import convert
@@ -219,14 +219,14 @@ def test_output_beyond_the_positions_is_refused_in_one_line() -> None:
     model, length = random_model(), choose_length(4)
 
     def ask(prompt: str = "abc", **options: Any) -> None:
-        prepare(model, Letters(), prompt, GenerationOptions(**options), length)  # type: ignore[arg-type]
+        make_request(model, Letters(), prompt, GenerationOptions(**options), length)  # type: ignore[arg-type]
 
     ask(max_tokens=70)
     ask(max_tokens=68, decoder_prefix=[5, 6])
     ask("a" * 69, max_tokens=5)
     with pytest.raises(InputError, match="max_tokens: the model has positions for outputs of at most 70 tokens, not"):
         ask(max_tokens=71)
-    with pytest.raises(InputError, match="not for 69 behind a prefix of 2 tokens; choose fewer"):
+    with pytest.raises(InputError, match="not for 69 after a prefix of 2 tokens; choose fewer"):
         ask(max_tokens=69, decoder_prefix=[5, 6])
     for allow in (False, True):
         with pytest.raises(InputError, match="has 71 tokens, but the model has positions for at most 70") as error:
@@ -239,16 +239,16 @@ def test_output_beyond_the_positions_is_refused_in_one_line() -> None:
 def test_sinusoidal_positions_have_no_limit() -> None:
     model = random_model(model_type="marian")
     assert model.most_positions is None
-    prepared = prepare(
+    prepared = make_request(
         model,
         Letters(),  # type: ignore[arg-type]
         "a" * 90,
         GenerationOptions(max_tokens=100, allow_long_prompt=True),
         choose_length(4),
     )
-    assert len(prepared[0].source) == 91
+    assert len(prepared.source_tokens) == 91
     with pytest.raises(InputError, match="was trained on at most 70 tokens; .* or allow long prompts"):
-        prepare(model, Letters(), "a" * 90, GenerationOptions(), choose_length(4))  # type: ignore[arg-type]
+        make_request(model, Letters(), "a" * 90, GenerationOptions(), choose_length(4))  # type: ignore[arg-type]
 
 
 # Decoding.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, load, models
-from speculative_decoding.decoding.request import encode_prompt
+from speculative_decoding.decoding.prompt import encode_prompt
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage
 from speculative_decoding.models import attention, base, gemma, t5gemma, t5gemma2

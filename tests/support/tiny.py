@@ -11,9 +11,11 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from speculative_decoding.decoding.batch import Batch, DecodedRow
-from speculative_decoding.decoding.loop import speculate
+from speculative_decoding.decoding.batch import Batch
+from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.round import speculate
 from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.text_streamer import TextStreamer
 from speculative_decoding.draft_length import DraftLength, choose_length
 from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.draft_length.passes import UNPADDED, PassWidths
@@ -88,6 +90,21 @@ def tiny_model_like(model: EncoderDecoder) -> EncoderDecoder:
     return type(model)(model.config)
 
 
+class NoText(TextStreamer):
+    """Ends an output at tokens, without a tokenizer."""
+
+    def __init__(self, is_end: Callable[[int], bool]) -> None:
+        self._is_end = is_end
+        self.has_ended = False
+
+    def add(self, token: int) -> str:
+        self.has_ended = self._is_end(token)
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
 def run(
     model: EncoderDecoder,
     source: Sequence[int],
@@ -106,10 +123,10 @@ def run(
     length = length or choose_length(chosen.num_draft_tokens)
     start = [model.config.decoder_start_token_id]
     is_end = ends or model.config.eos_token_ids.__contains__
-    row = DecodedRow(chosen, list(source), start, length=length, ends=is_end)
+    request = Request(chosen, list(source), start, draft_length=length, streamer=NoText(is_end))
     cache = model.make_cache(model.encode(mx.array([list(source)])))
-    batch = Batch(model, batch_drafter, cache, [row], EXACT if chosen.strict else UNPADDED)
-    batch_drafter.begin(row)
+    batch = Batch(model, batch_drafter, cache, [request], EXACT if chosen.strict else UNPADDED)
+    batch_drafter.begin(request)
     rounds = []
     while batch.active:
         rounds.append(speculate(batch)[0])

@@ -11,7 +11,7 @@ import pytest
 
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.draft_length import DraftLength, choose_length
-from speculative_decoding.drafters import BatchDrafter, Drafter, Row, SeparateDrafters
+from speculative_decoding.drafters import BatchDrafter, Drafter, RequestView, SeparateDrafters
 from speculative_decoding.engine import Engine
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
@@ -55,23 +55,23 @@ class Told:
 class ForEachRow(SeparateDrafters):
     """A drafter for each request, made for its row."""
 
-    def __init__(self, make_for: Callable[[Row], Drafter]) -> None:
-        super().__init__(lambda: make_for(self._row), VOCAB)
+    def __init__(self, make_for: Callable[[RequestView], Drafter]) -> None:
+        super().__init__(lambda: make_for(self._request), VOCAB)
 
-    def begin(self, row: Row) -> None:
-        self._row = row
-        super().begin(row)
+    def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
+        self._request = request
+        super().begin(request, encoder_output)
 
 
 def drafter_of_rows(
-    name: str, target: EncoderDecoder, draft: EncoderDecoder, regular_of: Callable[[Row], Sequence[int]]
+    name: str, target: EncoderDecoder, draft: EncoderDecoder, regular_of: Callable[[RequestView], Sequence[int]]
 ) -> BatchDrafter:
     """One of `tiny.DRAFTERS` for many rows. regular_of: the regular output of a row, for those that cheat."""
     made = DRAFTERS[name](target, draft, [])
     if isinstance(made, BatchDrafter):
         return made
 
-    def make_for(row: Row) -> Drafter:
+    def make_for(row: RequestView) -> Drafter:
         one = DRAFTERS[name](target, draft, regular_of(row))
         assert isinstance(one, Drafter)
         return one

@@ -133,7 +133,7 @@ def test_the_package_knows_nothing_of_what_stands_around_it() -> None:
 @pytest.mark.parametrize(
     ("module", "text", "imported"),
     [
-        ("models.planted", "from ..decoding.loop import speculate", "decoding.loop"),
+        ("models.planted", "from ..decoding.round import speculate", "decoding.round"),
         ("models.planted", "def late():\n    from .. import engine", "engine"),
         ("models.planted", "from .. import InputError", "InputError"),
         ("checkpoints.planted", "from ..models import base", "models.base"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulated_devices, simulated_kernels
-from speculative_decoding.draft_length import AdaptiveLength, Choice
+from speculative_decoding.draft_length import AdaptiveLength
 from speculative_decoding.draft_length.calibration import CALIBRATION_VARIABLE, Calibration
 from speculative_decoding.draft_length.costs import RoundCosts
 
@@ -34,8 +34,8 @@ def test_bounds_hold_and_runs_are_the_same(some_curves: str, capsys: pytest.Capt
     assert outputs[0] == outputs[1]
 
 
-def always_eight(self: AdaptiveLength, rows: Sequence[Choice]) -> list[int]:
-    return [min(8, row.room) for row in rows]
+def always_eight(self: AdaptiveLength, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
+    return [min(8, limit) for limit in limits]
 
 
 def test_a_fixed_length_misses_the_bounds(

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from speculative_decoding.decoding import acceptance
-from speculative_decoding.decoding import judge as judging
+from speculative_decoding.decoding import acceptance, verification
 from speculative_decoding.decoding.acceptance import (
     AcceptanceRule,
     Block,
@@ -22,15 +21,19 @@ from speculative_decoding.decoding.acceptance import (
     Rejection,
     residual,
     rule_for,
-    throw_dice,
+    sample_acceptance,
 )
-from speculative_decoding.decoding.batch import Batch, DecodedRow
-from speculative_decoding.decoding.judge import Outcome, commit, judge
+from speculative_decoding.decoding.batch import Batch
+from speculative_decoding.decoding.request import Request
+from speculative_decoding.decoding.round import commit
+from speculative_decoding.decoding.stats import Round
+from speculative_decoding.decoding.verification import verify_draft
 from speculative_decoding.draft_length import choose_length
-from speculative_decoding.drafters import Draft, NoDrafter, Row, SeparateDrafters
+from speculative_decoding.drafters import Draft, NoDrafter, RequestView, SeparateDrafters
 from speculative_decoding.drafters.base import history_of
 from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed_logprobs
 from speculative_decoding.sampling.random import random_keys
+from tests.support.tiny import NoText
 
 VOCAB = 3
 Table = Callable[[tuple[int, ...]], NDArray[np.float64]]  # what was written so far -> the next token's distribution
@@ -227,9 +230,9 @@ def test_block_verification_never_accepts_fewer(settings: dict[str, Any]) -> Non
         assert max(gains) > 0.05
 
 
-def row_of(count: int = 1, **options: Any) -> Row:
+def row_of(count: int = 1, **options: Any) -> RequestView:
     """A request that has written `count` tokens, start token included."""
-    return Row(GenerationOptions(**options), [1], [0, *range(1, count)])
+    return RequestView(GenerationOptions(**options), [1], [0, *range(1, count)])
 
 
 # Options of rows beside each other, by the rule that judges them. No two rows of a rule have the same.
@@ -260,17 +263,18 @@ MOST, WIDE = 4, 9  # drafted tokens, and ids
 
 def judged_together(
     options: Sequence[GenerationOptions], draft: Draft, logits: mx.array, free: Sequence[int] = (), end: int = -1
-) -> dict[int, Outcome]:
+) -> dict[int, Round]:
     """What rows with these options make of their drafts. free: slots that nobody has. end: a token that ends a row."""
-    rows: list[DecodedRow | None] = [
+    rows: list[Request | None] = [
         None
         if slot in free
-        else DecodedRow(own, [1], past_of(own), slot, length=choose_length(MOST), ends={end}.__contains__)
+        else Request(
+            own, [1], past_of(own), slot, draft_length=choose_length(MOST), streamer=NoText({end}.__contains__)
+        )
         for slot, own in enumerate(options)
     ]
     batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # a verdict needs no model
-    proposed = [ids[: draft.length(slot)] for slot, ids in enumerate(np.array(draft.tokens).tolist())]
-    return commit(judge(batch, batch.active, draft, logits), proposed)
+    return commit(batch, verify_draft(batch, batch.active, draft, logits), draft, {})
 
 
 def past_of(options: GenerationOptions) -> list[int]:
@@ -279,7 +283,7 @@ def past_of(options: GenerationOptions) -> list[int]:
     return [0, *written.tolist()]
 
 
-def check_rows_alone(kind: str, certain: bool = False) -> list[Outcome]:
+def check_rows_alone(kind: str, certain: bool = False) -> list[Round]:
     """Bit for bit: accepted tokens, the next one, prices, log-probabilities."""
     options = [GenerationOptions(logprobs=True, max_tokens=50, **own) for own in KINDS[kind] * 3]
     count = len(options)
@@ -315,7 +319,7 @@ def neighbours(rows: Sequence[Any]) -> list[Any]:
 
 
 def neighbours_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "rule_for", lambda options: rule_for(neighbours(options)))
+    monkeypatch.setattr(verification, "rule_for", lambda options: rule_for(neighbours(options)))
 
 
 def neighbours_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,8 +332,8 @@ def with_neighbours(compute: Callable[..., mx.array]) -> Callable[..., mx.array]
 
 
 def neighbours_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    def past(rows: Sequence[Row], drafted: mx.array) -> History:
-        return history_of(rows, drafted)._replace(tokens=neighbours([row.tokens for row in rows]))
+    def past(rows: Sequence[RequestView], drafted: mx.array) -> History:
+        return history_of(rows, drafted)._replace(tokens=neighbours([row.decoder_tokens for row in rows]))
 
     monkeypatch.setattr(acceptance, "history_of", past)
 
@@ -405,7 +409,7 @@ def test_exact_rules_have_no_price() -> None:
 
 def test_lenience_costs_the_share_of_tokens_that_are_not_the_arg_max() -> None:
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
-    verdict = Greedy(0.5).verdict(Draft(mx.array([[1, 2, 1]], mx.uint32)), logits, [row_of()])
+    verdict = Greedy(0.5).decide(Draft(mx.array([[1, 2, 1]], mx.uint32)), logits, [row_of()])
     assert verdict.accepted.tolist() == [2] and verdict.next_token.tolist() == [0]
     assert verdict.total_variation is not None and verdict.total_variation.tolist() == [[1.0, 0.0, 0.0]]
 
@@ -435,7 +439,7 @@ def test_lenience_keeps_a_token_down_to_its_share_of_the_maximum() -> None:
     probs = mx.array([[[0.5, 0.3, 0.2]] * 2])
     for delta, kept in ((0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)):
         assert Greedy(delta)(draft, probs)[0].tolist() == [[1 - kept, kept]]
-        assert Greedy(delta).verdict(draft, mx.log(probs), [row_of()]).accepted.tolist() == [kept]
+        assert Greedy(delta).decide(draft, mx.log(probs), [row_of()]).accepted.tolist() == [kept]
 
 
 RAGGED = [None, [0, 1, 2, 3, 4, 4]]
@@ -450,7 +454,7 @@ def test_the_greedy_fast_path_decides_as_the_rule(delta: float | list[float], le
     draft = Draft(tokens, None, lengths)
     rule = Greedy(mx.array(delta)[:, None] if isinstance(delta, list) else delta)
     stop, _ = rule(draft, mx.softmax(logits, axis=-1))
-    verdict = rule.verdict(draft, logits, [row_of()] * 6)
+    verdict = rule.decide(draft, logits, [row_of()] * 6)
     assert verdict.accepted.tolist() == mx.argmax(stop, axis=1).tolist()
     best = mx.argmax(logits, axis=-1)
     assert verdict.next_token.tolist() == [best[i, n].item() for i, n in enumerate(verdict.accepted.tolist())]
@@ -460,12 +464,12 @@ def test_the_greedy_fast_path_decides_as_the_rule(delta: float | list[float], le
 def test_the_coupled_fast_path_decides_as_the_rule(lengths: list[int] | None) -> None:
     """Six rows with one seed and one past, wrong at another place each."""
     logits, row = 2 * mx.random.normal((1, 5, 8), key=mx.random.key(0)), row_of(6, temperature=0.8, seed=3)
-    past = History([row.tokens], mx.zeros((1, 4), mx.uint32))
+    past = History([row.decoder_tokens], mx.zeros((1, 4), mx.uint32))
     best = mx.argmax(perturbed_logprobs(logits, [row.options], past), axis=-1)
     wrong_at = mx.array([[i == place for i in range(4)] for place in range(6)])
     draft = Draft(mx.where(wrong_at, (best[:, :4] + 1) % 8, best[:, :4]), None, lengths)
     stop, _ = Coupled()(draft, mx.broadcast_to((mx.arange(8) == best[..., None]).astype(mx.float32), (6, 5, 8)))
-    verdict = Coupled().verdict(draft, mx.broadcast_to(logits, (6, 5, 8)), [row] * 6)
+    verdict = Coupled().decide(draft, mx.broadcast_to(logits, (6, 5, 8)), [row] * 6)
     accepted = verdict.accepted.tolist()
     assert stop.tolist() == [[float(t == count) for t in range(5)] for count in accepted]
     assert verdict.next_token.tolist() == best[0][verdict.accepted].tolist()
@@ -485,7 +489,7 @@ def test_the_dice_follow_stop_and_residual(rule: AcceptanceRule) -> None:
     draft = Draft(mx.broadcast_to(mx.array([drafted]), (rows, 2)), repeat(q))
     stop, weights = rule(draft, repeat(p))
     accept_keys, next_keys = (random_keys([(seed, 1, use) for seed in range(rows)]) for use in (Use.ACCEPT, Use.NEXT))
-    thrown = throw_dice(draft, repeat(p), stop, weights, accept_keys, next_keys)
+    thrown = sample_acceptance(draft, repeat(p), stop, weights, accept_keys, next_keys)
     found = np.zeros((3, VOCAB))
     np.add.at(found, tuple(map(np.array, thrown)), 1 / rows)
     for accepted in range(3):

@@ -15,13 +15,13 @@ import pytest
 from speculative_decoding import InputError, Session, load
 from speculative_decoding.cli.main import main
 from speculative_decoding.decoding.beam import BeamSearch, Continuation, best_continuations
-from speculative_decoding.decoding.memory import slot_bytes
 from speculative_decoding.jobs.input import InputLine, ParsedLine
 from speculative_decoding.jobs.job import record
 from speculative_decoding.loading.load import BUNDLED, checked_generation_config
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.models.generation_config import GenerationConfig
+from speculative_decoding.models.memory_budget import slot_bytes
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.sampling.distribution import logsumexp
 from speculative_decoding.sampling.random import sample_seed

@@ -16,8 +16,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import InputError, Session, batch_generate, generate, score, stream_generate
-from speculative_decoding.drafters import NgramDrafter, Row, SeparateDrafters
-from speculative_decoding.drafters.base import Verified
+from speculative_decoding.drafters import NgramDrafter, RequestView, SeparateDrafters
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.support.tiny import VOCAB, Scripted, noisy_copy, tiny_model, tiny_model_like
@@ -26,7 +25,7 @@ from tests.support.together import Letters
 MODEL = tiny_model(pad_token_id=22)
 DRAFT = noisy_copy(MODEL)
 BAD = 11  # a token that the texts below do without
-MESSAGE = "the target's scores for token {} of the output are not finite"
+MESSAGE = "target: the logits of output token {} are not finite"
 RULES: dict[str, Mapping[str, Any]] = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.3},
@@ -130,11 +129,9 @@ def test_a_drafter_is_shown_states_of_what_they_decided() -> None:
         def share(self, cache: DecoderCache) -> None:
             self.cache, cache.kept_layers = cache, (0,)
 
-        def observe(self, rows: Sequence[Row], verified: Verified) -> None:
-            assert {row.slot for row in rows} == verified.counts.keys()
-            assert self.cache.hidden[0].shape == verified.states.shape
-            for slot, count in verified.counts.items():
-                shown[bool(mx.isfinite(verified.states[slot, :count]).all())] += 1
+        def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
+            for request, count in zip(requests, counts, strict=True):
+                shown[bool(mx.isfinite(self.cache.hidden[0][request.slot, :count]).all())] += 1
 
     drafter = Watching(lambda: Scripted(regular, lambda i, token: BAD if i == 9 else token))
     broken = changed("embedding", {BAD: mx.nan})

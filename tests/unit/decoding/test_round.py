@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding.decoding import judge, loop
+from speculative_decoding.decoding import round as loop
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.drafters import (
     AutoDrafter,
@@ -70,7 +70,7 @@ def test_a_round_waits_once(drafter: str, rows: int, monkeypatch: pytest.MonkeyP
 def test_what_is_read_after_the_wait_has_been_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tolist` on a lazy array would be a second wait that nobody counts."""
     left: list[Counter[str]] = []
-    as_lists, token_rows = judge.as_lists, loop.token_rows
+    as_lists, token_rows = loop.as_lists, loop.token_rows
 
     def watched(read: Callable[[mx.array], Any]) -> Callable[[mx.array], Any]:
         def reading(array: mx.array) -> Any:
@@ -80,7 +80,7 @@ def test_what_is_read_after_the_wait_has_been_evaluated(monkeypatch: pytest.Monk
 
         return reading
 
-    monkeypatch.setattr(judge, "as_lists", watched(as_lists))
+    monkeypatch.setattr(loop, "as_lists", watched(as_lists))
     monkeypatch.setattr(loop, "token_rows", watched(token_rows))
     for drafter in BY_NAME:
         running(drafter, 3, logprobs=True)

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from speculative_decoding.draft_length import AdaptiveLength, Choice, Drafted, adaptive
+from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, adaptive
 from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
@@ -16,7 +16,7 @@ from speculative_decoding.errors import InputError
 FLAT = RoundCosts({1: 1.0, 17: 1.2}, step=0.05, start=0.03)
 STEP = RoundCosts({1: 1.0, 4: 1.1, 17: 2.2}, step=0.05, start=0.03)
 STEEP = RoundCosts({width: float(width) for width in range(1, 18)}, step=0.05, start=0.03)
-NOTHING = [Drafted(0, 0, 0)]
+NOTHING = [DraftOutcome("", 0, 0)]
 
 
 def decode(
@@ -25,9 +25,9 @@ def decode(
     """Tokens and seconds, where each drafted token is right with this chance."""
     dice, tokens, seconds = random.Random(5), 0, 0.0
     for _ in range(rounds):
-        count = 0 if length.skips_round() else length.choose([Choice(99, kind)])[0]
+        count = length.choose([kind], [99])[0] if length.begin_round() else 0
         accepted = next((i for i in range(count) if dice.random() >= right), count)
-        length.observe([Drafted(count, count, accepted, kind)] if count else NOTHING)
+        length.observe([DraftOutcome(kind, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         seconds += costs.round_seconds(count, count if kind == MODEL else 0)
     return tokens, seconds
@@ -56,7 +56,7 @@ def test_no_other_lengths_promise_more(costs: RoundCosts, kinds: tuple[str, str]
         return tokens / costs.round_seconds(max(counts), steps)
 
     best = max(rate(counts) for counts in product(range(6), repeat=2))
-    lengths, gain = length._best([Choice(5, kind) for kind in kinds], costs)
+    lengths, gain = length._best(kinds, [5] * len(kinds), costs)
     if best > adaptive.WORTHWHILE * rate((0, 0)):
         assert rate([lengths[kind] for kind in kinds]) == pytest.approx(best)
         assert gain == pytest.approx(best / rate((0, 0)))
@@ -94,9 +94,9 @@ def test_planted_faults_are_slower(
     tokens, lengths = 0, []
     dice = random.Random(5)
     for _ in range(600):
-        count = 0 if length.skips_round() else length.choose([Choice(99, MODEL)])[0]
+        count = length.choose([MODEL], [99])[0] if length.begin_round() else 0
         accepted = next((i for i in range(count) if dice.random() >= right), count)
-        length.observe([Drafted(count, count, accepted, MODEL)] if count else NOTHING)
+        length.observe([DraftOutcome(MODEL, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         lengths.append(count)
     monkeypatch.undo()
@@ -126,8 +126,8 @@ def test_copies_are_made_while_a_useless_model_rests() -> None:
     length, drafted = AdaptiveLength(lambda rows: FLAT), {MODEL: 0, COPY: 0}
     for number in range(900):
         kind = COPY if number % 3 == 0 else MODEL
-        count = 0 if length.skips_round() else length.choose([Choice(99, kind)])[0]
-        length.observe([Drafted(count, count, count * (kind == COPY), kind)] if count else NOTHING)
+        count = length.choose([kind], [99])[0] if length.begin_round() else 0
+        length.observe([DraftOutcome(kind, count, count * (kind == COPY))] if count else NOTHING)
         drafted[kind] += count > 0
     assert drafted[COPY] > 290 and drafted[MODEL] < 100
 
@@ -136,14 +136,14 @@ def test_copies_are_made_while_a_useless_model_rests() -> None:
 def test_room_is_kept(most: int) -> None:
     length = AdaptiveLength(lambda rows: FLAT, most=most)
     for rooms in product((0, 1, 5, 99), repeat=3):
-        rows = [Choice(room, kind) for room, kind in zip(rooms, (COPY, MODEL, COPY), strict=True)]
-        assert all(0 <= n <= min(room, most) for n, room in zip(length.choose(rows), rooms, strict=True))
+        lengths = length.choose((COPY, MODEL, COPY), rooms)
+        assert all(0 <= n <= min(room, most) for n, room in zip(lengths, rooms, strict=True))
 
 
 def test_drafts_longer_than_the_limit_do_no_harm() -> None:
     length = AdaptiveLength(lambda rows: FLAT, most=4)
-    length.observe([Drafted(40, 40, 40, MODEL)])
-    assert length.choose([Choice(9, MODEL)])[0] <= 4
+    length.observe([DraftOutcome(MODEL, 40, 40)])
+    assert length.choose([MODEL], [9])[0] <= 4
 
 
 def test_a_limit_of_zero_is_refused() -> None:

@@ -13,13 +13,13 @@ from speculative_decoding.drafters import (
     Draft,
     Drafter,
     DraftModel,
+    DraftRequest,
     NgramDrafter,
-    Row,
+    RequestView,
     SeparateDrafters,
-    Wanted,
     choose_drafter,
 )
-from speculative_decoding.drafters.base import COPY, MODEL, Verified
+from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.tiny import VOCAB, noisy_copy, run, tiny_model, tokens_of
 
@@ -38,8 +38,8 @@ class Twos(Drafter):
         return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
 
 
-def row_of(tokens: list[int], slot: int = 0) -> Row:
-    return Row(GenerationOptions(), SOURCE, tokens, slot)
+def row_of(tokens: list[int], slot: int = 0) -> RequestView:
+    return RequestView(GenerationOptions(), SOURCE, tokens, slot)
 
 
 def auto(model: Drafter, sure: float = 0.7) -> AutoDrafter:
@@ -51,7 +51,7 @@ def auto(model: Drafter, sure: float = 0.7) -> AutoDrafter:
 def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
     row = row_of(tokens)
     kind = drafter.kind(row)
-    draft = drafter.propose([Wanted(row, count, kind)], 1)
+    draft = drafter.propose([DraftRequest(row, count, kind)], 1)
     return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
 
 
@@ -96,7 +96,7 @@ def test_a_copy_must_be_nearly_as_likely_right_as_the_model_has_been() -> None:
     seen = []
     for token in [2] * 20 + [3] * 20:  # at first the model is right
         proposed(drafter, UNKNOWN)
-        drafter.observe([row_of([*UNKNOWN, token])], Verified(mx.zeros((1, 4, 1)), {0: 1}))
+        drafter.observe([row_of([*UNKNOWN, token])], [1])
         later = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
         later.begin(row_of([0]))
         seen.append(later.kind(row_of([0, 9])))
@@ -106,7 +106,7 @@ def test_a_copy_must_be_nearly_as_likely_right_as_the_model_has_been() -> None:
 def mixed(drafter: AutoDrafter) -> Draft:
     """Three tokens wanted in slot 0, where the model proposes; nothing in 1; two in slot 2, a copy."""
     rows = [row_of(UNKNOWN), row_of(KNOWN, 2)]
-    return drafter.propose([Wanted(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
+    return drafter.propose([DraftRequest(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
 
 
 def test_a_mixed_batch_gets_its_drafts_in_its_slots() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding import load
-from speculative_decoding.drafters import BatchModelDrafter, Draft, DraftModel, Row, Wanted
+from speculative_decoding.drafters import BatchModelDrafter, Draft, DraftModel, DraftRequest, RequestView
 from speculative_decoding.drafters import model as model_drafter
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.load import BUNDLED
@@ -32,9 +32,9 @@ def proposed(
     draft: DraftModel, source: list[int], count: int, tokens: Sequence[int] = (0,), **options: Any
 ) -> tuple[list[int], Draft]:
     """The tokens of a first draft, and the draft."""
-    row, drafter = Row(GenerationOptions(**options), source, list(tokens)), BatchModelDrafter(draft, VOCAB)
+    row, drafter = RequestView(GenerationOptions(**options), source, list(tokens)), BatchModelDrafter(draft, VOCAB)
     drafter.begin(row)
-    found = drafter.propose([Wanted(row, count)], 1)
+    found = drafter.propose([DraftRequest(row, count)], 1)
     return np.array(found.tokens)[0, : found.length(0)].tolist(), found
 
 
@@ -155,19 +155,19 @@ def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None
     """Five rounds, of drafts of other lengths, of which some tokens are kept."""
     options = [GenerationOptions(**own) for own in kinds]
     together = BatchModelDrafter(model, VOCAB)
-    rows = [Row(own, SOURCES[slot], [0], slot) for slot, own in enumerate(options)]
-    alone = [(BatchModelDrafter(model, VOCAB), Row(row.options, row.source, [0])) for row in rows]
+    rows = [RequestView(own, SOURCES[slot], [0], slot) for slot, own in enumerate(options)]
+    alone = [(BatchModelDrafter(model, VOCAB), RequestView(row.options, row.source_tokens, [0])) for row in rows]
     for row, (drafter, copy) in zip(rows, alone, strict=True):
         together.begin(row)
         drafter.begin(copy)
     for turn in range(5):
         counts = [(3 * turn + 2 * slot) % 7 for slot in range(len(rows))]  # 0: the row skips this round
-        draft = together.propose([Wanted(rows[i], n) for i, n in enumerate(counts) if n], len(rows))
+        draft = together.propose([DraftRequest(rows[i], n) for i, n in enumerate(counts) if n], len(rows))
         for slot, count in enumerate(counts):
             assert draft.length(slot) <= count
             if count:
                 drafter, copy = alone[slot]
-                own = drafter.propose([Wanted(copy, count)], 1)
+                own = drafter.propose([DraftRequest(copy, count)], 1)
                 assert draft.length(slot) == own.length(0) > 0
                 size = own.length(0)
                 assert draft.tokens[slot, :size].tolist() == own.tokens[0, :size].tolist()
@@ -177,8 +177,8 @@ def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None
                     assert draft.probs[slot, :size].max(axis=-1).tolist() == [1.0] * size
         kept = np.array(draft.tokens).tolist()
         for slot, row in enumerate(rows):
-            row.tokens += [*kept[slot][: draft.length(slot) // 2], 5 + turn]
-            alone[slot][1].tokens[:] = row.tokens
+            row.decoder_tokens += [*kept[slot][: draft.length(slot) // 2], 5 + turn]
+            alone[slot][1].decoder_tokens[:] = row.decoder_tokens
 
 
 @pytest.mark.parametrize("kinds", [BESIDE, BESIDE[:1] + BESIDE[4:], BESIDE[1:4]], ids=["all", "greedy", "sampled"])

@@ -291,7 +291,7 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised(
     monkeypatch.setattr(
         FastTokenizer, "encode", lambda self, text, language: seen.append(len(text)) or encode(self, text)
     )
-    monkeypatch.setattr("speculative_decoding.decoding.memory.available_memory", lambda: 24 * 10**9)
+    monkeypatch.setattr("speculative_decoding.models.memory_budget.available_memory", lambda: 24 * 10**9)
     content = LONG + b'\n{"prompt": "grammar: He go."}'
     long, short = lines_of(capfd, tmp_path / "in.jsonl", content)
     assert long["error"].startswith("prompt has 8000000 characters, but the model was trained on at most 512 tokens")

@@ -18,7 +18,7 @@ from speculative_decoding import InputError, batch_generate, generate, load, sco
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.decoding.divergence import first_divergence
 from speculative_decoding.drafters import choose_drafter
-from speculative_decoding.drafters.base import Row, history_of
+from speculative_decoding.drafters.base import RequestView, history_of
 from speculative_decoding.drafters.draft_model import DraftModel
 from speculative_decoding.errors import CheckpointError
 from speculative_decoding.loading.conversion import convert
@@ -79,14 +79,14 @@ def test_the_file_changes_the_text() -> None:
 def test_any_draft_gives_the_text_that_the_file_asks_for(drafter: str) -> None:
     """Side by side and alone; a text that is cut ends with the forced end, and says that it was cut."""
     requests = [(source, options_of(max_tokens=LENGTH)) for source in SOURCES]
-    made = drafter_of_rows(drafter, MODEL, DRAFT, lambda row: regular(SOURCES.index(row.source)))
+    made = drafter_of_rows(drafter, MODEL, DRAFT, lambda row: regular(SOURCES.index(row.source_tokens)))
     for number, told in enumerate(together(MODEL, requests, made, slots=3)):
         assert told.tokens == regular(number)
         assert told.finish_reason == ("length" if len(told.tokens) == LENGTH else "stop")
 
 
 def test_a_history_that_is_one_token_too_short_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_short(rows: Sequence[Row], drafted: mx.array) -> History:
+    def too_short(rows: Sequence[RequestView], drafted: mx.array) -> History:
         hidden = 0 * drafted[:, -1:]  # the start token, which every history has
         return history_of(rows, mx.concatenate([drafted[:, :-1], hidden], axis=1))
 

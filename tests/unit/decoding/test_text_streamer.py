@@ -1,4 +1,4 @@
-"""Stop strings, against letter-by-letter reading: nothing too early, nothing too late."""
+"""Stop strings, against a letter-by-letter search: text is released neither too early nor too late."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from speculative_decoding.decoding.ending import Ending
+from speculative_decoding.decoding.text_streamer import TextStreamer
 from speculative_decoding.loading.tokenizer import Vocabulary
 
 EOS = 0
@@ -30,7 +30,7 @@ class Pieces:
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, int | None]:
-    """Letter by letter: at the first letter that completes a stop string, the text in front of the longest such."""
+    """The text before the first complete stop string (the longest of those that end together), and where it ends."""
     for end in range(1, len(text) + 1):
         if complete := [each for each in stop if text[:end].endswith(each)]:
             return text[: end - max(map(len, complete))], end
@@ -38,7 +38,7 @@ def cut(text: str, stop: Sequence[str]) -> tuple[str, int | None]:
 
 
 def safe(text: str, stop: Sequence[str]) -> str:
-    """As much as can be given out before more is known."""
+    """The text that can be released before more is known."""
     before, end = cut(text, stop)
     if end is not None:
         return before
@@ -51,26 +51,30 @@ def test_text_comes_as_early_as_it_may_and_ends_where_it_must(stop: list[str]) -
     generator = np.random.default_rng(0)
     for _ in range(60):
         tokens = generator.integers(1, len(PIECES), size=12).tolist()
-        ending, written, given = Ending(Pieces(), {EOS}, stop), "", ""
+        streamer, written, released = TextStreamer(Pieces(), {EOS}, stop), "", ""
         for token in tokens:
             written += PIECES[token]
-            ends = ending(token)
-            given += ending.next_text()
-            assert given == safe(written, stop)
-            assert ends == (cut(written, stop)[1] is not None)
-            if ends:
+            released += streamer.add(token)
+            assert released == safe(written, stop)
+            assert streamer.has_ended == (cut(written, stop)[1] is not None)
+            if streamer.has_ended:
                 break
-        assert given + ending.finish() == cut(written, stop)[0]
+        assert released + streamer.finish() == cut(written, stop)[0]
 
 
-def test_the_end_of_sequence_has_no_text_and_frees_what_was_held_back() -> None:
-    ending = Ending(Pieces(), {EOS, 7}, ["abc"])
-    assert not ending(3) and ending.next_text() == ""  # "ab" may become "abc"
-    assert ending(7) and ending.next_text() == ""  # the letter c, but here an end
-    assert ending.finish() == "ab"
+def test_the_end_of_sequence_has_no_text_and_releases_what_was_held_back() -> None:
+    streamer = TextStreamer(Pieces(), {EOS, 7}, ["abc"])
+    assert streamer.add(3) == "" and not streamer.has_ended  # "ab" may become "abc"
+    assert streamer.add(7) == "" and streamer.has_ended  # the letter c, but here an end token
+    assert streamer.finish() == "ab"
 
 
-def test_several_tokens_may_wait_for_their_text_to_be_asked_for() -> None:
-    ending = Ending(Pieces(), {EOS}, ["bb"])
-    assert [ending(token) for token in (1, 2, 1, 2, 2)] == [False] * 4 + [True]
-    assert [ending.next_text() for _ in range(5)] == ["a", "", "ba", "", ""]
+def test_each_token_returns_its_own_text() -> None:
+    streamer = TextStreamer(Pieces(), {EOS}, ["bb"])
+    assert [(streamer.add(token), streamer.has_ended) for token in (1, 2, 1, 2, 2)] == [
+        ("a", False),
+        ("", False),
+        ("ba", False),
+        ("", False),
+        ("", True),
+    ]

@@ -1,0 +1,209 @@
+"""Checks a prompt and its options, and makes the request for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from ..draft_length.base import DraftLength
+from ..errors import InputError
+from ..loading.tokenizer import Tokenizer
+from ..models.base import EncoderDecoder
+from ..models.memory_budget import require_encodable
+from ..sampling import Constraints, GenerationOptions
+from ..sampling.options import short_repr
+from .beam import BeamSearch
+from .request import Request
+from .text_streamer import TextStreamer
+
+TOKEN_CHARACTERS = 64  # no token has more characters than this, on average over a prompt
+
+
+def make_request(
+    model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: GenerationOptions, draft_length: DraftLength
+) -> Request:
+    """The request, without a slot yet. Raises `InputError` that names the option."""
+    start = build_decoder_prompt(model, tokenizer, options)
+    source_tokens = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+    streamer = TextStreamer(tokenizer, start.eos_token_ids, options.stop, prefix=start.tokens[1:])
+    return Request(
+        start.options,
+        source_tokens,
+        start.tokens,
+        constraints=start.constraints,
+        draft_length=draft_length,
+        streamer=streamer,
+        search=beam_search(start) if options.num_beams > 1 else None,
+    )
+
+
+class DecoderPrompt(NamedTuple):
+    """How an output begins and ends.
+
+    Args:
+        options: with the model's defaults filled in.
+        tokens: the start token and a forced prefix.
+        eos_token_ids: of the model and of the options.
+        constraints: on the tokens that follow.
+    """
+
+    options: GenerationOptions
+    tokens: list[int]
+    eos_token_ids: set[int]
+    constraints: Constraints
+
+
+def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
+    """Raises `InputError` that names the option."""
+    config, defaults = model.config, model.generation_config
+    check_token_ids(options.eos_token_ids, config.vocab_size)
+    first = first_token(model, tokenizer, options.tgt_lang)
+    prefix = output_ids(model, tokenizer, options.decoder_prefix, "decoder_prefix")
+    if prefix and first not in (None, prefix[0]):
+        prefix = [first, *prefix]
+    require_positions(model, "max_tokens", options.max_tokens, len(prefix))
+
+    tokens = [config.decoder_start_token_id, *prefix]
+    eos_token_ids = {*config.eos_token_ids, *options.eos_token_ids}
+    options = defaults.with_defaults(options, len(tokens))
+    constraints = defaults.constraints(options, sorted(eos_token_ids), len(tokens), None if prefix else first)
+    return DecoderPrompt(options, tokens, eos_token_ids, constraints)
+
+
+def beam_search(start: DecoderPrompt) -> BeamSearch:
+    options = start.options
+    assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults
+    return BeamSearch(
+        options.num_beams,
+        options.length_penalty,
+        options.early_stopping,
+        options.max_tokens,
+        start.eos_token_ids,
+        start.tokens,
+    )
+
+
+def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | None) -> int | None:
+    """The token that every output begins with: that of its language, or the model's forced_bos_token_id."""
+    config, languages = model.config, tokenizer.languages
+    if tgt_lang is not None:
+        chosen = language_token(tokenizer, "tgt_lang", tgt_lang)
+        check_token_ids([chosen], config.vocab_size, f"the token of tgt_lang {tgt_lang}")
+        return chosen
+    first = model.generation_config.forced_bos_token_id
+    if languages and first is None and config.decoder_start_token_id not in languages.values():
+        known = ", ".join(sorted(languages))
+        raise InputError(f"tgt_lang must be given, for this model writes {len(languages)} languages: {known}")
+    return first
+
+
+def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
+    """The id of a language. Raises `InputError` that names the option `name` and lists the languages."""
+    languages = tokenizer.languages
+    if language in languages:
+        return languages[language]
+    if not languages:
+        raise InputError(f"{name} {short_repr(language)} has no effect: this model has no languages; leave it out")
+    nearest = get_close_matches(language.lower(), [each.lower() for each in languages], 3, 0.5)
+    meant = " or ".join(each for each in languages if each.lower() in nearest)
+    raise InputError(
+        f"{name} {short_repr(language)} is none of this model's {len(languages)} languages; "
+        + (f"did you mean {meant}? " if meant else "")
+        + f"There are {', '.join(sorted(languages))}"
+    )
+
+
+def encode_prompt(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    allow_long: bool = False,
+    language: str | None = None,
+) -> list[int]:
+    """Text -> source tokens.
+
+    Args:
+        model: sets the limits.
+        tokenizer: the model's.
+        prompt: the text.
+        allow_long: accept more tokens than the model was trained on.
+        language: of the text; by default the tokenizer's.
+
+    Raises:
+        InputError: the prompt is empty or too long, or the model does not know the language.
+    """
+    if language is not None:
+        language_token(tokenizer, "src_lang", language)
+    if not isinstance(prompt, str):
+        raise InputError(f"prompt must be text, not {short_repr(prompt)}")
+    if not prompt.strip():
+        raise InputError("prompt is empty; give it some text")
+    limit, why = model.config.max_source_tokens, "was trained on"
+    if allow_long or model.most_positions is not None:
+        limit, why = model.most_positions, "has positions for"
+    # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
+    if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
+        raise too_long(f"{length} characters", why, limit)
+    require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
+    source = tokenizer.encode(prompt, language)
+    check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
+    if model.image_token in source:
+        raise InputError(
+            f"prompt has a place for an image (token {model.image_token}); only text is read, leave it out"
+        )
+    if limit is not None and len(source) > limit:
+        raise too_long(f"{len(source)} tokens", why, limit)
+    require_encodable(model, len(source))
+    return source
+
+
+def too_long(size: str, why: str, limit: int) -> InputError:
+    way_out = "shorten or split it" + (", or allow long prompts" if why == "was trained on" else "")
+    return InputError(f"prompt has {size}, but the model {why} at most {limit} tokens; {way_out}")
+
+
+def require_positions(model: EncoderDecoder, name: str, tokens: int, prefix_length: int = 0) -> None:
+    """Raise `InputError` if an output of `tokens` tokens after a prefix exceeds the model's positions."""
+    if model.most_positions is not None and prefix_length + tokens > model.most_positions:
+        behind = f" after a prefix of {prefix_length} tokens" if prefix_length else ""
+        raise InputError(
+            f"{name}: the model has positions for outputs of at most {model.most_positions} tokens, "
+            f"not for {tokens}{behind}; choose fewer"
+        )
+
+
+def output_ids(model: EncoderDecoder, tokenizer: Tokenizer, text: str | Sequence[int], name: str) -> list[int]:
+    """Text -> the ids that the decoder would write, without an end token; ids are returned as they are.
+
+    Raises `InputError` that names the argument `name`.
+    """
+    if isinstance(text, str):
+        return encode_output(model, tokenizer, text, name)[:-1] if text else []
+    check_token_ids(text, model.config.vocab_size, name)
+    if ended := set(text) & set(model.config.eos_token_ids):
+        raise InputError(f"{name} must not contain {min(ended)}, which ends an output")
+    return list(text)
+
+
+def encode_output(model: EncoderDecoder, tokenizer: Tokenizer, text: str, name: str) -> list[int]:
+    """Text -> the ids that the decoder would write, with an end token."""
+    config = model.config
+    ids = tokenizer.encode_output(text)
+    check_token_ids(ids, config.vocab_size, f"tokens of {name}")
+    if ids[:1] == [config.decoder_start_token_id]:  # T5Gemma's tokenizer adds the start token, and no end token
+        ids = ids[1:]
+    return ids if ids and ids[-1] in config.eos_token_ids else [*ids, *config.eos_token_ids[:1]]
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, name: str = "eos_token_ids") -> None:
+    """Raise `InputError` unless every id has an embedding.
+
+    MLX does not check bounds, so an id beyond the table would read arbitrary memory. Every source of ids is checked:
+    config.json and generation_config.json when they are read, tokenizers and callers here, drafters that look up text
+    in `SeparateDrafters`. All other ids are the arg-max of a model's logits. Draft models with a smaller vocabulary
+    clip larger ids to their last one (`encode_rows`, `BatchModelDrafter`).
+    """
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InputError(f"{name} must be between 0 and {vocab_size - 1}, not {token}")

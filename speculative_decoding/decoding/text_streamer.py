@@ -1,0 +1,81 @@
+"""Turns tokens into text one by one, and finds the end of the output: an end-of-sequence token or a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from ..loading.tokenizer import StreamingDetokenizer, Tokenizer
+
+
+class TextStreamer:
+    """The text of one output.
+
+    Args:
+        tokenizer: decodes tokens.
+        eos_token_ids: tokens that end the output; they add no text.
+        stop: strings that end the output, wherever token boundaries are. The text ends before the string, and text
+            that may be the start of one is held back.
+        prefix: ids before the first token; they add no text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: Collection[int],
+        stop: Sequence[str] = (),
+        prefix: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._stop = tuple(stop)
+        self._prefix = tuple(prefix)
+        self._detokenizer = StreamingDetokenizer(tokenizer)
+        for token in prefix:  # the prefix decides leading spaces and completes split characters
+            self._detokenizer.add(token)
+        self._held = ""  # text that may be the start of a stop string
+        self._found_stop = False
+        self.has_ended = False
+
+    def add(self, token: int) -> str:
+        """Add the next token and return the text that it releases. Sets `has_ended` if the output ends with it."""
+        if token in self._eos_token_ids:
+            self.has_ended = True
+            return ""
+        return self._release(self._detokenizer.add(token))
+
+    def finish(self) -> str:
+        """Return the text that was held back; no more tokens follow."""
+        text = self._release(self._detokenizer.finish())
+        held, self._held = self._held, ""
+        return text if self._found_stop else text + held
+
+    def text_of(self, tokens: Iterable[int]) -> str:
+        """The text of another output with the same settings."""
+        other = TextStreamer(self._tokenizer, self._eos_token_ids, self._stop, self._prefix)
+        return "".join([other.add(token) for token in tokens]) + other.finish()
+
+    def _release(self, text: str) -> str:
+        """Add text, and return the part that cannot belong to a stop string."""
+        if self._found_stop:
+            return ""
+        self._held += text
+        if (end := first_stop(self._held, self._stop)) is not None:
+            self._found_stop = self.has_ended = True
+        else:
+            end = len(self._held) - longest_partial_stop(self._held, self._stop)
+        released, self._held = self._held[:end], self._held[end:]
+        return released
+
+
+def first_stop(text: str, stop: Sequence[str]) -> int | None:
+    """The start of the stop string that is complete first; of several that end together, the longest."""
+    ends_and_starts = [(at + len(each), at) for each in stop if (at := text.find(each)) >= 0]
+    return min(ends_and_starts)[1] if ends_and_starts else None
+
+
+def longest_partial_stop(text: str, stop: Sequence[str]) -> int:
+    """The length of the longest suffix of `text` that may be the start of a stop string."""
+    sizes = (
+        size for each in stop for size in range(min(len(each) - 1, len(text)), 0, -1) if each.startswith(text[-size:])
+    )
+    return max(sizes, default=0)
