@@ -13,10 +13,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from ..distributed import ProcessGroup
+from ..distributed import DataParallel, ProcessGroup, serve_rows
+from ..engine import QUEUE_PER_SLOT
 from ..errors import InputError
-from ..jobs import InputLine, Job, JobTotals, LineParser, ResumableOutput, Spread, choose_format, read_lines, work
+from ..jobs import InputLine, Job, JobTotals, LineParser, ResumableOutput, choose_format, read_lines
 from ..jobs.job import DecodeRows
+from ..jobs.messages import parse_batch_result
 from ..loading import manifest
 from ..loading.draft_head import OpenedHead
 from ..loading.load import Opened
@@ -64,7 +66,9 @@ def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: Pr
         decode_rows = row_decoder(session, files)
         slots = files.slots
         if processes is not None:
-            decode_rows = Spread(decode_rows, processes.channel, range(1, processes.size), slots)
+            pending = (QUEUE_PER_SLOT + 2) * slots + 4
+            ranks = range(1, processes.size)
+            decode_rows = DataParallel(decode_rows, processes.channel, ranks, pending, parse_batch_result)
             slots *= processes.size
         job = Job(
             lines,
@@ -96,10 +100,10 @@ def row_decoder(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
 
 
-def serve_rows(plan: Plan, files: Files, processes: ProcessGroup) -> int:
+def serve_file(plan: Plan, files: Files, processes: ProcessGroup) -> int:
     """Decode the rows that the first process sends, and return the exit status."""
     with plan.session(plan.open()) as session:
-        return work(row_decoder(session, files), processes.channel)
+        return serve_rows(row_decoder(session, files), processes.channel)
 
 
 def write_to_stdout(record: bytes, line: InputLine) -> None:

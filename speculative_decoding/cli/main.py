@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from ..distributed import ProcessGroup
 from ..errors import InputError
-from . import launcher
+from . import parallel
 from .drafting import plan_of
 from .flags import Doctor, Files, Together, Views, main_parser, require_consistent
 from .parser import flags_from, require_writable
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
-    return launcher.run(main_parser(program), argv, decode)
+    return parallel.run(main_parser(program), argv, decode)
 
 
 def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:

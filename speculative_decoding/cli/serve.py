@@ -23,7 +23,7 @@ from ..errors import InputError
 from ..loading.pair import Pair
 from ..sampling.values import Bool, Int, ListOf, Text
 from ..server.limits import Limits
-from . import launcher
+from . import parallel
 from .common import read_text, say
 from .drafting import Plan, plan_of
 from .flags import add_decoding_flags
@@ -105,7 +105,7 @@ def serve_parser(program: str) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    return launcher.run(serve_parser(program), argv, serve)
+    return parallel.run(serve_parser(program), argv, serve)
 
 
 def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:

@@ -1,6 +1,26 @@
-"""Processes that `mlx.launch` started together, mostly one on each machine."""
+"""Several processes that `mlx.launch` started together, usually one per machine.
+
+Either each rank has a shard of the model (`shard_model`), or each has the whole model and decodes some of the rows
+(`DataParallel`) or trains on some of the examples (`TrainingGroup`).
+"""
 
 from .channel import Channel
-from .process_group import JOIN_SECONDS, ProcessGroup, join_process_group, launched_rank
+from .data_parallel import DataParallel, serve_rows
+from .process_group import JOIN_SECONDS, ProcessGroup, launched_rank
+from .sharded_model import ShardedModel, number_of_ranks
+from .sharding import shard_model
+from .training_group import SINGLE_PROCESS, TrainingGroup
 
-__all__ = ["JOIN_SECONDS", "Channel", "ProcessGroup", "join_process_group", "launched_rank"]
+__all__ = [
+    "JOIN_SECONDS",
+    "SINGLE_PROCESS",
+    "Channel",
+    "DataParallel",
+    "ProcessGroup",
+    "ShardedModel",
+    "TrainingGroup",
+    "launched_rank",
+    "number_of_ranks",
+    "serve_rows",
+    "shard_model",
+]

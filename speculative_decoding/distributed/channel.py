@@ -1,8 +1,7 @@
-"""Lines from the first process to the others and back, and the news that one of them is gone.
+"""JSON messages between rank 0 and the other ranks, and detection of lost ranks. Knows nothing of arrays.
 
-`mx.distributed` moves arrays, but waits for ever for a machine that lost its power; and who has nothing to compute
-should wait without using a processor. So the first process has a TCP connection with each of the others, on which
-something comes every few seconds. Knows nothing of arrays.
+`mx.distributed` moves arrays, but waits forever for a machine that lost power, and waiting uses a processor. So rank 0
+has a TCP connection to each other rank, on which both sides send a heartbeat.
 """
 
 from __future__ import annotations
@@ -16,96 +15,103 @@ from select import select
 from threading import Event, Lock, Thread
 from typing import Any
 
-BEAT_SECONDS = 5.0
-MOST_SILENT = 4  # beats; counted, so that machines which slept together find each other again
+HEARTBEAT_SECONDS = 5.0
+MAX_MISSED_HEARTBEATS = 4  # counted, not timed, so that machines which slept together find each other again
 CONNECT_SECONDS = 60.0
 FIRST = 0
 
-Lost = Callable[[int, int | None, str], None]  # a rank, its exit status, if it left, and what it said of that
+OnLost = Callable[[int, int | None, str], None]  # rank, exit status if the peer sent one, and its reason
 
 
 class Channel:
-    """peers: by rank, all others for the first process, and the first for each of them. lost: is called, in a thread of
-    its own, when a peer ended without `leave` or was silent for 20 seconds (then its status is None), and when it left
-    with another status than 0. It should end this process, for the main thread may wait for the peer's numbers.
+    """Connections to other ranks.
+
+    Args:
+        peers: By rank: all others on rank 0, and rank 0 on each other rank.
+        on_lost: Called in a separate thread when a peer left with a status other than 0, and with status None when it
+            ended without `leave` or sent nothing for 20 seconds. It should end this process, because the main thread
+            may be waiting for the peer's numbers.
     """
 
-    def __init__(self, peers: Mapping[int, socket.socket], lost: Lost) -> None:
-        self._peers, self._lost = peers, lost
+    def __init__(self, peers: Mapping[int, socket.socket], on_lost: OnLost) -> None:
+        self._peers = peers
+        self._on_lost = on_lost
         self._inbox: Queue[tuple[int, Any]] = Queue()
-        self._sending, self._is_left = Lock(), Event()
-        Thread(target=self._beat, daemon=True).start()
+        self._sending = Lock()
+        self._has_left = Event()
+        Thread(target=self._send_heartbeats, daemon=True).start()
         for peer in peers.items():
             Thread(target=self._read, args=peer, daemon=True).start()
 
     def send(self, message: Any, rank: int | None = None) -> None:
-        """To that peer, or to all; what JSON has, and objects as their fields."""
+        """Send a message to one peer, or to all. Objects are sent as their fields."""
         line = json.dumps(message, default=vars).encode() + b"\n"
         with self._sending:
             for each in self._peers if rank is None else [rank]:
                 try:
                     self._peers[each].sendall(line)
                 except OSError:
-                    continue  # its reader has noticed, or soon will
+                    continue  # the thread that reads from this peer reports it
 
     def receive(self) -> tuple[int, Any]:
-        """The next message and whose it is; waits."""
+        """Wait for the next message. Returns the sender's rank and the message."""
         return self._inbox.get()
 
     def received(self) -> list[tuple[int, Any]]:
-        """All that are here."""
+        """The messages that have arrived."""
         return [self._inbox.get() for _ in range(self._inbox.qsize())]
 
     def leave(self, status: int, why: str = "") -> None:
-        """Tell the peers that this process ends, and with which exit status."""
-        self._is_left.set()
+        """Tell the peers that this process ends with this exit status."""
+        self._has_left.set()
         self.send({"leaves": status, "why": why})
 
-    def _beat(self) -> None:
-        while not self._is_left.wait(BEAT_SECONDS):
+    def _send_heartbeats(self) -> None:
+        while not self._has_left.wait(HEARTBEAT_SECONDS):
             self.send(None)
 
     def _read(self, rank: int, peer: socket.socket) -> None:
-        silent, rest = 0, b""
+        missed = 0
+        rest = b""
         while True:
             try:
-                data = peer.recv(1 << 16) if select([peer], [], [], BEAT_SECONDS)[0] else None
+                data = peer.recv(1 << 16) if select([peer], [], [], HEARTBEAT_SECONDS)[0] else None
             except OSError:
                 data = b""
-            silent = silent + 1 if data is None else 0
-            if data == b"" or silent == MOST_SILENT:
-                return None if self._is_left.is_set() else self._lost(rank, None, "")
+            missed = missed + 1 if data is None else 0
+            if data == b"" or missed == MAX_MISSED_HEARTBEATS:
+                return None if self._has_left.is_set() else self._on_lost(rank, None, "")
             *lines, rest = (rest + (data or b"")).split(b"\n")
             for message in map(json.loads, lines):
-                if isinstance(message, dict) and message.get("leaves") and not self._is_left.is_set():
-                    return self._lost(rank, message["leaves"], message["why"])
+                if isinstance(message, dict) and message.get("leaves") and not self._has_left.is_set():
+                    return self._on_lost(rank, message["leaves"], message["why"])
                 if message is not None:
                     self._inbox.put((rank, message))
 
 
-def accept(server: socket.socket, others: int, secret: bytes) -> dict[int, socket.socket]:
-    """The others' connections, by rank; whoever does not know the secret is nobody. Raises OSError."""
+def accept(server: socket.socket, count: int, secret: bytes) -> dict[int, socket.socket]:
+    """Accept `count` peers that send the secret and their rank; other connections are ignored. Raises OSError."""
     peers: dict[int, socket.socket] = {}
     server.settimeout(CONNECT_SECONDS)
     with server:
-        while len(peers) < others:
+        while len(peers) < count:
             peer, _ = server.accept()
             peer.settimeout(CONNECT_SECONDS)
-            said = peer.makefile("rb").read(len(secret) + 2)
-            if hmac.compare_digest(said[:-2], secret):
-                peers[int.from_bytes(said[-2:], "big")] = unhurried(peer)
+            greeting = peer.makefile("rb").read(len(secret) + 2)
+            if hmac.compare_digest(greeting[:-2], secret):
+                peers[int.from_bytes(greeting[-2:], "big")] = configured(peer)
     return peers
 
 
 def connect(address: str, port: int, secret: bytes, rank: int) -> dict[int, socket.socket]:
-    """The connection with the first process. Raises OSError."""
+    """Connect to rank 0. Raises OSError."""
     peer = socket.create_connection((address, port), CONNECT_SECONDS)
     peer.sendall(secret + rank.to_bytes(2, "big"))
-    return {FIRST: unhurried(peer)}
+    return {FIRST: configured(peer)}
 
 
-def unhurried(peer: socket.socket) -> socket.socket:
-    """Sends each line at once, and waits as long as it takes."""
+def configured(peer: socket.socket) -> socket.socket:
+    """The socket without a timeout, sending each line immediately."""
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return peer

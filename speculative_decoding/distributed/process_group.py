@@ -1,4 +1,4 @@
-"""Whether this process was started with others, and how they reach each other."""
+"""This process's place among those that `mlx.launch` started, and its connections to them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import InputError
-from .channel import FIRST, Channel, Lost, accept, connect
+from .channel import FIRST, Channel, OnLost, accept, connect
 
-STARTED_TOGETHER = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")  # mlx.launch sets the first, and MPI the other
+RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")  # set by mlx.launch and by MPI
 SECRET_BYTES = 16
 JOIN_SECONDS = 90
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among those that were started with it. channel: between the first and each of the others."""
+    """All processes of one command.
+
+    Args:
+        group: For operations on arrays.
+        rank: This process's number; rank 0 is the command that the user sees.
+        size: The number of processes.
+        channel: Connections between rank 0 and each other rank.
+    """
 
     group: mx.distributed.Group
     rank: int
@@ -34,23 +41,30 @@ class ProcessGroup:
 
 
 def launched_rank() -> int | None:
-    """This process's rank, as the environment has it; None for one that was started alone."""
-    found = [os.environ[name] for name in STARTED_TOGETHER if name in os.environ]
+    """This process's rank according to the environment. None: it was started without other processes."""
+    found = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
     return int(found[0]) if found and found[0].isdecimal() else None
 
 
-def join_process_group(lost: Lost) -> ProcessGroup:
-    """lost: see `Channel`. Raises `InputError` where the others cannot be reached; where they do not come within
-    `JOIN_SECONDS` the process ends, with status 1.
+def join_process_group(on_lost: OnLost) -> ProcessGroup:
+    """Connect with the other processes.
+
+    If they do not start within `JOIN_SECONDS`, this process exits with status 1.
+
+    Args:
+        on_lost: See `Channel`.
+
+    Raises:
+        InputError: The other processes cannot be reached.
     """
-    with open(os.devnull, "w") as nowhere:
-        # MLX waits for ever, and lets no other thread of Python run meanwhile: only this one ends the process then.
-        faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True, file=nowhere)
+    with open(os.devnull, "w") as devnull:
+        # MLX waits forever while holding Python's lock, so no other thread could end the process.
+        faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True, file=devnull)
         try:
             group = mx.distributed.init(strict=True)
             if group.size() == 1:
-                raise RuntimeError("there is only this one")
-            return ProcessGroup(group, group.rank(), group.size(), open_channel(group, lost))
+                raise RuntimeError("there is only this process")
+            return ProcessGroup(group, group.rank(), group.size(), open_channel(group, on_lost))
         except (RuntimeError, ValueError, OSError) as error:
             raise InputError(
                 "the environment is that of mlx.launch, but the other processes cannot be reached "
@@ -60,22 +74,29 @@ def join_process_group(lost: Lost) -> ProcessGroup:
             faulthandler.cancel_dump_traceback_later()
 
 
-def open_channel(group: mx.distributed.Group, lost: Lost) -> Channel:
-    address, rank, others = first_address(), group.rank(), group.size() - 1
+def open_channel(group: mx.distributed.Group, on_lost: OnLost) -> Channel:
+    """Connect rank 0 with each other rank. They learn its port and a random secret from a sum over the ranks."""
+    address = first_address()
+    rank = group.rank()
     server = socket.create_server((address, 0)) if rank == FIRST else None
-    port = 0 if server is None else server.getsockname()[1]
-    numbers = mx.array([port, *(secrets.token_bytes(SECRET_BYTES) if server else bytes(SECRET_BYTES))])
+    if server is None:
+        numbers = mx.zeros(1 + SECRET_BYTES, mx.int32)
+    else:
+        numbers = mx.array([server.getsockname()[1], *secrets.token_bytes(SECRET_BYTES)])
     found: list[int] = mx.distributed.all_sum(numbers, group=group).tolist()  # type: ignore[assignment]
-    port, secret = found[0], bytes(found[1:])
-    return Channel(connect(address, port, secret, rank) if server is None else accept(server, others, secret), lost)
+    port = found[0]
+    secret = bytes(found[1:])
+    if server is None:
+        return Channel(connect(address, port, secret, rank), on_lost)
+    return Channel(accept(server, group.size() - 1, secret), on_lost)
 
 
 def first_address() -> str:
-    """Of the first process's machine, as `mlx.launch` gave it to the backend. Raises ValueError."""
+    """The address of rank 0's machine, as `mlx.launch` passed it to the backend. Raises ValueError."""
     if path := os.environ.get("MLX_HOSTFILE"):
         with open(path, encoding="utf-8") as file:
             return str(json.load(file)[FIRST][0]).rpartition(":")[0]
     for name in ("MLX_JACCL_COORDINATOR", "NCCL_HOST_IP"):
         if name in os.environ:
             return os.environ[name].partition(":")[0]
-    raise ValueError("choose the backend ring or jaccl")
+    raise ValueError("the backend must be ring or jaccl")

@@ -26,6 +26,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..cache_folder import cache_folder
+from ..distributed import number_of_ranks
 from ..errors import InputError
 from ..loading.atomic_io import atomic_write
 from ..models.base import EncoderDecoder
@@ -337,7 +338,7 @@ def calibration_key(target: EncoderDecoder) -> str:
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "blas": native_libraries.get("blas"),
         "tf32": os.environ.get("MLX_ENABLE_TF32"),
-        "ranks": target.mirror.ranks,
+        "ranks": number_of_ranks(target),
     }
     return json.dumps(facts, sort_keys=True)
 

@@ -6,7 +6,6 @@ An interrupted job can therefore continue after the records that it has already 
 from .input import InputLine, LineParser, choose_format, read_lines
 from .job import Job, JobTotals
 from .output import ResumableOutput
-from .spread import Spread, work
 
 __all__ = [
     "InputLine",
@@ -14,8 +13,6 @@ __all__ = [
     "JobTotals",
     "LineParser",
     "ResumableOutput",
-    "Spread",
     "choose_format",
     "read_lines",
-    "work",
 ]

@@ -16,12 +16,10 @@ import mlx.core as mx
 from .. import checkpoints, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
-from ..distributed import ProcessGroup
+from ..distributed import ProcessGroup, shard_model
 from ..errors import InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
 from ..models.generation_config import GenerationConfig
-from ..models.mirror import SharedMirror
-from ..models.sharding import add_up, shared
 from . import hub, manifest
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -49,14 +47,6 @@ class Opened:
 
             linux_cpu.check()
         self.model.load_checkpoint(self.checkpoint)
-        add_up(self.model)
-
-    def follow(self) -> int:
-        """As one of several processes that share the model: do what the first asks of it, until it leaves; its exit
-        status.
-        """
-        assert isinstance(self.model.mirror, SharedMirror)
-        return self.model.mirror.follow(self.model)
 
 
 def open_named(
@@ -98,7 +88,7 @@ def open_model(
     if processes is None:
         model = models.build(raw, checkpoint)
     else:
-        model, checkpoint = shared(partial(models.build, raw, checkpoint), checkpoint, processes)
+        model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, processes)
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)

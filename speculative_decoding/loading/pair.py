@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+from ..distributed import ShardedModel
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..models.shared_encoder import share_encoder
@@ -50,5 +51,5 @@ class Pair:
             draft.load_weights()
         if isinstance(draft, Opened):
             share_encoder(target.model, draft.model)
-        elif draft is not None:
+        elif draft is not None and isinstance(target.model, ShardedModel):
             target.model.keep_full_cross_attention()

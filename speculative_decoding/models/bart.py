@@ -231,7 +231,7 @@ class BART(EncoderDecoder):
     def most_positions(self) -> int | None:
         return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
-    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
         table = self.encoder.positions.table(length)
         x = self.encoder.inputs(self.embed(tokens), table, mx.arange(length)[None])

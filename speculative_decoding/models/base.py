@@ -21,7 +21,6 @@ from .compiled import Compiled
 from .config import EncoderDecoderConfig
 from .generation_config import GenerationConfig
 from .linear import Head, finalize_layers, rows_of
-from .mirror import ALONE, Mirror
 from .tensors import Sources
 
 MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, as over a forced prefix, are rare
@@ -40,8 +39,6 @@ class EncoderDecoder(nn.Module):
     # otherwise must be refused. Read-only (no dict, of which MLX would make parameters).
     pieces: Mapping[int, str] | None = None
     generation_config: GenerationConfig = GenerationConfig()
-    mirror: Mirror = ALONE
-    keeps_full_cross_attention: bool = False  # whether caches keep what `DecoderCache.full_cross_attention` is
     _compiled: Compiled | None = None
 
     @property
@@ -69,14 +66,9 @@ class EncoderDecoder(nn.Module):
         """c: logits are c * tanh(x / c) of the head's products x; None: the products themselves."""
         return None
 
+    @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """(B, S) token ids, (B, S) bool mask (True = a token, False = padding) -> encoder output (B, S, M)."""
-        tokens, mask = self.mirror.call("encode", tokens, mask)
-        return self.mirror.submitted(self.encoder_states(tokens, mask))
-
-    @abstractmethod
-    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        """`encode`, by this process."""
 
     def cross_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
         """Memory (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
@@ -121,23 +113,12 @@ class EncoderDecoder(nn.Module):
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
         """A cache with `beams` rows for each row of the encoder output (P, S, M)."""
-        encoder_output, mask, _ = self.mirror.call("make_cache", encoder_output, mask, beams)
         mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
         room = -encoder_output.shape[1] % SOURCE_STEP
         encoder_output, mask = mx.pad(encoder_output, [(0, 0), (0, room), (0, 0)]), mx.pad(mask, [(0, 0), (0, room)])
         projected = [(mx.contiguous(k), mx.contiguous(v)) for k, v in self.cross_projections(encoder_output)]
-        layers, full = [LayerCache.of(*each, beams) for each in projected], list[CrossAttentionCache]()
-        if self.keeps_full_cross_attention:
-            heads = self.config.decoder.num_kv_heads
-            full = [CrossAttentionCache(*(self.mirror.gathered(each, heads) for each in projected[-1]))]
-        cache = DecoderCache(layers, additive(mask, encoder_output.dtype), full, self.mirror, beams=beams)
-        self.mirror.submitted(cache.arrays)
-        return cache
-
-    def keep_full_cross_attention(self) -> None:
-        """Before any cache is made: the draft reads the cross-attention cache of the last layer."""
-        self.mirror.call("keep_full_cross_attention")
-        self.keeps_full_cross_attention = self.mirror is not ALONE
+        layers = [LayerCache.of(*each, beams) for each in projected]
+        return DecoderCache(layers, additive(mask, encoder_output.dtype), beams=beams)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         """(B, L) token ids that follow what each row of the cache holds -> what the head reads, (B, L, d_model).
@@ -145,10 +126,6 @@ class EncoderDecoder(nn.Module):
         Every row grows by L. Where a row has fewer tokens, padding follows them, and `cache.trim_to` forgets it.
         Narrow passes are compiled, once per shape, with the current weights. Call `finalize` after changing weights.
         """
-        tokens, _ = self.mirror.call("states", tokens, cache)
-        return self.mirror.submitted(self._states(tokens, cache), cache.hidden, cache.arrays)
-
-    def _states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         length = tokens.shape[1]
         cache.reserve(cache.offset + length)
         compiled = self._compiled or self.finalize()
@@ -197,13 +174,10 @@ class EncoderDecoder(nn.Module):
         self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None
     ) -> list[mx.array]:
         """`teacher_forced`, but the states behind each layer."""
-        tokens, encoder_output, mask = self.mirror.call("teacher_forced_hidden", tokens, encoder_output, mask)
         mask = mx.ones(encoder_output.shape[:2], mx.bool_) if mask is None else mask
         table = self.position_table(tokens.shape[1])
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
-        return self.mirror.submitted(
-            self.decoder_hidden(tokens, mx.array([0]), table, additive(mask, encoder_output.dtype), layers)
-        )
+        return self.decoder_hidden(tokens, mx.array([0]), table, additive(mask, encoder_output.dtype), layers)
 
     def finalize(self) -> Compiled:
         """Use the current weights from now on. Call this after changing weights of a model that has decoded.

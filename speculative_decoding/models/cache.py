@@ -17,8 +17,6 @@ from typing import Self
 import mlx.core as mx
 import numpy as np
 
-from .mirror import ALONE, Mirror, Mirrored
-
 SOURCE_STEP = 32  # a source takes a multiple of this
 LEAST_CAPACITY = 32  # tokens of the output; doubled when they are full
 
@@ -109,7 +107,7 @@ def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 @dataclass
-class DecoderCache(Mirrored):
+class DecoderCache:
     """All layers of one request, or of a batch of them.
 
     source_mask: additive, (P, 1, 1, S); -inf behind each source.
@@ -124,7 +122,6 @@ class DecoderCache(Mirrored):
     layers: Sequence[LayerCache]
     source_mask: mx.array
     full_cross_attention: Sequence[CrossAttentionCache] = ()
-    mirror: Mirror = ALONE
     kept_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
     beams: int = 1
@@ -132,7 +129,6 @@ class DecoderCache(Mirrored):
 
     def __post_init__(self) -> None:
         self.offsets = [0] * (self.source_mask.shape[0] * self.beams)
-        self.mirror.register(self)
 
     @property
     def offset(self) -> int:
@@ -198,14 +194,12 @@ class DecoderCache(Mirrored):
 
     def zero_after(self, row: int, offset: int | None = None) -> None:
         """Zeros in place of what that row forgot, or is to: it need not be finite, and a mask hides only what is."""
-        self.mirror.call("zero_after", self, row, offset)
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 buffer[row, :, self.offsets[row] if offset is None else offset :] = 0
 
     def select(self, requests: Sequence[int]) -> None:
         """Keep these requests, in this order; the others' memory is given back."""
-        self.mirror.call("select", self, list(requests))
         index = mx.array(list(requests))
         self.full_cross_attention = [layer.select(index) for layer in self.full_cross_attention]
         self.source_mask = mx.take(self.source_mask, index, axis=0)
@@ -216,7 +210,6 @@ class DecoderCache(Mirrored):
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i from now on is what was row `rows[i]`, of the same request; cross keys and values stay."""
         if list(rows) != list(range(self.rows)):
-            self.mirror.call("reorder", self, list(rows))
             self._move(rows)
 
     def _move(self, rows: Sequence[int]) -> None:
@@ -239,7 +232,6 @@ class DecoderCache(Mirrored):
             raise ValueError(f"cannot assign {count} requests to rows {list(rows)} of {there}")
         if fresh.offset != 0:
             raise ValueError("only a cache that has decoded nothing can be assigned")
-        self.mirror.call("assign", self, list(rows), fresh)
         length = fresh.source_capacity
         if (room := length - self.source_capacity) > 0:
             self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, room)], constant_values=-mx.inf)

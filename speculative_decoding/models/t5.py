@@ -166,7 +166,7 @@ class T5(EncoderDecoder):
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 
-    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
         padding = None if mask is None else additive(mask, x.dtype)

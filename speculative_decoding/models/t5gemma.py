@@ -73,7 +73,7 @@ class T5Gemma(Gemma):
         self.source_embedding = nn.Embedding(config.vocab_size, encoder_width)
         self.decoder = Stack(decoder, [DecoderLayer(decoder, kind, encoder_width) for kind in decoder.layers])
 
-    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return self.encode_embedded(self.source_embedding(tokens) * self.encoder_width**0.5, mask)
 
     def embed(self, tokens: mx.array) -> mx.array:

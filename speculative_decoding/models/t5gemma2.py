@@ -130,7 +130,7 @@ class T5Gemma2(Gemma):
     def image_token(self) -> int:
         return self.config.boi_token_index
 
-    def encoder_states(self, tokens: mx.array, mask: mx.array | None) -> mx.array:
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         return self.encode_embedded(self.embed(tokens), mask)
 
     def embed(self, tokens: mx.array) -> mx.array:

@@ -16,10 +16,10 @@ import mlx.core as mx
 
 from ..decoding.request import Request
 from ..decoding.stats import GenerationStats, Round
+from ..distributed import ShardedModel
 from ..engine import Engine, Event
 from ..errors import InputError
 from ..loading.tokenizer import continuation_text
-from ..models.mirror import ALONE
 from ..sampling import GenerationOptions
 from ..session import Session
 from .errors import ServerError
@@ -153,7 +153,8 @@ class DecodingThread:
                 self._working.clear()
                 self.decoding = self.waiting = 0
                 self._failures += 1
-                if self._failures == MOST_FAILURES or session.model.mirror is not ALONE:  # others may wait for its sums
+                # Other ranks of a sharded model may be waiting for this rank's sums.
+                if self._failures == MOST_FAILURES or isinstance(session.model, ShardedModel):
                     return error
         return None
 

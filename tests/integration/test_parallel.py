@@ -24,10 +24,9 @@ from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.distributed import Channel
-from speculative_decoding.jobs.spread import Spread, answer_of
+from speculative_decoding.distributed import Channel, DataParallel, shard_model
+from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, transformed
-from speculative_decoding.models import sharding
 from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
@@ -179,21 +178,21 @@ def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: in
 
     with pytest.raises(InputError) as caught, monkeypatch.context() as patch:
         patch.setattr(type(checkpoint), "__getitem__", read_bias)
-        sharding.shared(build, checkpoint, group)
+        shard_model(build, checkpoint, group)
     return str(caught.value)
 
 
 def test_what_cannot_be_shared_is_refused_with_numbers_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before weights are read."""
     for name, processes, words in (
-        ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; no other number can"),
-        ("t5", 3, "with num_heads 4, d_ff 64; 2 or 4 can"),
+        ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; use one, or"),
+        ("t5", 3, "with num_heads 4, d_ff 64; use 2 or 4"),
         ("marian", 4, "encoder_attention_heads 2"),
-        ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; 2 or 4 can"),
+        ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; use 2 or 4"),
     ):
         assert words in refusal(name, processes, monkeypatch)
     quantized = refusal("t5", 4, monkeypatch, bits=4)
-    assert "num_heads 4, d_ff 64 and groups of quantised columns; no other" in quantized
+    assert "num_heads 4, d_ff 64 and groups of quantized columns; use one" in quantized
 
 
 def test_a_short_job_is_shared_evenly() -> None:
@@ -208,7 +207,7 @@ def test_a_short_job_is_shared_evenly() -> None:
         return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
 
     channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
-    found = Spread(engine, channel, range(1, 4), 2)(iter([{}] * 24))
+    found = DataParallel(engine, channel, range(1, 4), 28, parse_batch_result)(iter([{}] * 24))
     assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
 
 
@@ -217,7 +216,7 @@ def test_a_result_survives_its_message() -> None:
     stats.accepted_histogram.update({0: 1, 2: 4})
     one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
     for answer in (BatchResult(4, replace(one, sequences=(one, one))), BatchResult(0, None, "too long")):
-        assert answer_of(json.loads(json.dumps(answer, default=vars))) == answer
+        assert parse_batch_result(json.loads(json.dumps(answer, default=vars))) == answer
 
 
 # Who is gone.
@@ -239,7 +238,7 @@ def test_a_peer_that_closes_or_leaves_is_noticed(last_words: bytes) -> None:
 
 
 def test_a_peer_that_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_decoding.distributed.channel.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("speculative_decoding.distributed.channel.HEARTBEAT_SECONDS", 0.01)
     (ours, theirs), heard = socket.socketpair(), Queue[Any]()
     channel = Channel({1: ours}, lambda *what: heard.put(what))
     assert heard.get(timeout=LIMIT) == (1, None, "") and theirs.recv(5) == b"null\n"
@@ -255,4 +254,4 @@ def test_what_has_no_effect_is_refused(capsys: pytest.CaptureFixture[str], monke
     assert main_command(["--prompt", "a"]) == 2
     said = capsys.readouterr().err
     assert "the environment is that of mlx.launch, but the other processes cannot be reached" in said
-    assert said.count("\n") == 2 and "waits for the other processes, 90 seconds at most" in said
+    assert said.count("\n") == 2 and "waiting for the other processes, 90 seconds at most" in said

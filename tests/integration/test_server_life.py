@@ -29,7 +29,7 @@ from speculative_decoding.cli.programs import main as program
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.mirror import Mirror
+from speculative_decoding.server import decoding_thread
 from speculative_decoding.server.decoding_thread import MOST_FAILURES, PromptUpdate, Started
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
@@ -233,11 +233,13 @@ def test_rounds_that_fail_again_and_again_end_the_server(
     assert caplog.text.count("MemoryError: planted") == MOST_FAILURES
 
 
-def test_a_round_that_fails_where_processes_share_a_model_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    """The others may have computed some of it."""
+def test_a_failed_round_of_a_sharded_model_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other ranks may have computed a part of the round."""
     model = tiny_model_like(TARGET)
     model.update(TARGET.parameters())
-    model.mirror = Mirror()
+    monkeypatch.setattr(decoding_thread, "ShardedModel", EncoderDecoder)
     session = Gated(tiny(model))
     session.allow()
     with serving(session, FEW) as server:

@@ -29,12 +29,11 @@ from speculative_decoding.checkpoints import Checkpoint
 from speculative_decoding.checkpoints.base import QuantizedCheckpoint
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.cli.serve import main as serve_command
-from speculative_decoding.distributed import ProcessGroup, join_process_group
+from speculative_decoding.distributed import ProcessGroup, ShardedModel, data_parallel, shard_model
+from speculative_decoding.distributed.process_group import join_process_group
+from speculative_decoding.distributed.sharded_model import AllReduce
 from speculative_decoding.drafters import BatchHeadDrafter
-from speculative_decoding.jobs import spread
-from speculative_decoding.models import sharding
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.mirror import SharedMirror
 from tests.support.tiny import noisy_copy, tiny_head
 from tests.support.together import drafter_of_rows, options_of, together
 
@@ -75,24 +74,27 @@ def read(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
     return raw, checkpoint
 
 
+def record_passes() -> None:
+    """Append the tokens, offsets and capacity of each pass of a sharded model to `fed`."""
+    states = EncoderDecoder.states
+
+    def recorded(self: EncoderDecoder, tokens: mx.array, cache: Any) -> mx.array:
+        if isinstance(self, ShardedModel):
+            mx.eval(tokens)
+            fed.append([tokens.tolist(), list(cache.offsets), cache.capacity])
+        return states(self, tokens, cache)
+
+    EncoderDecoder.states = recorded  # type: ignore[method-assign]
+
+
 @contextmanager
 def shared(folder: Path, processes: ProcessGroup) -> Iterator[EncoderDecoder | None]:
     """The model in the first process; the others follow it meanwhile, and have none."""
     raw, checkpoint = read(folder)
-    model, checkpoint = sharding.shared(partial(models.build, raw, checkpoint), checkpoint, processes)
+    model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, processes)
     model.load_checkpoint(checkpoint)
-    sharding.add_up(model)
-    assert isinstance(model.mirror, SharedMirror)
-    states = model._states
-
-    def recorded(tokens: mx.array, cache: Any) -> mx.array:
-        mx.eval(tokens)
-        fed.append([tokens.tolist(), cache.offsets, cache.capacity])
-        return states(tokens, cache)
-
-    object.__setattr__(model, "_states", recorded)
     if not processes.is_first:
-        model.mirror.follow(model)
+        model.broadcaster.serve(model)
         yield None
         return
     try:
@@ -134,6 +136,7 @@ def sums_of_a_pass(model: EncoderDecoder) -> int:
 def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecoder) -> list[Any]:
     """Which of `WAYS` give other tokens than one process."""
     head, found = tiny_head(alone), []
+    assert isinstance(model, ShardedModel)
     model.keep_full_cross_attention()
 
     def outputs(target: EncoderDecoder, name: str, given: Mapping[str, Any], slots: int) -> list[list[int]]:
@@ -163,16 +166,17 @@ def deaf(self: Any, x: mx.array) -> mx.array:
 def main(folder: Path, *names: str) -> None:
     meet(folder, len(json.loads((folder / "hosts.json").read_text())))
     processes = join_process_group(lambda *_: os._exit(9))
+    record_passes()
     found: dict[str, Any] = {"errors": {}, "sums": {}, "bytes": {}}
     for name in names:
         with shared(GOLDENS / name, processes) as model:
             if model is not None:
                 found["errors"][name], found["sums"][name] = error_of(model, name), sums_of_a_pass(model)
-    added = sharding.Summed.__call__
-    sharding.Summed.__call__ = deaf  # type: ignore[method-assign]
+    added = AllReduce.__call__
+    AllReduce.__call__ = deaf  # type: ignore[method-assign]
     with shared(GOLDENS / names[0], processes) as model:
         found["deaf"] = model and error_of(model, names[0])
-    sharding.Summed.__call__ = added  # type: ignore[method-assign]
+    AllReduce.__call__ = added  # type: ignore[method-assign]
     draft = noisy_copy(whole(folder / "tiny"), 0.05) if processes.is_first and (folder / "tiny").exists() else None
     for name in [each for each in ("tiny", "quantized") if (folder / each).is_dir()]:
         with shared(folder / name, processes) as model:
@@ -226,7 +230,7 @@ def jobs(folder: Path, rank: int) -> None:
         return main_command([*given, "--output", str(folder / name), *flags])
 
     print(json.dumps(job("data.jsonl")), flush=True)
-    spread.replace = after(5, spread.replace) if rank else spread.replace  # type: ignore[attr-defined]
+    data_parallel.replace = after(5, data_parallel.replace) if rank else data_parallel.replace  # type: ignore[attr-defined]
     job("dead.jsonl")
 
 

@@ -17,9 +17,10 @@ PACKAGE = ROOT / "speculative_decoding"
 # From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
 FLOORS: list[tuple[str, ...]] = [
     ("errors", "version", "cache_folder"),
-    ("linux_cpu", "distributed", "sampling"),
+    ("linux_cpu", "sampling"),
     ("checkpoints",),
     ("models",),
+    ("distributed",),
     ("loading",),
     ("drafters",),
     ("draft_length",),

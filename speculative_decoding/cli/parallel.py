@@ -1,0 +1,77 @@
+"""Runs a command in one process, or in several that `mlx.launch` started.
+
+Rank 0 reads, prints and writes; the other ranks compute for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+
+from ..distributed import ProcessGroup, ShardedModel, launched_rank
+from ..distributed.launcher import run_in_group
+from ..errors import InputError
+from . import common
+from .drafting import plan_of
+from .flags import Files, Together
+from .parser import Parser, flags_from
+
+Decode = Callable[[argparse.Namespace, ProcessGroup | None], int]
+
+
+def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
+    """Parse the flags, run the command, and return its exit status.
+
+    Args:
+        decode: Runs the command in a single process, or on rank 0 of a group.
+    """
+    rank = launched_rank()
+    if rank:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 receives it too, and ends all ranks in order
+        with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
+            chosen = parser.parse_args(argv)
+        warnings.simplefilter("ignore")  # rank 0 prints the same warnings
+    else:
+        chosen = parser.parse_args(argv)
+
+    def run_rank(processes: ProcessGroup) -> int:
+        choose_parallel(chosen)
+        return decode(chosen, processes) if processes.is_first else serve(chosen, processes)
+
+    if rank is None:
+        return common.run(parser.prog, lambda: decode(chosen, None))
+    return common.run(parser.prog, lambda: run_in_group(rank, parser.prog, common.say, run_rank))
+
+
+def choose_parallel(chosen: argparse.Namespace) -> None:
+    """Set the default of --parallel. Raises `InputError` for flags that it excludes."""
+    if flags_from(Together, chosen).parallel is None:
+        chosen.parallel = "data" if "input" in chosen else "tensor"
+    if chosen.parallel == "data":
+        if "input" not in chosen:
+            raise InputError("--parallel data: shares the lines of a file; add --input FILE, or omit --parallel")
+        if "ngram_store" in chosen:
+            raise InputError(
+                "--ngram-store: cannot be combined with --parallel data, where each process decodes other lines"
+            )
+
+
+def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
+    """Compute for rank 0 until it leaves. Returns the exit status."""
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    plan = plan_of(chosen)
+    if chosen.parallel == "data":
+        from .jobs import serve_file
+
+        return serve_file(plan, flags_from(Files, chosen), processes)
+    target = replace(plan.folders, processes=processes).open(use_draft=False).opened_target
+    target.load_weights()
+    model = target.model
+    assert isinstance(model, ShardedModel)
+    return model.broadcaster.serve(model)

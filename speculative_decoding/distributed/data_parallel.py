@@ -1,0 +1,99 @@
+"""Decodes rows on several ranks, each of which has the whole model. Knows nothing of models or of what rows contain.
+
+Rank 0 hands out the rows, a few at a time, and collects the results. So one process writes the output, and a faster
+rank gets more rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from .channel import Channel
+
+Row = Mapping[str, Any]
+Result = TypeVar("Result")  # a dataclass with a field `index`: the number of its row
+Decode = Callable[[Iterator[Row]], Iterable[Result]]
+END_OF_ROWS = "end of rows"
+
+
+@dataclass(frozen=True)
+class DataParallel(Generic[Result]):
+    """Rank 0's side: decodes rows on all ranks, and yields their results in the order of completion.
+
+    Each row goes to the rank with the fewest unfinished rows, so even a short job is shared.
+
+    Args:
+        decode: Decodes rows in this process.
+        channel: The connections to the other ranks.
+        ranks: The other ranks, each of which runs `serve_rows`.
+        max_pending: Unfinished rows per other rank. Fewer would let it wait while this process computes.
+        parse: Makes a result from its fields, as JSON has them.
+    """
+
+    decode: Decode[Result]
+    channel: Channel
+    ranks: range
+    max_pending: int
+    parse: Callable[[Mapping[str, Any]], Result]
+
+    def __call__(self, rows: Iterator[Row]) -> Iterator[Result]:
+        numbered = enumerate(rows)
+        own_numbers = list[int]()  # of the rows that this process decodes
+        own_results = 0
+        pending = dict.fromkeys(self.ranks, 0)
+
+        def hand_out(limit: int) -> None:
+            """Send rows to the other ranks until each has `limit` unfinished rows."""
+            while pending[rank := min(pending, key=pending.__getitem__)] < limit and (row := next(numbered, None)):
+                self.channel.send(row, rank)
+                pending[rank] += 1
+
+        def own_rows() -> Iterator[Row]:
+            while True:
+                hand_out(len(own_numbers) - own_results + 1)
+                if (row := next(numbered, None)) is None:
+                    self.channel.send(END_OF_ROWS)
+                    return
+                own_numbers.append(row[0])
+                yield row[1]
+
+        def received(messages: list[tuple[int, Any]]) -> Iterator[Result]:
+            for rank, message in messages:
+                pending[rank] -= 1
+                yield self.parse(message)
+
+        for result in self.decode(own_rows()):
+            own_results += 1
+            yield renumbered(result, own_numbers)
+            yield from received(self.channel.received())
+            hand_out(self.max_pending)
+        while any(pending.values()):
+            yield from received([self.channel.receive()])
+
+
+def serve_rows(decode: Decode[Any], channel: Channel) -> int:
+    """The other ranks' side: decode the rows that rank 0 sends until it leaves. Returns the exit status it sent."""
+    while True:
+        _, message = channel.receive()
+        if isinstance(message, dict):
+            return int(message["leaves"])
+        if message == END_OF_ROWS:
+            continue
+        numbers: list[int] = []
+
+        def rows(message: Any = message, numbers: list[int] = numbers) -> Iterator[Row]:
+            while message != END_OF_ROWS:
+                number, row = message
+                numbers.append(number)
+                yield row
+                _, message = channel.receive()
+
+        for result in decode(rows()):
+            channel.send(renumbered(result, numbers))
+
+
+def renumbered(result: Any, numbers: list[int]) -> Any:
+    """The result with the number that its row has in the job, rather than in this process."""
+    return replace(result, index=numbers[result.index])

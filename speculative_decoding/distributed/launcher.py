@@ -1,0 +1,62 @@
+"""Runs a command in all processes that `mlx.launch` started, and ends them together.
+
+If one rank continued without another, it would wait forever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from ..errors import InputError
+from .process_group import JOIN_SECONDS, ProcessGroup, join_process_group
+
+GRACE_SECONDS = 5.0
+LOST = "has ended, or is out of reach for 20 seconds; the output so far is kept, and a job continues with --resume"
+
+
+def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Callable[[ProcessGroup], int]) -> int:
+    """Join the other processes and run this rank's part. Returns the exit status, which all ranks share.
+
+    Args:
+        rank: This process's rank.
+        command: The command's name, for messages.
+        say: Prints a message.
+        run: This rank's part; returns an exit status.
+
+    Raises:
+        InputError: `run` raised it on rank 0, or the other processes cannot be reached.
+    """
+
+    def end_with(peer: int, status: int | None, why: str) -> None:
+        """End this process at once, because its main thread may be waiting for the lost rank's numbers."""
+        if rank == 0:
+            processes.channel.leave(status or 1)
+        # One rank reports the loss: rank 0, or rank 1 if rank 0 is gone.
+        if rank == 0 or (rank == 1 and status is None):
+            say(f"{command}: error: process {peer + 1}: {why or LOST}")
+        os._exit(status or 1)
+
+    if rank == 0:
+        say(f"{command}: waiting for the other processes, {JOIN_SECONDS} seconds at most")
+    processes = join_process_group(end_with)
+    if rank:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks; rank 0 ends the others in order
+    status = 1
+    why = "failed; see its messages"
+    try:
+        status = run(processes)
+    except InputError as error:
+        status = 2
+        if processes.is_first:
+            raise
+        why = str(error)
+        time.sleep(GRACE_SECONDS)  # rank 0 usually fails with the same error, prints it, and ends this process
+    except KeyboardInterrupt:
+        status = 130
+        raise
+    finally:
+        processes.channel.leave(status, why)
+    return status

@@ -1,0 +1,204 @@
+"""Tensor-parallel decoding: rank 0 decodes, and the other ranks repeat its calls of the model on their own shards.
+
+Only rank 0 drafts, verifies, samples and reads a clock, so the ranks cannot disagree. It announces each call that needs
+all shards as one JSON line. Array arguments follow as a sum over the ranks, to which the other ranks contribute zeros.
+Each result is scheduled as a whole and at once, so all ranks run collective operations in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import finalize
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ..checkpoints import Checkpoint
+from ..models.base import EncoderDecoder
+from ..models.cache import CrossAttentionCache, DecoderCache
+from .process_group import ProcessGroup
+
+
+class ShardedModel(EncoderDecoder):
+    """One rank's shard of a model. On rank 0, it decodes as the whole model does.
+
+    `sharded_class` puts this class before an architecture. Each method below runs on all ranks when rank 0 calls it.
+    Methods that use the embedding or the head, such as `embed` and `logits`, run on rank 0 only.
+    """
+
+    broadcaster: RankBroadcaster
+    partial_sums: tuple[str, ...]  # paths of the layers whose outputs are partial sums
+    _keeps_full_cross_attention = False
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        super().load_checkpoint(checkpoint)
+        layers, group = dict(self.named_modules()), self.broadcaster.processes.group
+        self.update_modules(tree_unflatten([(path, AllReduce(layers[path], group)) for path in self.partial_sums]))
+
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        tokens, mask = self.broadcaster.announce("encode", tokens, mask)
+        return schedule(super().encode(tokens, mask))  # type: ignore[safe-super]
+
+    def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> Any:
+        """`EncoderDecoder.make_cache`, but rank 0 gets a `BroadcastCache`."""
+        encoder_output, mask, _ = self.broadcaster.announce("make_cache", encoder_output, mask, beams)
+        cache = super().make_cache(encoder_output, mask, beams)
+        if self._keeps_full_cross_attention:
+            last = cache.layers[-1]
+            cache.full_cross_attention = [
+                CrossAttentionCache(self._all_heads(last.cross_keys), self._all_heads(last.cross_values))
+            ]
+        schedule(cache.arrays)
+        return self.broadcaster.register(cache)
+
+    def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
+        tokens, cache = self.broadcaster.announce("states", tokens, cache)
+        return schedule(super().states(tokens, cache), cache.hidden, cache.arrays)
+
+    def teacher_forced_hidden(
+        self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None
+    ) -> list[mx.array]:
+        tokens, encoder_output, mask = self.broadcaster.announce("teacher_forced_hidden", tokens, encoder_output, mask)
+        return schedule(super().teacher_forced_hidden(tokens, encoder_output, mask))
+
+    def keep_full_cross_attention(self) -> None:
+        """Gather all heads of the last layer's cross keys and values in new caches, for a draft head on rank 0."""
+        self.broadcaster.announce("keep_full_cross_attention")
+        self._keeps_full_cross_attention = True
+
+    def _all_heads(self, shard: mx.array) -> mx.array:
+        """Gather (B, heads of this rank, S, D) from all ranks."""
+        heads = mx.distributed.all_gather(shard.swapaxes(0, 1), group=self.broadcaster.processes.group)
+        heads = schedule(heads).swapaxes(0, 1)
+        copies = heads.shape[1] // self.config.decoder.num_kv_heads  # with fewer heads than ranks, ranks share a head
+        return heads[:, ::copies]
+
+
+def sharded_class(architecture: type[EncoderDecoder]) -> type[ShardedModel]:
+    """The class for shards of this architecture."""
+    return type(f"Sharded{architecture.__name__}", (ShardedModel, architecture), {})
+
+
+def number_of_ranks(model: EncoderDecoder) -> int:
+    return model.broadcaster.processes.size if isinstance(model, ShardedModel) else 1
+
+
+class AllReduce(nn.Module):
+    """Sums the outputs of a layer over the ranks, each of which holds some of the layer's inputs.
+
+    `mlx.nn.layers.distributed.ShardedToAllLinear` cuts its weight from a complete one; here each rank has read only
+    its shard, and the layer may be quantized.
+    """
+
+    def __init__(self, layer: nn.Module, group: mx.distributed.Group) -> None:
+        super().__init__()
+        self.layer = layer
+        self._group = group
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.distributed.all_sum(self.layer(x), group=self._group)
+
+
+class RankBroadcaster:
+    """Sends the calls of rank 0 to the other ranks, and holds their caches."""
+
+    def __init__(self, processes: ProcessGroup) -> None:
+        self.processes = processes
+        self._cache_count = 0
+        self._caches: dict[int, DecoderCache] = {}  # on the other ranks
+        self._changes: list[Any] = []  # on rank 0: changes of its caches since the last announced call
+
+    def announce(self, method: str, *arguments: Any) -> tuple[Any, ...]:
+        """Send a call of the model to the other ranks, and return the arguments as every rank must use them."""
+        if self.processes.is_first:
+            count = len(self._changes)  # a deleted cache may add one at any time
+            self.processes.channel.send([self._changes[:count], method, *map(as_message, arguments)])
+            del self._changes[:count]
+        return tuple(self._broadcast(each) if isinstance(each, mx.array) else local(each) for each in arguments)
+
+    def register(self, cache: DecoderCache) -> BroadcastCache | DecoderCache:
+        """Number a new cache, which all ranks have made. Returns rank 0's handle of it."""
+        number = self._cache_count
+        self._cache_count += 1
+        if not self.processes.is_first:
+            self._caches[number] = cache
+            return cache
+        handle = BroadcastCache(cache, number, self._changes)
+        finalize(handle, self._changes.append, [number, "delete"])
+        return handle
+
+    def serve(self, model: ShardedModel) -> int:
+        """Repeat the calls of rank 0 until it leaves. Returns the exit status that it sent."""
+        while True:
+            _, message = self.processes.channel.receive()
+            if isinstance(message, dict):
+                return int(message["leaves"])
+            changes, method, *arguments = message
+            for number, change, *values in changes:
+                if change == "delete":
+                    del self._caches[number]
+                else:
+                    getattr(self._caches[number], change)(*map(self._from_message, values))
+            getattr(model, method)(*map(self._from_message, arguments))
+
+    def _broadcast(self, array: mx.array) -> mx.array:
+        numbers = array.astype(mx.uint8) if array.dtype == mx.bool_ else array
+        return schedule(mx.distributed.all_sum(numbers, group=self.processes.group).astype(array.dtype))
+
+    def _from_message(self, argument: Any) -> Any:
+        if isinstance(argument, list):
+            return tuple(argument)
+        if not isinstance(argument, Mapping):
+            return argument
+        if "cache" in argument:
+            return self._caches[argument["cache"]]
+        return mx.zeros(argument["shape"], getattr(mx, argument["dtype"]))
+
+
+class BroadcastCache:
+    """Rank 0's handle of a `DecoderCache`: behaves like it, and records its changes for the other ranks.
+
+    Recorded are assignments, and calls of methods that return nothing. Other methods of a cache change nothing.
+    """
+
+    def __init__(self, cache: DecoderCache, number: int, changes: list[Any]) -> None:
+        vars(self).update(cache=cache, number=number, _changes=changes)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.cache, name)
+        if not callable(value):
+            return value
+
+        def recorded(*arguments: Any) -> Any:
+            result = value(*map(local, arguments))
+            if result is None:
+                self._changes.append([self.number, name, *map(as_message, arguments)])
+            return result
+
+        return recorded
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.cache, name, value)
+        self._changes.append([self.number, "__setattr__", name, value])
+
+
+def as_message(argument: Any) -> Any:
+    """The argument of a call as JSON, for `RankBroadcaster._from_message`."""
+    if isinstance(argument, mx.array):
+        dtype = "bool_" if argument.dtype == mx.bool_ else str(argument.dtype).removeprefix("mlx.core.")
+        return {"shape": argument.shape, "dtype": dtype}
+    if isinstance(argument, BroadcastCache):
+        return {"cache": argument.number}
+    return argument
+
+
+def local(argument: Any) -> Any:
+    return argument.cache if isinstance(argument, BroadcastCache) else argument
+
+
+def schedule(*arrays: Any) -> Any:
+    """Start the evaluation of all arrays, and return the first."""
+    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+    return arrays[0]

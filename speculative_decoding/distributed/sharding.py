@@ -1,0 +1,124 @@
+"""Splits a model over the ranks: each has some heads and some feed-forward units of every layer (Shoeybi et al. 2019,
+"Megatron-LM", 1909.08053, section 3).
+
+The shapes of a model built for one of N ranks decide which tensors are split, and along which axis. A matmul over part
+of its inputs is a partial sum: one after each attention and one after each feed-forward. Every rank holds the embedding
+and the norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, Shard, TensorInfo, part_name
+from ..errors import InputError
+from ..models.base import EncoderDecoder
+from .process_group import ProcessGroup
+from .sharded_model import RankBroadcaster, ShardedModel, sharded_class
+
+MAX_SUGGESTED_PROCESSES = 8
+
+
+class ShardedCheckpoint(Checkpoint):
+    """What one rank reads of another checkpoint.
+
+    Args:
+        shards: By tensor name, the piece that this rank reads; all of the tensor if it has no entry.
+        zeros: Tensors that are zeros on this rank.
+    """
+
+    def __init__(self, inner: Checkpoint, shards: Mapping[str, Shard], zeros: Set[str]) -> None:
+        self._inner = inner
+        self._shards = shards
+        self._zeros = zeros
+        infos = {name: inner.info(name) for name in inner}
+        for name, shard in shards.items():
+            infos[name] = TensorInfo(shard.shape(infos[name].shape), infos[name].dtype)
+        super().__init__(inner, infos)
+
+    def __getitem__(self, name: str) -> mx.array:
+        if name in self._zeros:
+            info = self.info(name)
+            return mx.broadcast_to(mx.zeros((), info.dtype), info.shape)  # takes no memory
+        return self._inner.read_shard(name, self._shards[name]) if name in self._shards else self._inner[name]
+
+
+class ShardPlan(NamedTuple):
+    """How one rank splits a model."""
+
+    shards: Mapping[str, Shard]  # by tensor
+    partial_sums: tuple[str, ...]  # paths of the layers whose outputs are partial sums
+
+
+def shard_model(
+    build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, processes: ProcessGroup
+) -> tuple[ShardedModel, ShardedCheckpoint]:
+    """This rank's shard of a model, still without weights, and the checkpoint to load it from.
+
+    Args:
+        build: Makes the model for one of N ranks.
+
+    Raises:
+        InputError: The model cannot be split over this number of processes.
+    """
+    full = build(1)
+    size = processes.size
+    own = build(size)
+    plan = shard_plan(full, own, checkpoint, processes.rank, size)
+    if plan is None:
+        sizes = ", ".join(f"{name} {count}" for name, count in own.config.sharded_sizes.items())
+        if any(name.endswith(".scales") for name in checkpoint):
+            sizes += " and groups of quantized columns"
+        fitting = [
+            n for n in range(2, MAX_SUGGESTED_PROCESSES + 1) if shard_plan(full, build(n), checkpoint, 0, n) is not None
+        ]
+        raise InputError(
+            f"{checkpoint}: {size} processes cannot share a model with {sizes}; use "
+            f"{' or '.join(map(str, fitting)) or 'one'}, or share the lines of a job with --parallel data"
+        )
+
+    sources = own.parameter_sources(own.config, checkpoint.keys())
+    # The first rank's logits and biases count once, not once per rank.
+    added_once = ["head.weight", *(f"{path}.bias" for path in plan.partial_sums)]
+    zeros = set[str]()
+    if not processes.is_first:
+        for path in added_once:
+            zeros.update(part_name(name, kind) for name in sources.get(path, ()) for kind in QUANTIZED_PARTS)
+            zeros.update(sources.get(path, ()))
+
+    own.__class__ = sharded_class(type(own))
+    assert isinstance(own, ShardedModel)
+    own.broadcaster = RankBroadcaster(processes)
+    own.partial_sums = plan.partial_sums
+    return own, ShardedCheckpoint(checkpoint, plan.shards, zeros)
+
+
+def shard_plan(
+    full: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, rank: int, size: int
+) -> ShardPlan | None:
+    """Compare the parameters of the full model with those of a rank's model. None: some tensor does not divide."""
+    sources = full.parameter_sources(full.config, checkpoint.keys())
+    full_parameters: Mapping[str, mx.array] = dict(tree_flatten(full.parameters()))
+    own_parameters: Mapping[str, mx.array] = dict(tree_flatten(own.parameters()))
+    shards = dict[str, Shard]()
+    partial_sums = list[str]()
+    for path, array in full_parameters.items():
+        shape, own_shape = array.shape, own_parameters[path].shape
+        axis = next((axis for axis, count in enumerate(shape) if count != own_shape[axis]), None)
+        if axis is None:
+            continue
+        pieces, remainder = divmod(shape[axis], own_shape[axis])
+        names = set(sources[path])
+        names |= {part_name(name, kind) for name in sources[path] for kind in QUANTIZED_PARTS} & checkpoint.keys()
+        remainder += sum(checkpoint.info(name).shape[axis] % pieces for name in names)
+        # Several ranks may hold the same rows, as of a shared key head, but columns are summed and must not repeat.
+        if remainder or size % pieces or (axis == 1 and size != pieces):
+            return None
+        shards |= dict.fromkeys(names, Shard(axis, pieces, rank * pieces // size))
+        if axis == 1 and not path.endswith("position_biases.weight"):
+            partial_sums.append(path.removesuffix(".weight"))
+    return ShardPlan(shards, tuple(partial_sums))
