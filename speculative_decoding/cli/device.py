@@ -1,4 +1,4 @@
-"""The device, its memory and its MLX, as facts that name neither a user nor a host."""
+"""Facts about the device, its memory and MLX. They identify neither a user nor a host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from ..draft_length.calibration import device_name
 from ..models.memory_budget import available_memory
 from ..version import __version__
 
-GEMV_WIDE = (0, 32, 1), 15  # the first MLX with it, and the first generation of Apple's GPUs that it serves (M3)
-SAFE_SCANS = (0, 32, 3)  # ml-explore/mlx#4340
-TF32 = (26, 2), 17  # the first macOS and GPU generation (M5) with it
-
 
 def device_facts() -> dict[str, Any]:
-    """memory_limit: bytes that weights should not exceed."""
+    """Describe the device. memory_limit is the number of bytes that weights should not exceed."""
     is_gpu = mx.default_device().type == mx.gpu
     info = mx.device_info() if is_gpu else {}
     architecture = str(info["architecture"]) if "architecture" in info else None
@@ -29,7 +25,7 @@ def device_facts() -> dict[str, Any]:
         "name": device_name(),
         "kind": "GPU" if is_gpu else "CPU",
         "architecture": architecture,
-        "generation": generation(architecture or ""),
+        "generation": gpu_generation(architecture or ""),
         "cores": os.cpu_count(),
         "system": f"macOS {platform.mac_ver()[0]}" if sys.platform == "darwin" else platform.system(),
         "machine": platform.machine(),
@@ -40,43 +36,40 @@ def device_facts() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    mlx: str = mx.__version__  # type: ignore[attr-defined]
-    return {"package": __version__, "mlx": mlx, "python": platform.python_version()}
+    return {"package": __version__, "mlx": mx.__version__, "python": platform.python_version()}  # type: ignore[attr-defined]
 
 
-def generation(architecture: str) -> int | None:
-    """15 of "applegpu_g15s"; None of anything else."""
+def gpu_generation(architecture: str) -> int | None:
+    """Return 15 for "applegpu_g15s", and None for anything but an Apple GPU."""
     match = re.search(r"applegpu_g(\d\d)\w?$", architecture)
     return int(match[1]) if match else None
 
 
-def tf32(device: dict[str, Any]) -> bool | None:
-    """Whether MLX rounds float32 products on this device to TF32; None where macOS is not the system."""
+def uses_tf32(device: dict[str, Any]) -> bool | None:
+    """Return whether MLX rounds float32 matmuls to TF32 on this device; None on systems other than macOS."""
     if not device["system"].startswith("macOS"):
         return None
-    least, first = TF32
-    is_there = numbers(device["system"]) >= least and (device["generation"] or 0) >= first
-    return is_there and os.environ.get("MLX_ENABLE_TF32") != "0"
+    is_supported = version_numbers(device["system"]) >= (26, 2) and (device["generation"] or 0) >= 17  # M5
+    return is_supported and os.environ.get("MLX_ENABLE_TF32") != "0"
 
 
 def mlx_notes(device: dict[str, Any], version: str) -> list[str]:
-    """What this version of MLX lacks on this device, with the way out."""
+    """Return the known limitations of this version of MLX on this device, with ways out."""
     notes = []
-    least, first = GEMV_WIDE
     if device["generation"] is not None:
-        if device["generation"] < first:
+        if device["generation"] < 15:
             notes.append("M1 and M2: in 16 bits, a pass over 2 or more positions costs about 2x a pass over one")
-        elif numbers(version) < least:
+        elif version_numbers(version) < (0, 32, 1):
             notes.append(
                 f"MLX {version} has no gemv_wide: in 16 bits, a pass over 2 or more positions costs about 2x a pass "
                 "over one; install mlx>=0.32.1"
             )
-    if numbers(version) < SAFE_SCANS:
+    if version_numbers(version) < (0, 32, 3):  # ml-explore/mlx#4340
         notes.append(f"MLX {version} can crash when it samples without a draft; install mlx>=0.32.3")
     return notes
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """(0, 32, 4) of "0.32.4.dev1", and (26, 2) of "macOS 26.2"."""
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return (0, 32, 4) for "0.32.4.dev1", and (26, 2) for "macOS 26.2"."""
     match = re.search(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,4 +1,4 @@
-"""--doctor: the report, its JSON and what that must not contain, and faults that it must find."""
+"""--doctor: the report, private facts that its JSON must not contain, and planted faults that it must find."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.parity.test_families import FOLDERS
 from tests.parity.test_t5 import load_golden
 from tests.support.tiny import CONFIG, noisy_copy, save_hugging_face, tiny_model
 
-SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # which divide into the groups of quantisation
+SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
 SECTIONS = ("Device", "Models", "Target passes", "Draft", "Predicted", "Precisions", "Fused", "Self-test", "Result")
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The flags for a target and a draft model in folders of their own."""
+    """Flags for a target and a draft model, each in a private folder."""
     model, folder = tiny_model(scale=0.15, **SIZES), tmp_path_factory.mktemp("private")
     target = save_hugging_face(model, folder / "secret-target", CONFIG | SIZES)
     draft = save_hugging_face(noisy_copy(model, 0.02), folder / "secret-draft", CONFIG | SIZES)
@@ -40,10 +40,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def own_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "precisions_of", lambda own: [diagnosis.Precision(own.name)])
+    monkeypatch.setattr(diagnosis, "precisions_to_test", lambda own: [diagnosis.Precision(own.precision)])
 
 
-def test_the_report_has_its_sections_and_the_json_says_nothing_private(
+def test_the_report_has_all_sections_and_the_json_nothing_private(
     pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
@@ -55,7 +55,7 @@ def test_the_report_has_its_sections_and_the_json_says_nothing_private(
     assert "4 of 4 identical" in out and "Not measured" in out
     text = file.read_text()
     found = json.loads(text, parse_constant=pytest.fail)
-    assert found["format"] == 1 and found["passed"] and found["versions"]["mlx"] == device.VERSION
+    assert found["format"] == 1 and found["passed"] and found["versions"]["mlx"] == mx.__version__  # type: ignore[attr-defined]
     assert [each["precision"] for each in found["precisions"]] == ["float32", "bfloat16", "8 bits", "4 bits"]
     tested = [each for each in found["precisions"] if "self_test" in each]
     assert [each["precision"] for each in tested] == ["float32", "bfloat16", "4 bits"]
@@ -64,13 +64,21 @@ def test_the_report_has_its_sections_and_the_json_says_nothing_private(
     weights = {each["precision"]: each["bytes"] for each in found["precisions"]}
     assert weights["float32"] == 2 * weights["bfloat16"] > weights["8 bits"] > weights["4 bits"]
     assert found["target"]["name"] is None and found["calibration"] == "given"
-    private = [getpass.getuser(), platform.node(), str(Path.home()), str(tmp_path), "secret", "/", *diagnosis.GENERIC]
+    private = [
+        getpass.getuser(),
+        platform.node(),
+        str(Path.home()),
+        str(tmp_path),
+        "secret",
+        "/",
+        *diagnosis.GENERIC_PROMPTS,
+    ]
     words = set(text.replace('"', " ").replace(",", " ").split())
     for each in private:
         assert (each not in words) if each.isalnum() else each not in text, each
 
 
-def test_json_on_standard_output_is_alone_there(
+def test_only_json_goes_to_standard_output(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_precision_only(monkeypatch)
@@ -79,10 +87,10 @@ def test_json_on_standard_output_is_alone_there(
     assert json.loads(out)["passed"] and "\nSelf-test" in err
 
 
-def test_links_stay_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As /dev/stdout is one."""
+def test_a_link_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as /dev/stdout."""
     monkeypatch.setattr(doctor, "diagnose", lambda _: {"passed": False})
-    monkeypatch.setattr(doctor, "show", lambda *_: None)
+    monkeypatch.setattr(doctor, "print_report", lambda *_: None)
     (link := tmp_path / "link").symlink_to(tmp_path / "file")
     assert main_command.main(["--doctor", "--json", str(link)]) == 1
     assert link.is_symlink() and json.loads((tmp_path / "file").read_text()) == {"passed": False}
@@ -96,7 +104,7 @@ def test_bundled_models_are_named_and_their_prompts_are_not_quoted(
     found = json.loads(text := capsys.readouterr().out)
     assert (found["target"]["name"], found["draft"]["name"]) == ("t5-web-docs", "t5-web-docs-head")
     assert found["precisions"][0]["self_test"]["identical"] == 6
-    assert not any(prompt in text for prompt in diagnosis.chosen_prompts("t5-web-docs"))
+    assert not any(prompt in text for prompt in diagnosis.self_test_prompts("t5-web-docs"))
 
 
 @pytest.mark.parametrize("family", FOLDERS)
@@ -129,7 +137,7 @@ def test_a_wrong_fused_kernel_is_found(
     assert failed == {name} and "FAIL" in err and "all checks" not in err
 
 
-def test_a_wrong_quantized_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_quantized_matmul_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(**SIZES)
     nn.quantize(model.decoder, group_size=64, bits=4)
     assert all(each.passed for each in kernel_checks(model))
@@ -138,7 +146,7 @@ def test_a_wrong_quantized_product_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert {each.kernel for each in kernel_checks(model) if not each.passed} == {"quantized_matmul"}
 
 
-def test_an_acceptance_that_lets_wrong_tokens_pass_is_found(
+def test_wrongly_accepted_tokens_are_found(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_precision_only(monkeypatch)
@@ -153,7 +161,7 @@ def test_weights_that_do_not_fit_are_not_loaded(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(diagnosis, "device_facts", lambda: device.device_facts() | {"memory_limit": 1000})
-    monkeypatch.setattr(diagnosis, "tested", lambda *_, **__: pytest.fail())
+    monkeypatch.setattr(diagnosis, "check_precision", lambda *_, **__: pytest.fail())
     assert main_command.main(["--doctor", *pair]) == 0
     out = capsys.readouterr().out
     assert "nothing was checked" in out and "skipped: does not fit into memory" in out and "Target passes" not in out
@@ -175,7 +183,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "arguments"), [(words, each) for words, *each in REFUSED])
-def test_flags_without_effect_are_refused_in_one_line(
+def test_flags_without_effect_are_one_line_errors(
     words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main_command.main(arguments) == 2
@@ -192,25 +200,25 @@ COSTS = [
 
 
 @pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize("rate", [0.01, *diagnosis.ACCEPTANCES, 0.99])
-def test_recommendations_are_those_of_the_adaptive_length(
+@pytest.mark.parametrize("rate", [0.01, *diagnosis.ACCEPTANCE_RATES, 0.99])
+def test_recommendations_equal_the_adaptive_length(
     costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
     monkeypatch.setattr(adaptive, "HOPE", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
-    length._lengths[MODEL] = 1  # while it drafts: sources have been read
+    length._lengths[MODEL] = 1  # already drafting, so the source was read
     _, speedup = length._best([MODEL], [LONGEST], costs)
     assert found.speedup == pytest.approx(speedup)
     assert bool(found.length) == (found.speedup > 1.0)
 
 
-def test_exact_passes_are_compared_with_the_fast_baseline() -> None:
+def test_exact_passes_are_compared_with_the_fastest_baseline() -> None:
     found = recommend_length(RoundCosts({2: 2.0}), [0.5], baseline=1.0, has_steps=False)
     assert found == Recommendation(1, 0.75)
 
 
-def test_names_of_bundled_and_hub_models_only(tmp_path: Path) -> None:
+def test_only_bundled_and_hub_models_are_named(tmp_path: Path) -> None:
     assert diagnosis.public_name(BUNDLED / "t5-web-docs") == "t5-web-docs"
     hub = tmp_path / "models--google--flan-t5-small" / "snapshots" / "0fc9"
     for folder, name in (
@@ -237,24 +245,24 @@ CPU: dict[str, Any] = {"system": "Linux", "generation": None}
         (CPU, "0.32.10.dev3", []),
     ],
 )
-def test_what_a_version_of_mlx_lacks(facts: dict[str, Any], version: str, words: list[str]) -> None:
+def test_limitations_of_mlx_versions(facts: dict[str, Any], version: str, words: list[str]) -> None:
     notes = device.mlx_notes(facts, version)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
 
 
-def test_tf32_is_of_new_macs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_macs_use_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
     old = {**M5, "system": "macOS 15.6"}
-    assert [device.tf32(each) for each in (CPU, M3, old, M5)] == [None, False, False, True]
+    assert [device.uses_tf32(each) for each in (CPU, M3, old, M5)] == [None, False, False, True]
     monkeypatch.setenv("MLX_ENABLE_TF32", "0")
-    assert device.tf32(M5) is False
-    assert [device.generation(each) for each in ("applegpu_g15s", "applegpu_g13g", "x86_64")] == [15, 13, None]
+    assert device.uses_tf32(M5) is False
+    assert [device.gpu_generation(each) for each in ("applegpu_g15s", "applegpu_g13g", "x86_64")] == [15, 13, None]
 
 
-def test_the_longest_lines_fit(pair: list[str]) -> None:
-    """With an Apple device's facts, and all that may fail."""
+def test_lines_fit_the_terminal(pair: list[str]) -> None:
+    """On an Apple device with every note."""
     facts = {"name": "Apple M3 Ultra", "architecture": "applegpu_g15d", "kind": "GPU", "cores": 32}
     facts |= {"system": "macOS 26.2", "machine": "arm64", "memory": 512 << 30, "memory_limit": 464 << 30}
     found = {"device": facts | {"recommended_working_set": 464 << 30}, "versions": device.versions(), "tf32": True}
-    lines = doctor.device(found | {"notes": device.mlx_notes(M3, "0.32.0")})
+    lines = doctor.device_lines(found | {"notes": device.mlx_notes(M3, "0.32.0")})
     assert max(map(len, lines)) <= 78 and any("MLX_ENABLE_TF32=0" in line for line in lines)
