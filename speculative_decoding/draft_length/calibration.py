@@ -132,10 +132,10 @@ def read_named_file(path: Path) -> Measurements:
 
 
 class Calibration:
-    """Costs of a target's passes and of one draft, and the exact widths. Measures whatever the store lacks.
+    """Costs of a target's passes and of one draft, and the exact widths. Missing values are measured.
 
-    The exact widths are a set of pass widths that give each position the same bits. The bits alone decide which set is
-    chosen, never a timing or a draft, so all runs on a device agree.
+    The exact widths are a set of pass widths that give each position the same bits. The set is chosen by bits, never by
+    a timing or a draft, so all runs on a device agree.
 
     Args:
         probe: measures the device.

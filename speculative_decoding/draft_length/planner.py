@@ -1,4 +1,4 @@
-"""Plans a session's rounds: pass widths and draft lengths, from what calibration measured on this device."""
+"""Plans the rounds of a session: pass widths and draft lengths, from the costs measured on this device."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class PassPlanner:
         return self._draft is not None and options.drafter in ("model", "auto") and options.num_draft_tokens != 0
 
     def _plan_widths(self, options: GenerationOptions, num_draft_tokens: Any, *, exact: bool) -> PassWidths:
-        """Plan for a fixed number of draft tokens, which sets the width of nearly all passes, or for an adaptive length."""
+        """Plan for an adaptive length, or a fixed one, which sets the width of nearly all passes."""
         calibration = self.calibration(options)
         if exact and isinstance(num_draft_tokens, int) and not calibration.has_exact_pass(num_draft_tokens + 1):
             raise InputError(

@@ -1,4 +1,4 @@
-"""What may be asked of decoding, and the distribution that tokens are drawn from. Knows no model and no draft."""
+"""Options of decoding, and the distribution that tokens are sampled from. Knows neither models nor drafts."""
 
 from .constraints import Constraints, History
 from .distribution import leaves_logits_unchanged, logprobs, perturbed_logprobs, scores, token_logprobs

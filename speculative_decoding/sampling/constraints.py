@@ -1,11 +1,12 @@
-"""Which tokens may not come, and which must, given what stands before a position; for all rows of a batch at once.
+"""Constraints on the next token, given the tokens before it, for all rows of a batch at once.
 
-Those of Hugging Face's logits processors that set scores to -inf: `NoRepeatNGram`, `NoBadWords`, `SuppressTokens` and
-`SuppressTokensAtBegin`, `MinLength` and `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken` (transformers 5,
-`generation/logits_process.py`). A position behind drafted tokens counts those too, though they are still on the device.
+These are the logits processors of Hugging Face that set scores to -inf: `NoRepeatNGram`, `NoBadWords`,
+`SuppressTokens`, `SuppressTokensAtBegin`, `MinLength`, `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken`
+(transformers 5, `generation/logits_process.py`). At a position after draft tokens, these tokens count too, although
+they are still on the device.
 
-Shapes: B rows, L positions, V ids, T tokens of the longest row. A place is the number of tokens before a position,
-start token and prefix among them.
+Shapes: B rows, L positions, V ids, T tokens of the longest row. A position is numbered by the tokens before it,
+including the start token and the prefix.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-NOBODY = -1  # in front of a row that is shorter than others: no id
+PADDING = -1  # fills shorter rows on the left; not an id
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """Of one output.
+    """The constraints on one output.
 
-    no_repeat_ngram_size: no stretch of so many tokens comes twice; 0: they may. never: stretches of one token or more
-    that do not come. early: (id, place): it does not come before this place. forced: (place, ids): one of these comes
-    there, whatever else holds; for two of a place the later counts.
+    Args:
+        no_repeat_ngram_size: no n-gram of this size occurs twice; 0 allows repeats.
+        banned: sequences of one or more ids that never occur.
+        not_before: pairs (id, position): the id does not occur before this position.
+        forced: pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If
+            a position is listed twice, the last pair counts.
     """
 
     no_repeat_ngram_size: int = 0
@@ -33,15 +37,18 @@ class Constraints:
     not_before: tuple[tuple[int, int], ...] = ()
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
-    def forces(self, place: int) -> bool:
-        return any(place == at for at, _ in self.forced)
+    def forces(self, position: int) -> bool:
+        return any(position == forced for forced, _ in self.forced)
 
 
 class History(NamedTuple):
-    """What stands before each position, for what looks back.
+    """The tokens before each position, for penalties and constraints.
 
-    tokens: the committed ids of each row. drafted: (B, N) ids behind them, lazy: the last position sees all of them,
-    the position before it one less, and so on; None: there are none. constraints: of each row; (): there are none.
+    Args:
+        tokens: the committed ids of each row.
+        drafted: (B, N) draft ids after them, lazy, or None. The last position sees all of them, the position before it
+            one fewer, and so on.
+        constraints: the constraints of each row, or () if no row has any.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -52,120 +59,141 @@ class History(NamedTuple):
     def lengths(self) -> list[int]:
         return [len(tokens) for tokens in self.tokens]
 
-    def places(self, length: int) -> list[range]:
-        """Of each row's `length` positions."""
+    def positions(self, length: int) -> list[range]:
+        """The numbers of each row's last `length` positions."""
         first = 1 - length + (0 if self.drafted is None else self.drafted.shape[1])
         return [range(count + first, count + first + length) for count in self.lengths]
 
 
 def is_constrained(history: History, length: int) -> bool:
-    """Whether any of the `length` positions is."""
+    """Whether a constraint applies at any of the `length` positions."""
     return any(
         own.no_repeat_ngram_size
         or own.banned
-        or any(places.start < place for _, place in own.not_before)
-        or any(at in places for at, _ in own.forced)
-        for own, places in zip(history.constraints, history.places(length), strict=False)
+        or any(positions.start < position for _, position in own.not_before)
+        or any(position in positions for position, _ in own.forced)
+        for own, positions in zip(history.constraints, history.positions(length), strict=False)
     )
 
 
 def constrain(logits: mx.array, history: History) -> mx.array:
-    """(B, L, V): -inf for what may not come. Where nothing would be left, as for a draft that knows few tokens, nothing
-    is taken away. Only what is forced comes, though it may not.
+    """(B, L, V): set the logits of forbidden ids to -inf.
+
+    If no id would be left, for example in a draft with a small vocabulary, the position stays unchanged. At a forced
+    position only the forced ids remain, even if they are forbidden.
     """
-    shape, vocab_size = logits.shape[:2], logits.shape[-1]
-    if not is_constrained(history, shape[1]):
+    batch_shape = logits.shape[:2]
+    length = logits.shape[1]
+    vocab_size = logits.shape[-1]
+    if not is_constrained(history, length):
         return logits
-    context = Context(history, shape[1])
-    found = [*repeated(context, history, vocab_size), *never(context, history, vocab_size)]
-    found += too_early(history, shape[1], vocab_size)
-    if found:
-        index = mx.concatenate([mx.broadcast_to(ids, (*shape, ids.shape[-1])) for ids in found], axis=-1)
-        left = mx.where(among(index, vocab_size), -mx.inf, logits)
-        logits = mx.where(left.max(axis=-1, keepdims=True) > -mx.inf, left, logits)
+    windows = TokenWindows(history, length)
+    forbidden = [
+        *repeated_ids(windows, history, vocab_size),
+        *banned_ids(windows, history, vocab_size),
+        *early_ids(history, length, vocab_size),
+    ]
+    if forbidden:
+        ids = mx.concatenate([mx.broadcast_to(each, (*batch_shape, each.shape[-1])) for each in forbidden], axis=-1)
+        allowed = mx.where(mask_of(ids, vocab_size), -mx.inf, logits)
+        logits = mx.where(allowed.max(axis=-1, keepdims=True) > -mx.inf, allowed, logits)
     return force(logits, history)
 
 
-def among(ids: mx.array, vocab_size: int) -> mx.array:
-    """(B, L, M) ids, V for none -> (B, L, V): whether it is one of them."""
-    nothing = mx.zeros((*ids.shape[:2], vocab_size + 1), mx.bool_)
-    return mx.put_along_axis(nothing, ids, mx.array(True), axis=-1)[..., :vocab_size]
+def mask_of(ids: mx.array, vocab_size: int) -> mx.array:
+    """(B, L, M) ids -> (B, L, V): True at these ids. The id V marks an empty entry."""
+    empty = mx.zeros((*ids.shape[:2], vocab_size + 1), mx.bool_)
+    return mx.put_along_axis(empty, ids, mx.array(True), axis=-1)[..., :vocab_size]
 
 
-class Context:
-    """The ids of all rows as they stand before `length` positions, (B, N + T + D), each row's behind as many `NOBODY`
-    as that takes, so that the rows end together; N: of the longest stretch.
+class TokenWindows:
+    """The ids before each of `length` positions, aligned at their ends.
+
+    `ids` is (B, N + T + D): N paddings for the longest n-gram or sequence that is compared, up to T committed ids, and
+    D draft ids. Shorter rows have more padding.
     """
 
     def __init__(self, history: History, length: int) -> None:
-        rows = history.constraints
-        reach = max(max(own.no_repeat_ngram_size, *map(len, own.banned), 0) for own in rows)
-        longest = reach + max(history.lengths)
-        ids = [[*[NOBODY] * (longest - len(tokens)), *tokens] for tokens in history.tokens]
+        longest_sequence = max(
+            max(own.no_repeat_ngram_size, *(len(ids) for ids in own.banned), 0) for own in history.constraints
+        )
+        total = longest_sequence + max(history.lengths)
+        ids = [[*[PADDING] * (total - len(tokens)), *tokens] for tokens in history.tokens]
         self.ids = mx.array(ids, mx.int32)
         if history.drafted is not None and history.drafted.shape[1]:
             self.ids = mx.concatenate([self.ids, history.drafted.astype(mx.int32)], axis=1)
         self.length = length
-        self.first = self.ids.shape[1] - length + 1  # ids before the first position; each further one has one more
+        self.first = self.ids.shape[1] - length + 1  # ids before the first position; each later position has one more
 
-    def ends_with(self, stretch: Iterable[mx.array]) -> mx.array | bool:
-        """Ids (B, M) or (M,), one behind the other -> (B, L, M): whether they are the last ones before a position."""
+    def end_with(self, sequence: Iterable[mx.array]) -> mx.array | bool:
+        """Compare the last ids before each position with a sequence.
+
+        Args:
+            sequence: consecutive ids, each an array (B, M) or (M,) of M alternatives.
+
+        Returns:
+            (B, L, M) bools, or True for an empty sequence.
+        """
         matches: mx.array | bool = True
-        ids = list(stretch)
-        for i, wanted in enumerate(ids, self.first - len(ids)):
-            matches = (self.ids[:, i : i + self.length, None] == wanted[..., None, :]) & matches
+        expected_ids = list(sequence)
+        for start, expected in enumerate(expected_ids, self.first - len(expected_ids)):
+            matches = (self.ids[:, start : start + self.length, None] == expected[..., None, :]) & matches
         return matches
 
 
-def repeated(context: Context, history: History, vocab_size: int) -> Iterator[mx.array]:
-    """Ids that would end a stretch that came before, (B, L, M); V stands for none.
+def repeated_ids(windows: TokenWindows, history: History, vocab_size: int) -> Iterator[mx.array]:
+    """Yield (B, L, M) ids that would repeat an n-gram, or V for an empty entry.
 
-    A window of n tokens bans its last one where the n - 1 tokens before a position are those before it.
+    An earlier n-gram forbids its last id wherever the n - 1 ids before a position are its first n - 1 ids.
     """
-    own_sizes = [own.no_repeat_ngram_size for own in history.constraints]
-    for size in {*own_sizes} - {0}:
-        count = context.ids.shape[1] - size + 1
-        windows = [context.ids[:, i : i + count] for i in range(size)]
+    sizes = [own.no_repeat_ngram_size for own in history.constraints]
+    for size in {*sizes} - {0}:
+        count = windows.ids.shape[1] - size + 1
+        ngrams = [windows.ids[:, i : i + count] for i in range(size)]
         ends = mx.arange(count) + size
-        is_before = ends <= context.first + mx.arange(context.length)[:, None]
-        has_it = mx.array([own == size for own in own_sizes])[:, None, None]
-        matches = is_before & (windows[0] != NOBODY)[:, None] & has_it & context.ends_with(windows[:-1])
-        yield mx.where(matches, windows[-1][:, None], vocab_size)
+        is_earlier = ends <= windows.first + mx.arange(windows.length)[:, None]
+        is_complete = (ngrams[0] != PADDING)[:, None]
+        applies = mx.array([own == size for own in sizes])[:, None, None]
+        matches = is_earlier & is_complete & applies & windows.end_with(ngrams[:-1])
+        yield mx.where(matches, ngrams[-1][:, None], vocab_size)
 
 
-def never(context: Context, history: History, vocab_size: int) -> Iterator[mx.array]:
-    """Ids that would end one of `never`, likewise."""
-    for stretches in {own.banned for own in history.constraints} - {()}:
-        has_it = mx.array([own.banned == stretches for own in history.constraints])[:, None, None]
-        for size in {len(ids) for ids in stretches}:
-            banned = mx.array([ids for ids in stretches if len(ids) == size], mx.int32)
-            matches = has_it & context.ends_with(banned[:, i] for i in range(size - 1))
+def banned_ids(windows: TokenWindows, history: History, vocab_size: int) -> Iterator[mx.array]:
+    """Yield (B, L, M) ids that would complete a banned sequence, or V for an empty entry."""
+    for sequences in {own.banned for own in history.constraints} - {()}:
+        applies = mx.array([own.banned == sequences for own in history.constraints])[:, None, None]
+        for size in {len(ids) for ids in sequences}:
+            banned = mx.array([ids for ids in sequences if len(ids) == size], mx.int32)
+            matches = applies & windows.end_with(banned[:, i] for i in range(size - 1))
             yield mx.where(matches, banned[:, -1], vocab_size)
 
 
-def too_early(history: History, length: int, vocab_size: int) -> Iterator[mx.array]:
-    """Ids that may not come yet, likewise. Those that may by now cost nothing."""
-    places = history.places(length)
+def early_ids(history: History, length: int, vocab_size: int) -> Iterator[mx.array]:
+    """Yield (B, L, M) ids that are not allowed yet, or V for an empty entry."""
+    positions = history.positions(length)
     rows = [
-        [(token, place) for token, place in own.not_before if at.start < place]
-        for own, at in zip(history.constraints, places, strict=True)
+        [(token, position) for token, position in own.not_before if own_positions.start < position]
+        for own, own_positions in zip(history.constraints, positions, strict=True)
     ]
-    if most := max(map(len, rows)):
-        filled = mx.array([[*pairs, *[(vocab_size, 0)] * (most - len(pairs))] for pairs in rows])  # (B, M, 2)
-        at = mx.array([[*each] for each in places])[..., None]
-        yield mx.where(at < filled[:, None, :, 1], filled[:, None, :, 0], vocab_size)
+    most = max(len(pairs) for pairs in rows)
+    if most:
+        padded = mx.array([[*pairs, *[(vocab_size, 0)] * (most - len(pairs))] for pairs in rows])  # (B, M, 2)
+        ids = padded[:, None, :, 0]
+        earliest = padded[:, None, :, 1]
+        current = mx.array([[*each] for each in positions])[..., None]
+        yield mx.where(current < earliest, ids, vocab_size)
 
 
 def force(logits: mx.array, history: History) -> mx.array:
-    """(B, L, V): 0 for what is forced at a place and -inf for all else there."""
+    """(B, L, V): at forced positions, 0 for the forced ids and -inf for all others."""
     vocab_size = logits.shape[-1]
     forced = [
-        [dict(own.forced).get(place, ()) for place in places]
-        for own, places in zip(history.constraints, history.places(logits.shape[1]), strict=True)
+        [dict(own.forced).get(position, ()) for position in positions]
+        for own, positions in zip(history.constraints, history.positions(logits.shape[1]), strict=True)
     ]
     most = max(len(ids) for row in forced for ids in row)
     if not most:
         return logits
-    index = mx.array([[[*ids, *[vocab_size] * (most - len(ids))] for ids in row] for row in forced])
+    padded = mx.array([[[*ids, *[vocab_size] * (most - len(ids))] for ids in row] for row in forced])
     is_forced = mx.array([[bool(ids) for ids in row] for row in forced])[..., None]
-    return mx.where(is_forced, mx.where(among(index, vocab_size), 0.0, -mx.inf).astype(logits.dtype), logits)
+    return mx.where(is_forced, mx.where(mask_of(padded, vocab_size), 0.0, -mx.inf).astype(logits.dtype), logits)

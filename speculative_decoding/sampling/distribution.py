@@ -1,9 +1,9 @@
-"""From logits to the distribution that is to be preserved, for all rows of a batch at once. Pure functions on float32.
+"""From logits to the distribution that drafts must preserve, for all rows of a batch at once. Pure functions.
 
-The steps, their order and their treatment of ties are those of Hugging Face's logits processors
-(transformers 4 and 5, `_get_logits_processor`): repetition penalty, constraints, temperature, top-k, top-p, min-p.
+The steps, their order, and their treatment of ties are those of Hugging Face's logits processors (transformers 4 and
+5, `_get_logits_processor`): repetition penalty, constraints, temperature, top-k, top-p, min-p.
 
-Shapes: B rows, L positions, V ids. `rows`: the options of each row. A step that no row asks for is not computed.
+Shapes: B rows, L positions, V ids. `rows` holds the options of each row. A step that no row uses is not computed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .constraints import History, constrain, is_constrained
 from .options import GenerationOptions
 from .random import Use, gumbel, random_keys
 
-BLOCK = 64
+BLOCK = 64  # ids that are summed at once
 
 
 def leaves_logits_unchanged(rows: Sequence[GenerationOptions], history: History, length: int) -> bool:
-    """Whether `scores` leaves the logits of these positions as they are."""
+    """Whether `scores` returns the logits of these positions unchanged."""
     return not any(row.has_penalty for row in rows) and not is_constrained(history, length)
 
 
 def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
-    """(B, L, V) raw logits -> (B, L, V) penalised and constrained: all that counts at temperature 0."""
+    """(B, L, V) raw logits -> (B, L, V) with penalties and constraints. Temperature 0 needs no further steps."""
     if any(row.has_penalty for row in rows):
         penalty = mx.array([row.repetition_penalty or 1.0 for row in rows])[:, None, None]
         logits = penalise_repetition(logits.astype(mx.float32), penalty, history)
@@ -35,7 +35,7 @@ def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History
 def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
     """(B, L, V) raw logits -> float32 log-probabilities of the distribution that is sampled from.
 
-    For a row at temperature 0, from which nothing is sampled, those at temperature 1.
+    A row at temperature 0 is not sampled; its log-probabilities are those at temperature 1.
     """
     temperatures = mx.array([row.temperature or 1.0 for row in rows])[:, None, None]
     x = scores(logits, rows, history).astype(mx.float32) / temperatures
@@ -51,24 +51,22 @@ def logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: Histo
 def perturbed_logprobs(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
     """(B, L, V) log-probabilities plus Gumbel noise: the arg-max is a sample (Daliri et al. 2024, 2408.07978).
 
-    The noise depends on the seed and a token's position alone, so draft and target, which both ask for a position,
-    get the same noise.
+    The noise depends only on the seed and the position, so draft and target get the same noise at each position.
     """
     length = logits.shape[1]
-    drafted = 0 if history.drafted is None else history.drafted.shape[1]
-    first = drafted - length + 1  # drafted ids in front of the first position
-    places = [
-        (row.seed, count + first + i, Use.COUPLED)
-        for row, count in zip(rows, history.lengths, strict=True)
-        for i in range(length)
+    draws = [
+        (row.seed, position, Use.COUPLED)
+        for row, positions in zip(rows, history.positions(length), strict=True)
+        for position in positions
     ]
-    noise = gumbel(random_keys(places), logits.shape[-1]).reshape(logits.shape)
+    noise = gumbel(random_keys(draws), logits.shape[-1]).reshape(logits.shape)
     return logprobs(logits, rows, history) + noise
 
 
 def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
-    """(..., V) raw logits, (...) ids -> (...) float32: the ids' log-probabilities under the model, at temperature 1 and
-    before any of the steps above.
+    """(..., V) raw logits, (...) ids -> (...) float32 log-probabilities of the ids.
+
+    They are the model's own: at temperature 1 and before all steps above.
     """
     logits = logits.astype(mx.float32)
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
@@ -76,12 +74,12 @@ def token_logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
 
 
 def logsumexp(x: mx.array) -> mx.array:
-    """(..., V) -> (...), summed in blocks: in one go MLX's CPU loses 5e-5 over 8192 ids (docs/LOG.md)."""
+    """(..., V) -> (...), summed in blocks. A single sum over 8192 ids has an error of 5e-5 on MLX's CPU backend."""
     return mx.logsumexp(mx.logsumexp(in_blocks(x), axis=-1), axis=-1)
 
 
 def in_blocks(x: mx.array) -> mx.array:
-    """(..., M) -> (..., M / BLOCK, BLOCK), with -inf behind the last."""
+    """(..., M) -> (..., N, BLOCK): split into blocks, and pad the last one with -inf."""
     if missing := -x.shape[-1] % BLOCK:
         x = mx.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, missing)], constant_values=-mx.inf)
     return x.reshape(*x.shape[:-1], -1, BLOCK)
@@ -93,23 +91,24 @@ def column(rows: Sequence[GenerationOptions], name: str) -> mx.array:
 
 
 def penalise_repetition(logits: mx.array, penalty: mx.array, history: History) -> mx.array:
-    """(B, L, V) logits, (B, 1, 1) penalty."""
+    """(B, L, V) logits, (B, 1, 1) penalty: divide positive and multiply negative logits of ids that occurred."""
     rows, length, vocab_size = logits.shape
     index = mx.arange(rows)[:, None]
     longest = max(history.lengths)
     committed = [[*tokens, *tokens[:1] * (longest - len(tokens))] for tokens in map(list, history.tokens)]
-    never = 2**30
-    first_seen = mx.full((rows, vocab_size), never).at[index, mx.array(committed)].minimum(0)
+    not_seen = 2**30
+    # For each id, how many draft ids a position must see for the id to have occurred.
+    first_seen = mx.full((rows, vocab_size), not_seen).at[index, mx.array(committed)].minimum(0)
     visible = mx.arange(length)
     if history.drafted is not None and (drafted := history.drafted.shape[1]):
         first_seen = first_seen.at[index, history.drafted].minimum(mx.arange(1, drafted + 1)[None])
-        visible = visible + (drafted - length + 1)  # how many drafted ids each position sees
+        visible = visible + (drafted - length + 1)
     seen = first_seen[:, None] <= visible[None, :, None]
     return mx.where(seen, mx.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
-    """(B, L, V): -inf below each row's k-th largest; tokens that tie with it all stay."""
+    """(B, L, V): -inf below each row's k-th largest logit. All ids that tie with it stay."""
     vocab_size = logits.shape[-1]
     most = min(max(counts), vocab_size)
     largest = mx.sort(mx.topk(logits, most, axis=-1), axis=-1)  # ascending
@@ -119,23 +118,23 @@ def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
 
 
 def keep_top_p(logits: mx.array, p: mx.array) -> mx.array:
-    """(B, L, V), (B, 1, 1): -inf for the least likely tokens that together have a probability of at most 1 - p; one
-    always stays, and where p is 1 all do.
+    """(B, L, V), (B, 1, 1): -inf for the least likely ids whose total probability is at most 1 - p.
 
-    Among tokens that tie at the edge the highest ids stay, as with a stable sort, but only values are sorted here.
+    One id always stays, and with p = 1 all ids stay. Among ids that tie at the edge the highest ones stay, as with a
+    stable sort, although only values are sorted here.
     """
     ascending = mx.sort(logits, axis=-1)
     dropped = (mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1) <= 1 - p) & (p < 1)
     dropped = dropped & (mx.arange(logits.shape[-1]) < logits.shape[-1] - 1)
     kept = mx.where(dropped, mx.inf, ascending)
     edge = kept.min(axis=-1, keepdims=True)
-    tied = logits == edge
-    room = (kept == edge).sum(axis=-1, keepdims=True)
-    stays = tied & (mx.cumsum(tied.astype(mx.int32), axis=-1, reverse=True) <= room)
+    is_tied = logits == edge
+    num_kept = (kept == edge).sum(axis=-1, keepdims=True)
+    stays = is_tied & (mx.cumsum(is_tied.astype(mx.int32), axis=-1, reverse=True) <= num_kept)
     return mx.where((logits > edge) | stays, logits, -mx.inf)
 
 
 def keep_min_p(logits: mx.array, min_p: mx.array) -> mx.array:
-    """(B, L, V), (B, 1, 1): -inf where the probability is below min_p times the largest."""
+    """(B, L, V), (B, 1, 1): -inf where the probability is below min_p times the largest one."""
     probs = mx.softmax(logits, axis=-1)
     return mx.where(probs < min_p * probs.max(axis=-1, keepdims=True), -mx.inf, logits)

@@ -1,5 +1,6 @@
-"""Random numbers that are a function of (seed, position, use): no state is carried from round to round or from request
-to request, and a row does not depend on the rows beside it.
+"""Random numbers as a function of (seed, position, use).
+
+No state is carried between rounds or requests, and a row does not depend on other rows of its batch.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from functools import partial
 
 import mlx.core as mx
 
-Draw = tuple[int, int, "Use"]  # a request's seed, a position of its output, a use
+Draw = tuple[int, int, "Use"]  # a request's seed, a position of its output, and the use of the number
 
 
 class Use(IntEnum):
-    """What a random number is for; each use has its own stream."""
+    """The purpose of a random number. Each has its own stream."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -24,30 +25,30 @@ class Use(IntEnum):
 
 
 def sample_seed(seed: int, number: int) -> int:
-    """Of several samples with one seed; the first, number 0, has it itself. How many there are plays no part."""
+    """The seed of one of several samples. Sample 0 keeps the seed; the number of samples does not matter."""
     return int.from_bytes(hashlib.sha256(f"sample {number} {seed}".encode()).digest()[:4], "big") if number else seed
 
 
-def random_keys(places: Sequence[Draw]) -> mx.array:
-    """(N, 2): a random key for each place. Rounds begin at different positions, so no two rounds share a key."""
-    return mx.array([[seed, position * len(Use) + use] for seed, position, use in places], mx.uint32)
+def random_keys(draws: Sequence[Draw]) -> mx.array:
+    """(N, 2): one random key per draw. Rounds start at different positions, so they never share a key."""
+    return mx.array([[seed, position * len(Use) + use] for seed, position, use in draws], mx.uint32)
 
 
-def uniform(each: mx.array) -> mx.array:
+def uniform(keys: mx.array) -> mx.array:
     """(N, 2) keys -> (N,) in [0, 1)."""
-    return mx.vmap(lambda key: mx.random.uniform(key=key))(each)
+    return mx.vmap(lambda key: mx.random.uniform(key=key))(keys)
 
 
-def gumbel(each: mx.array, size: int) -> mx.array:
-    """(N, 2) keys -> (N, size) Gumbel noise: x + noise has its arg-max at i with probability softmax(x)_i."""
-    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(each)
+def gumbel(keys: mx.array, size: int) -> mx.array:
+    """(N, 2) keys -> (N, size) Gumbel noise: the arg-max of x + noise is i with probability softmax(x)_i."""
+    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
 
 
-def categorical(logprobs: mx.array, each: mx.array) -> mx.array:
-    """(N, V) log-probabilities, not necessarily normalised, and (N, 2) keys -> (N,) ids."""
-    return mx.argmax(logprobs + gumbel(each, logprobs.shape[-1]), axis=-1)
+def categorical(logprobs: mx.array, keys: mx.array) -> mx.array:
+    """(N, V) log-probabilities, which need not be normalised, and (N, 2) keys -> (N,) ids."""
+    return mx.argmax(logprobs + gumbel(keys, logprobs.shape[-1]), axis=-1)
 
 
-def split(each: mx.array, count: int) -> mx.array:
-    """(N, 2) keys -> (N, count, 2): independent keys out of each. Which they are depends on `count`."""
-    return mx.vmap(partial(mx.random.split, num=count))(each)
+def split(keys: mx.array, count: int) -> mx.array:
+    """(N, 2) keys -> (N, count, 2): independent keys from each key. Another `count` gives other keys."""
+    return mx.vmap(partial(mx.random.split, num=count))(keys)

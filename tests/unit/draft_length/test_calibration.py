@@ -44,13 +44,17 @@ KEY = {"target": "a target", "mlx": "1.2.3"}
 
 
 def metal(width: int) -> int:
-    """The classes that published kernels have in 16 bits on M3 and later: gemv, two kinds of gemv_wide, GEMM."""
+    """Groups of equal bits in published 16-bit kernels for M3 and later: gemv, two kinds of gemv_wide, GEMM."""
     return sum(width >= least for least in (2, 6, 16))
 
 
 class FakeProbe(Probe):
-    """A device by formulas, which counts what it is asked for. kind_of: bits are alike where it is. batches: whether
-    rows of a batch have the bits of rows alone.
+    """A device simulated by formulas. It records all measurements.
+
+    Args:
+        kind_of: widths of the same kind have the same bits.
+        batches: whether rows of a batch have the bits of single rows.
+        slope: the relative cost of a position.
     """
 
     def __init__(self, kind_of: Callable[[int], int] = metal, *, batches: bool = True, slope: float = 0.02) -> None:
@@ -87,7 +91,7 @@ class FakeProbe(Probe):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Of calibrations; nothing is given by the environment."""
+    """The folder of calibration files. The environment names no file."""
     monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     module.shared_store.cache_clear()
@@ -98,47 +102,47 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
-def of(probe: Probe, draft: str = "") -> Calibration:
+def calibrated(probe: Probe, draft: str = "") -> Calibration:
     return Calibration(probe, CalibrationStore(KEY), draft)
 
 
-def test_of_published_kernels_the_class_with_most_widths_is_chosen(folder: Path) -> None:
-    calibration = of(FakeProbe())
+def test_the_largest_group_of_published_kernels_is_chosen(folder: Path) -> None:
+    calibration = calibrated(FakeProbe())
     assert calibration.exact_widths == [6, 8, 10, 12, 15]
     assert {*calibration.exact_costs(1).passes} <= {*range(6, 16)} and calibration.exact_costs(1).passes
     assert min(calibration.costs(1).passes) == 1
 
 
 @pytest.mark.parametrize(
-    ("classes", "expected"),
+    ("groups", "expected"),
     [
         ([[1, 2, 3, 4], [5, 6], [16, 24, 32]], [1, 2, 3, 4]),
         ([[1], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]], [2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32]),
-        ([[1], [2, 3], [4, 5], [24, 32, 16]], [2, 3]),  # of equals, the narrowest
+        ([[1], [2, 3], [4, 5], [24, 32, 16]], [2, 3]),  # the narrowest of equally large groups
         ([[width] for width in COMPARED_WIDTHS], [1]),
     ],
 )
-def test_the_class_follows_from_the_classes_alone(classes: list[list[int]], expected: list[int]) -> None:
-    assert choose_exact_widths(classes) == expected == choose_exact_widths(classes[::-1])
+def test_the_choice_does_not_depend_on_the_order_of_groups(groups: list[list[int]], expected: list[int]) -> None:
+    assert choose_exact_widths(groups) == expected == choose_exact_widths(groups[::-1])
 
 
 @pytest.mark.parametrize("speed", [1.0, 50.0])
 @pytest.mark.parametrize("draft", ["", "a head"])
-def test_neither_a_timing_nor_a_draft_changes_the_class(folder: Path, speed: float, draft: str) -> None:
+def test_neither_timings_nor_a_draft_change_the_exact_widths(folder: Path, speed: float, draft: str) -> None:
     probe = FakeProbe(slope=0.02 * speed)
-    assert of(probe, draft).exact_widths == of(FakeProbe()).exact_widths
+    assert calibrated(probe, draft).exact_widths == calibrated(FakeProbe()).exact_widths
 
 
-def test_what_was_measured_is_stored_and_read_again(folder: Path) -> None:
-    first, probe = of(FakeProbe(), "a head"), FakeProbe()
+def test_measurements_are_stored_and_loaded(folder: Path) -> None:
+    first, probe = calibrated(FakeProbe(), "a head"), FakeProbe()
     costs = [(first.costs(rows), first.exact_costs(rows), first.batches_match(rows)) for rows in (1, 4)]
-    second = of(probe, "a head")
+    second = calibrated(probe, "a head")
     assert [(second.costs(rows), second.exact_costs(rows), second.batches_match(rows)) for rows in (1, 4)] == costs
     assert probe.timed == probe.compared == []
     (path,) = folder.glob("*.json")
     assert path.parent.stat().st_mode & 0o777 == 0o700
     another = FakeProbe()
-    assert of(another).costs(1).passes == costs[0][0].passes  # without a draft: the target's passes serve again
+    assert calibrated(another).costs(1).passes == costs[0][0].passes  # without a draft, the stored passes are used
     assert another.timed == another.compared == []
     assert json.loads(path.read_text())["key"] == KEY
 
@@ -152,50 +156,50 @@ def test_what_was_measured_is_stored_and_read_again(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: str) -> None:
-    of(FakeProbe()).costs(1)
+    calibrated(FakeProbe()).costs(1)
     (path,) = folder.glob("*.json")
     whole = path.read_text()
     path.write_text(content)
-    assert of(FakeProbe()).costs(1).passes and path.read_text() == whole
+    assert calibrated(FakeProbe()).costs(1).passes and path.read_text() == whole
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
-def test_a_file_that_is_cut_is_ignored(folder: Path, share: float) -> None:
-    of(FakeProbe()).costs(1)
+def test_a_truncated_file_is_ignored(folder: Path, share: float) -> None:
+    calibrated(FakeProbe()).costs(1)
     (path,) = folder.glob("*.json")
     whole = path.read_text()
     path.write_text(whole[: int(share * len(whole))])
-    assert of(FakeProbe()).costs(1).passes and path.read_text() == whole
+    assert calibrated(FakeProbe()).costs(1).passes and path.read_text() == whole
 
 
-def test_where_nothing_can_be_stored_it_is_kept_in_memory(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "cache").write_text("a file, where the folder should be")
+def test_measurements_stay_in_memory_if_they_cannot_be_stored(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "cache").write_text("a file instead of a folder")
     probe = FakeProbe()
-    calibration = of(probe, "a head")
+    calibration = calibrated(probe, "a head")
     assert calibration.costs(1) is calibration.costs(1) and probe.timed.count((1, 0)) == 1
 
 
-def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, folder: Path) -> None:
+def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    of(FakeProbe()).costs(1)
+    calibrated(FakeProbe()).costs(1)
     assert not any(folder.iterdir())
 
 
-def test_to_forget_is_to_measure_again(folder: Path) -> None:
+def test_forget_measures_again(folder: Path) -> None:
     probe = FakeProbe()
-    calibration = of(probe)
+    calibration = calibrated(probe)
     before = calibration.costs(1)
     probe.speed = 2.0
     calibration.forget()
     after = calibration.costs(1)
     assert after.baseline == pytest.approx(2 * before.baseline)
-    assert of(FakeProbe()).costs(1) == after  # it replaced the stored one
+    assert calibrated(FakeProbe()).costs(1) == after  # the stored file was replaced
 
 
-def test_few_passes_are_timed_and_larger_batches_when_they_are_needed(folder: Path) -> None:
+def test_few_passes_are_timed_and_batches_only_when_needed(folder: Path) -> None:
     probe = FakeProbe(lambda width: 0)
-    calibration = of(probe)
+    calibration = calibrated(probe)
     calibration.costs(1)
     assert 2 <= len({*probe.timed}) <= 10 and {rows for rows, _ in probe.timed} == {1}
     for rows in (3, 4):
@@ -204,9 +208,9 @@ def test_few_passes_are_timed_and_larger_batches_when_they_are_needed(folder: Pa
     assert all(rows * width <= 256 for rows, width in probe.timed)
 
 
-def test_a_slower_device_scales_all_costs_and_nothing_is_stored(folder: Path) -> None:
+def test_a_slower_device_scales_all_costs_and_stores_nothing(folder: Path) -> None:
     probe = FakeProbe()
-    calibration = of(probe, "a head")
+    calibration = calibrated(probe, "a head")
     before = calibration.costs(1)
     probe.speed = 2.0
     widest = max(before.passes)
@@ -216,25 +220,31 @@ def test_a_slower_device_scales_all_costs_and_nothing_is_stored(folder: Path) ->
         dict.fromkeys(before.passes, 2.0)
     )
     assert after.step == pytest.approx(2 * before.step)
-    assert of(FakeProbe(), "a head").costs(1) == before
+    assert calibrated(FakeProbe(), "a head").costs(1) == before
 
 
-def test_a_width_that_was_not_measured_is_measured_again_as_the_next_wider_one(folder: Path) -> None:
-    probe = FakeProbe(lambda width: 0, slope=0.0)  # flat: few widths stay
-    calibration = of(probe)
+def test_measuring_again_replaces_a_missing_width_by_the_next_wider_one(folder: Path) -> None:
+    probe = FakeProbe(lambda width: 0, slope=0.0)  # a flat curve keeps few widths
+    calibration = calibrated(probe)
     probe.speed = 3.0
     assert 3 not in calibration.costs(1).passes
     calibration.measure_again(1, (1, 3))
     assert calibration.costs(1).baseline == pytest.approx(0.003)
 
 
-def test_a_given_file_is_used_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"format": 1, "passes": {"1": {"1": 0.5, "4": 1.0}}, "drafts": {}, "same_bits": {}, "fixed_capacity": False}
+def test_a_named_file_replaces_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {
+        "format": 1,
+        "passes": {"1": {"1": 0.5, "4": 1.0}},
+        "drafts": {},
+        "same_bits": {},
+        "fixed_capacity": False,
+    }
     path = tmp_path / "curve.json"
-    path.write_text(json.dumps(given))
+    path.write_text(json.dumps(content))
     monkeypatch.setenv(CALIBRATION_VARIABLE, str(path))
     probe = FakeProbe()
-    calibration = of(probe, "a head")
+    calibration = calibrated(probe, "a head")
     for rows in (1, 8):
         assert calibration.costs(rows).passes == {1: 0.5, 4: 1.0} == calibration.exact_costs(rows).passes
     calibration.measure_again(1, (1, 4))
@@ -245,9 +255,9 @@ def test_a_given_file_is_used_instead(tmp_path: Path, monkeypatch: pytest.Monkey
         CalibrationStore(KEY)
 
 
-def test_the_key_tells_targets_and_libraries_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     key = calibration_key(tiny_model())
-    assert key == calibration_key(tiny_model(seed=8))  # values change neither speed nor kernels
+    assert key == calibration_key(tiny_model(seed=8))  # weights change neither speed nor bits
     half = tiny_model()
     half.set_dtype(mx.bfloat16)
     others = [calibration_key(half), calibration_key(tiny_model(d_ff=64)), calibration_key(tiny_model(num_layers=3))]
@@ -256,23 +266,26 @@ def test_the_key_tells_targets_and_libraries_apart(monkeypatch: pytest.MonkeyPat
     assert len({key, *others}) == 5
 
 
-# Prices: what exactness costs, and when it is the default.
+# The price of exactness, and when exact passes are the default.
 
 
-def test_what_costs_nothing_is_the_default_and_what_costs_more_is_not(folder: Path) -> None:
-    alike, unlike = of(FakeProbe(lambda width: 0)), Calibration(FakeProbe(), CalibrationStore(KEY | {"mlx": "2"}))
+def test_cheap_exact_passes_are_the_default_and_expensive_ones_are_not(folder: Path) -> None:
+    alike, unlike = (
+        calibrated(FakeProbe(lambda width: 0)),
+        Calibration(FakeProbe(), CalibrationStore(KEY | {"mlx": "2"})),
+    )
     for num_draft_tokens in (0, 5, None):
         assert exactness_price(alike, num_draft_tokens, 1, ()).is_worth_it
-    plain = exactness_price(unlike, 0, 1, ())
-    assert plain.is_possible and not plain.is_worth_it
-    assert plain.share == pytest.approx(1 - unlike.costs(1).baseline / unlike.exact_costs(1).baseline)
-    assert exactness_price(unlike, None, 1, ()).share < plain.share  # drafts fill the wider passes
-    assert not exactness_price(unlike, 15, 1, ()).is_possible  # no pass of the class has room for 16 positions
-    assert exactness_price(alike, 40, 1, ()).is_worth_it  # a width that was not compared yet
+    baseline = exactness_price(unlike, 0, 1, ())
+    assert baseline.is_possible and not baseline.is_worth_it
+    assert baseline.share == pytest.approx(1 - unlike.costs(1).baseline / unlike.exact_costs(1).baseline)
+    assert exactness_price(unlike, None, 1, ()).share < baseline.share  # drafts fill the wider passes
+    assert not exactness_price(unlike, 15, 1, ()).is_possible  # no exact pass has 16 positions
+    assert exactness_price(alike, 40, 1, ()).is_worth_it  # a width beyond the compared ones
 
 
-def test_batches_with_other_bits_are_not_exact(folder: Path) -> None:
-    calibration = of(FakeProbe(lambda width: 0, batches=False))
+def test_batches_with_different_bits_are_not_exact(folder: Path) -> None:
+    calibration = calibrated(FakeProbe(lambda width: 0, batches=False))
     assert exactness_price(calibration, None, 1, ()).is_possible
     assert not exactness_price(calibration, None, 8, ()).is_possible and not calibration.batches_match(8)
 
@@ -301,11 +314,11 @@ def compare_with_brute_force(dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
-def test_the_class_is_that_of_a_brute_force_comparison(folder: Path, dtype: mx.Dtype) -> None:
+def test_exact_widths_equal_those_of_a_brute_force_comparison(folder: Path, dtype: mx.Dtype) -> None:
     compare_with_brute_force(dtype)
 
 
-def test_with_mlx_own_blas_too(folder: Path) -> None:
+def test_exact_widths_with_the_blas_of_mlx(folder: Path) -> None:
     unset = f"del os.environ['{CALIBRATION_VARIABLE}']"
     program = (
         f"import tests, os; {unset}; import {__name__} as t, mlx.core as mx; t.compare_with_brute_force(mx.float32)"
@@ -318,19 +331,19 @@ def test_with_mlx_own_blas_too(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_widths_that_differ_in_their_last_bits_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The published classes, planted in a real model."""
+def test_widths_that_differ_in_the_last_bits_are_detected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real model with the published groups planted."""
     states = EncoderDecoder.states
 
     def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
         return states(self, tokens, cache) * (1.0 + 2e-7 * metal(tokens.shape[1]))
 
     monkeypatch.setattr(EncoderDecoder, "states", planted)
-    assert of(Probe(tiny_model())).exact_widths == [6, 8, 10, 12, 15]
+    assert calibrated(Probe(tiny_model())).exact_widths == [6, 8, 10, 12, 15]
 
 
 @pytest.mark.parametrize("what", ["rows", "source", "capacity"])
-def test_bits_that_depend_on_a_batch_or_a_capacity_are_found(
+def test_bits_that_depend_on_the_batch_or_the_capacity_are_detected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     states = EncoderDecoder.states
@@ -339,7 +352,7 @@ def test_bits_that_depend_on_a_batch_or_a_capacity_are_found(
         is_other = {"rows": cache.rows > 1, "source": cache.source_capacity > 32, "capacity": cache.capacity > 32}
         return states(self, tokens, cache) * (1.0 + 1e-6 * is_other[what])
 
-    calibration = of(Probe(tiny_model()))
+    calibration = calibrated(Probe(tiny_model()))
     assert calibration.batches_match(4) and not calibration.fixed_capacity
     monkeypatch.setattr(EncoderDecoder, "states", planted)
     calibration = Calibration(Probe(tiny_model()), CalibrationStore(KEY | {"planted": what}))
@@ -347,8 +360,8 @@ def test_bits_that_depend_on_a_batch_or_a_capacity_are_found(
     assert calibration.batches_match(4) == (what == "capacity")
 
 
-def test_a_real_probe_sees_that_a_device_became_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that each look at it moves."""
+def test_a_real_probe_detects_a_slower_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses a clock that advances with each reading."""
     now, step = [0.0], [1e-3]
 
     def clock() -> float:
@@ -374,7 +387,7 @@ def test_a_real_probe_measures_a_draft(kind: str, rows: int) -> None:
     assert isinstance(make(), BatchHeadDrafter) == (kind == "head")
 
 
-def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_calibrates_once_and_reports_the_price(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probes: list[FakeProbe] = []
 
     def probe(model: EncoderDecoder, make: Any = None) -> FakeProbe:
@@ -391,12 +404,14 @@ def test_a_session_calibrates_once_and_tells_the_price(folder: Path, monkeypatch
     assert note and "strict prevents that and costs" in note and "%" in note
     assert session.planner.exactness_note(session.options_with({"strict": True})) is None
     assert session.planner.exactness_note(session.options_with({"strict": False})) is None
-    assert session.planner.exactness_note(session.options_with({"temperature": 1.0})) is None  # samples differ anyway
+    assert (
+        session.planner.exactness_note(session.options_with({"temperature": 1.0})) is None
+    )  # samples may differ in any case
     with pytest.raises(
         InputError, match=r"num_draft_tokens: too many for exact passes on this device \(got 20, expected at most 14\)"
     ):
         session.generate("5 9 3", num_draft_tokens=20, strict=True)
-    for schedule in ("auto", 14):  # drafts are cut to what exact passes have room for
+    for schedule in ("auto", 14):  # drafts are cut to the exact passes
         session.generate("5 9 3", num_draft_tokens=schedule, strict=True, max_tokens=30)
     timed = len(probes[0].timed)
     session.calibrate(again=True)
@@ -437,8 +452,8 @@ def test_calibrating_again_measures_passes_with_and_without_a_draft(
 # The monitor.
 
 
-def rounds_until(monitor: SpeedMonitor, ratio: float, most: int = 500) -> int | None:
-    return next((i for i in range(most) if monitor.observe(1.0, ratio)), None)
+def rounds_until(monitor: SpeedMonitor, ratio: float, max_rounds: int = 500) -> int | None:
+    return next((i for i in range(max_rounds) if monitor.observe(1.0, ratio)), None)
 
 
 @pytest.mark.parametrize("ratio", [0.85, 1.0, 1.2])
@@ -447,20 +462,20 @@ def test_the_speed_monitor_lets_small_differences_pass(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 1.3, 2.0])
-def test_the_speed_monitor_asks_once_and_again_after_another_change(ratio: float) -> None:
+def test_the_speed_monitor_reports_each_change_once(ratio: float) -> None:
     monitor = SpeedMonitor()
     assert rounds_until(monitor, ratio) == SpeedMonitor.ROUNDS - 1
-    assert rounds_until(monitor, ratio) is None  # measured again, and the rounds are as before: the host's share
+    assert rounds_until(monitor, ratio) is None  # unchanged after measuring again: host time
     assert rounds_until(monitor, 1.5 * ratio) is not None
 
 
-def test_an_engine_measures_again_when_rounds_take_longer() -> None:
+def test_slower_rounds_are_measured_again() -> None:
     asked: list[tuple[int, Sequence[int]]] = []
     fixed = Calibration(FakeProbe(), CalibrationStore(KEY)).costs(1)
     widths = PassWidths(lambda rows: fixed, measure_again=lambda rows, which: asked.append((rows, which)))
     for _ in range(SpeedMonitor.ROUNDS):
         widths.observe(1, 0, 0, 1.0)  # without a draft
-        widths.observe(3, 3, 3, 1.0)  # costs of 4 rows
+        widths.observe(3, 3, 3, 1.0)  # costs are those of 4 rows
         widths.observe(1, 3, 3, fixed.round_seconds(3, 3))
     assert asked == []
     for _ in range(SpeedMonitor.ROUNDS):

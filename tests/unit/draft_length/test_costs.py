@@ -1,4 +1,4 @@
-"""Costs by width: padding, scaling, and which widths are measured. Pure arithmetic with seeded noise."""
+"""Costs by width: padding, scaling, and the choice of measured widths. Pure arithmetic with seeded noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculative_decoding.draft_length.costs import MAX_MEASURED_WIDTHS, MAX_WID
 COSTS = RoundCosts({1: 1.0, 4: 2.0, 8: 5.0}, step=0.1, start=0.3, prefill=0.7)
 
 
-def test_a_round_costs_its_padded_pass_and_its_draft() -> None:
+def test_a_round_costs_its_padded_pass_plus_its_draft() -> None:
     assert [COSTS.width(tokens) for tokens in (1, 2, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, 9]
     assert COSTS.baseline == COSTS.round_seconds(0) == 1.0
     assert COSTS.round_seconds(2) == COSTS.round_seconds(3) == 2.0
@@ -27,10 +27,10 @@ def test_scaled_costs_follow_the_measured_factors() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_monotone_is_the_isotonic_regression(seed: int) -> None:
-    """Oracle: of all ways to cut the widths into pools of their means, the closest one that never falls."""
-    dice = random.Random(seed)
-    values = [dice.uniform(1.0, 3.0) for _ in range(7)]
+def test_monotone_is_isotonic_regression(seed: int) -> None:
+    """Oracle: try all partitions into pools of equal values, and take the closest one that never falls."""
+    rng = random.Random(seed)
+    values = [rng.uniform(1.0, 3.0) for _ in range(7)]
 
     def pooled(cuts: tuple[int, ...]) -> list[float]:
         parts = [values[low:high] for low, high in pairwise((0, *cuts, len(values)))]
@@ -45,12 +45,13 @@ def test_monotone_is_the_isotonic_regression(seed: int) -> None:
 @pytest.mark.parametrize("step", range(2, MAX_WIDTH + 1))
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_is_found_at_any_width(step: int, seed: int) -> None:
-    """The widest pass below the step is kept, so that a draft that fits there is not padded over it."""
-    dice, measured = random.Random(f"{step} {seed}"), []
+    """The widest pass below the step is kept, so a draft that fits into it is not padded beyond the step."""
+    rng = random.Random(f"{step} {seed}")
+    measured: list[int] = []
 
     def measure(width: int) -> float:
         measured.append(width)
-        return (1.0 if width < step else 2.0) * dice.uniform(0.98, 1.02)
+        return (1.0 if width < step else 2.0) * rng.uniform(0.98, 1.02)
 
     passes = measure_widths(measure)
     assert step - 1 in passes and max(passes) == MAX_WIDTH
@@ -58,5 +59,5 @@ def test_a_step_is_found_at_any_width(step: int, seed: int) -> None:
     assert [*passes] == sorted(passes) and [*passes.values()] == sorted(passes.values())
 
 
-def test_of_a_flat_curve_two_widths_are_kept() -> None:
+def test_a_flat_curve_keeps_two_widths() -> None:
     assert measure_widths(lambda width: 1.0 if width == 1 else 2.0) == {1: 1.0, MAX_WIDTH: 2.0}

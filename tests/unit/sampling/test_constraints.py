@@ -1,4 +1,4 @@
-"""What may not come and what must: by a plain reading of each rule, one position at a time, and Hugging Face's own."""
+"""Constraints against a naive implementation for one position, and against Hugging Face's processors."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ ROWS = [
     Constraints(no_repeat_ngram_size=2, banned=((0,),), not_before=((1, 9),), forced=((5, (0,)), (5, (3,)))),
 ]
 OPTIONS = [GenerationOptions(), GenerationOptions(repetition_penalty=1.5), *[GenerationOptions()] * 4]
-DICE = random.Random(3)
-PAST = [[0, *DICE.choices(range(VOCAB), k=count)] for count in (4, 9, 0, 1, 2, 3)]
-DRAFTED = [DICE.choices(range(VOCAB), k=4) for _ in ROWS]
+RNG = random.Random(3)
+PAST = [[0, *RNG.choices(range(VOCAB), k=count)] for count in (4, 9, 0, 1, 2, 3)]
+DRAFTED = [RNG.choices(range(VOCAB), k=4) for _ in ROWS]
 LOGITS = 2 * mx.random.normal((len(ROWS), 5, VOCAB), key=mx.random.key(1))
 
 
-def banned_plainly(own: Constraints, before: Sequence[int], vocab_size: int) -> set[int]:
-    """Every id by itself: what would stand there, read again."""
+def naive_forbidden(own: Constraints, before: Sequence[int], vocab_size: int) -> set[int]:
+    """Check every id separately."""
     found = set()
     for token in range(vocab_size):
         after, size = [*before, token], own.no_repeat_ngram_size
-        stretches = [tuple(after[i : i + size]) for i in range(len(after) - size + 1)] if size else []
-        is_repeated = bool(stretches) and stretches[-1] in stretches[:-1]
-        is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.banned)
-        is_early = any(token == each and len(before) < place for each, place in own.not_before)
-        if is_repeated or is_never or is_early:
+        ngrams = [tuple(after[i : i + size]) for i in range(len(after) - size + 1)] if size else []
+        is_repeated = bool(ngrams) and ngrams[-1] in ngrams[:-1]
+        is_banned = any(tuple(after[-len(ids) :]) == ids for ids in own.banned)
+        is_early = any(token == each and len(before) < position for each, position in own.not_before)
+        if is_repeated or is_banned or is_early:
             found.add(token)
     return found
 
 
-def plainly(logits: Sequence[float], own: Constraints, before: Sequence[int]) -> list[float]:
-    banned = banned_plainly(own, before, len(logits))
+def naive_constrain(logits: Sequence[float], own: Constraints, before: Sequence[int]) -> list[float]:
+    forbidden = naive_forbidden(own, before, len(logits))
     found = list(logits)
-    if len(banned) < len(logits):
-        found = [-mx.inf if token in banned else value for token, value in enumerate(found)]
-    for place, ids in own.forced:
-        if place == len(before):
+    if len(forbidden) < len(logits):
+        found = [-mx.inf if token in forbidden else value for token, value in enumerate(found)]
+    for position, ids in own.forced:
+        if position == len(before):
             found = [0.0 if token in ids else -mx.inf for token in range(len(logits))]
     return found
 
@@ -63,34 +63,34 @@ def history(rows: Sequence[int], drafted: int = 4) -> History:
     return History([PAST[row] for row in rows], ids, [ROWS[row] for row in rows])
 
 
-def test_every_position_of_every_row_is_as_a_plain_reading_has_it() -> None:
+def test_every_position_of_every_row_equals_the_naive_result() -> None:
     found = constrain(LOGITS, history(range(len(ROWS))))
-    banned = 0
+    forbidden = 0
     for row, own in enumerate(ROWS):
         for i in range(5):
-            expected = plainly(LOGITS[row, i].tolist(), own, [*PAST[row], *DRAFTED[row][:i]])  # type: ignore[arg-type]
+            expected = naive_constrain(LOGITS[row, i].tolist(), own, [*PAST[row], *DRAFTED[row][:i]])  # type: ignore[arg-type]
             assert found[row, i].tolist() == expected
-            banned += expected.count(-mx.inf)
-    assert banned > 30
+            forbidden += expected.count(-mx.inf)
+    assert forbidden > 30
 
 
 @pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
-def test_rows_and_positions_are_constrained_one_by_one(compute: Any) -> None:
-    """Alone, and with the ids that were drafted committed: bit for bit the same."""
+def test_rows_and_positions_are_constrained_independently(compute: Any) -> None:
+    """A row decoded separately has the same bits; so has a position whose draft ids are committed."""
     together = compute(LOGITS, OPTIONS, history(range(len(ROWS))))
     for row, own in enumerate(ROWS):
-        alone = compute(LOGITS[row : row + 1], OPTIONS[row : row + 1], history([row]))
-        assert mx.array_equal(together[row : row + 1], alone)
+        single = compute(LOGITS[row : row + 1], OPTIONS[row : row + 1], history([row]))
+        assert mx.array_equal(together[row : row + 1], single)
         for i in range(5):
             past = History([[*PAST[row], *DRAFTED[row][:i]]], constraints=[own])
             assert mx.array_equal(
-                alone[:, i : i + 1], compute(LOGITS[row : row + 1, i : i + 1], OPTIONS[row : row + 1], past)
+                single[:, i : i + 1], compute(LOGITS[row : row + 1, i : i + 1], OPTIONS[row : row + 1], past)
             )
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['settings']}-{len(case['history'])}")
-def test_scores_are_those_of_hugging_face(case: dict[str, Any]) -> None:
-    """From the file's fields; however many of the ids before the position were only drafted."""
+def test_scores_equal_those_of_hugging_face(case: dict[str, Any]) -> None:
+    """Options come from the file's fields. Any number of the last ids may be draft ids."""
     config = GenerationConfig.from_dict(case["settings"], GOLDEN["vocab_size"], [GOLDEN["eos_token_id"]])
     options = config.with_defaults(GenerationOptions(max_tokens=GOLDEN["max_new_tokens"]), 1)
     own = config.constraints(options, [GOLDEN["eos_token_id"]], 1, config.forced_bos_token_id)
@@ -103,21 +103,21 @@ def test_scores_are_those_of_hugging_face(case: dict[str, Any]) -> None:
         assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_where_nothing_would_be_left_nothing_is_taken_away() -> None:
-    """As for a draft that knows but two tokens."""
+def test_a_position_without_allowed_ids_stays_unchanged() -> None:
+    """The vocabulary of the draft has only two tokens."""
     logits = mx.where(mx.arange(VOCAB) < 2, LOGITS[:1, :1], -mx.inf)
     past = History([[0, 5]], constraints=[Constraints(banned=((0,), (1,)))])
     assert mx.array_equal(constrain(logits, past), logits)
     assert constrain(logits, History([[0, 5]], constraints=[Constraints(banned=((0,),))])).tolist()[0][0][0] == -mx.inf
 
 
-def test_the_type_of_the_logits_stays() -> None:
+def test_the_dtype_of_the_logits_stays() -> None:
     for dtype in (mx.float16, mx.bfloat16):
         assert constrain(LOGITS.astype(dtype), history(range(len(ROWS)))).dtype == dtype
 
 
-def test_what_nobody_asks_for_costs_nothing_and_many_rows_cost_what_one_does() -> None:
-    late = Constraints(not_before=((1, 5),), forced=((3, (2,)),))  # all of it behind these positions
+def test_unused_constraints_cost_nothing_and_the_cost_does_not_depend_on_rows() -> None:
+    late = Constraints(not_before=((1, 5),), forced=((3, (2,)),))  # applies to later positions only
     assert constrain(LOGITS, History(PAST[:1] * 6)) is LOGITS
     assert constrain(LOGITS, History([[0] * 9] * 6, constraints=[late] * 6)) is LOGITS
     assert is_constrained(History([[0, 1, 2]], constraints=[late]), 1)

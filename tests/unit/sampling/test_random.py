@@ -1,4 +1,4 @@
-"""Random numbers as functions of (seed, position, use): which they are, and that they follow their laws."""
+"""Random numbers as functions of (seed, position, use): their values, and their distributions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from speculative_decoding.sampling import Use
 from speculative_decoding.sampling.options import MAX_SEED
 from speculative_decoding.sampling.random import Draw, categorical, gumbel, random_keys, split, uniform
 
-PLACES: list[Draw] = [*product((0, 1, 2, 77, MAX_SEED), (1, 2, 3, 511), Use)]
+DRAWN: list[Draw] = [*product((0, 1, 2, 77, MAX_SEED), (1, 2, 3, 511), Use)]
 PROBS = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
 DRAWS = 20_000
 
 
 def test_keys_differ_by_seed_position_and_use() -> None:
-    places = [*product((0, 1, 2, MAX_SEED), range(200), Use)]
-    found = {tuple(key) for key in np.array(random_keys(places)).tolist()}
-    assert len(found) == len(places)
+    draws = [*product((0, 1, 2, MAX_SEED), range(200), Use)]
+    found = {tuple(key) for key in np.array(random_keys(draws)).tolist()}
+    assert len(found) == len(draws)
 
 
 def drawn(made: mx.array, size: int) -> mx.array:
@@ -41,16 +41,16 @@ def drawn(made: mx.array, size: int) -> mx.array:
     ],
     ids=["uniform", "gumbel, 7", "gumbel, 300", "categorical", "split"],
 )
-def test_a_place_gives_the_same_bits_alone_and_among_others(draw: Callable[[mx.array], mx.array]) -> None:
-    together = draw(random_keys(PLACES))
-    assert together.shape[0] == len(PLACES) == len(np.unique(random_keys(PLACES), axis=0))
-    for i, place in enumerate(PLACES):
-        assert mx.array_equal(draw(random_keys([place]))[0], together[i])
-    assert mx.array_equal(draw(random_keys(PLACES[::-1])), together[::-1])
+def test_a_draw_gives_the_same_bits_with_and_without_other_draws(draw: Callable[[mx.array], mx.array]) -> None:
+    together = draw(random_keys(DRAWN))
+    assert together.shape[0] == len(DRAWN) == len(np.unique(random_keys(DRAWN), axis=0))
+    for i, one in enumerate(DRAWN):
+        assert mx.array_equal(draw(random_keys([one]))[0], together[i])
+    assert mx.array_equal(draw(random_keys(DRAWN[::-1])), together[::-1])
 
 
-def test_a_place_keeps_its_numbers_from_version_to_version() -> None:
-    """The same seed gives the same text: these are the numbers of Threefry, from its paper's rounds."""
+def test_numbers_are_the_same_in_every_version() -> None:
+    """The same seed must keep giving the same text. The expected numbers follow from Threefry's definition."""
     made = random_keys([(0, 1, Use.ACCEPT), (3, 2, Use.NEXT)])
     assert made.tolist() == [[0, 5], [3, 10]]
     bits = [threefry(key, (0, 0))[0] for key in made.tolist()]  # type: ignore[arg-type, union-attr]
@@ -58,7 +58,7 @@ def test_a_place_keeps_its_numbers_from_version_to_version() -> None:
 
 
 def threefry(key: Sequence[int], count: tuple[int, int]) -> tuple[int, int]:
-    """Threefry-2x32 of 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3)."""
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3)."""
     rotations, mask = ((13, 15, 26, 6), (17, 29, 16, 24)), 2**32 - 1
     words = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
     x, y = (count[0] + words[0]) & mask, (count[1] + words[1]) & mask
@@ -70,8 +70,7 @@ def threefry(key: Sequence[int], count: tuple[int, int]) -> tuple[int, int]:
     return x, y
 
 
-# Each varies one of the three and holds the others: a request's positions, requests with seeds in turn, the tokens of
-# one draft.
+# Each stream varies one coordinate: the position in a request, the seed, or the token of a draft.
 STREAMS: dict[str, Callable[[Use], mx.array]] = {
     "positions": lambda use: random_keys([(11, position, use) for position in range(DRAWS)]),
     "seeds": lambda use: random_keys([(seed, 4, use) for seed in range(DRAWS)]),
@@ -87,7 +86,7 @@ def quantile(freedom: int) -> float:
 
 
 def fits(found: Any, expected: Any) -> bool:
-    """Pearson's chi-square; cells that must be empty are."""
+    """Pearson's chi-square test; impossible cells must be empty."""
     found, expected = np.ravel(found), np.ravel(expected)
     possible = expected > 0
     statistic = ((found[possible] - expected[possible]) ** 2 / expected[possible]).sum()
@@ -96,9 +95,9 @@ def fits(found: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("use", Use)
 @pytest.mark.parametrize("stream", STREAMS)
-def test_draws_follow_the_distribution_and_do_not_know_the_last(stream: str, use: Use) -> None:
+def test_draws_follow_the_distribution_and_are_independent(stream: str, use: Use) -> None:
     made = STREAMS[stream](use)
-    logits = mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))) + 3.0, (DRAWS, 5))  # need not be normalised
+    logits = mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))) + 3.0, (DRAWS, 5))  # not normalised
     ids = np.array(categorical(logits, made))
     assert fits(np.bincount(ids, minlength=5), PROBS * DRAWS)
     pairs = np.zeros((5, 5))
@@ -108,7 +107,7 @@ def test_draws_follow_the_distribution_and_do_not_know_the_last(stream: str, use
 
 
 @pytest.mark.parametrize("use", Use)
-def test_uniform_and_gumbel_fill_their_quantiles_evenly(use: Use) -> None:
+def test_uniform_and_gumbel_have_uniform_quantiles(use: Use) -> None:
     made, cells = STREAMS["seeds"](use), 50
     u = np.array(uniform(made))
     assert u.min() >= 0 and u.max() < 1
@@ -118,7 +117,7 @@ def test_uniform_and_gumbel_fill_their_quantiles_evenly(use: Use) -> None:
     assert fits(np.bincount((below.ravel() * cells).astype(int), minlength=cells), np.full(cells, DRAWS / cells))
 
 
-def test_uses_of_one_place_know_nothing_of_each_other() -> None:
+def test_uses_of_one_position_are_independent() -> None:
     cells = 5
     by_use = [(np.array(uniform(STREAMS["seeds"](use))) * cells).astype(int) for use in Use]
     for i, one in enumerate(by_use):
@@ -128,8 +127,8 @@ def test_uses_of_one_place_know_nothing_of_each_other() -> None:
             assert fits(pairs, np.full((cells, cells), DRAWS / cells**2))
 
 
-def test_a_planted_fault_shows() -> None:
-    """Positions that share their keys in pairs: each draw is right, but it knows the last."""
+def test_a_planted_dependence_is_detected() -> None:
+    """Pairs of positions share a key: each draw has the right distribution, but depends on the previous one."""
     made = random_keys([(11, position // 2, Use.NEXT) for position in range(DRAWS)])
     ids = np.array(categorical(mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))), (DRAWS, 5)), made))
     pairs = np.zeros((5, 5))

@@ -1,4 +1,4 @@
-"""Logits -> probabilities: by hand on four elements, and as Hugging Face's processors have it."""
+"""Logits to probabilities: four elements computed by hand, and the results of Hugging Face's processors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def probs_of(logits: list[float], history: list[int], **settings: Any) -> list[f
         ({"top_k": 1}, [0, 0, 0, 0.4]),
         ({"top_k": 3}, [0, 0.2, 0.3, 0.4]),
         ({"top_k": 9}, PROBS),
-        ({"top_p": 0.35}, [0, 0, 0, 0.4]),  # what reaches 0.35: the first alone
+        ({"top_p": 0.35}, [0, 0, 0, 0.4]),  # the first id reaches 0.35
         ({"top_p": 0.45}, [0, 0, 0.3, 0.4]),
         ({"top_p": 0.85}, [0, 0.2, 0.3, 0.4]),
         ({"top_p": 1e-9}, [0, 0, 0, 0.4]),  # one always stays
@@ -42,7 +42,7 @@ def probs_of(logits: list[float], history: list[int], **settings: Any) -> list[f
         ({"min_p": 1.0}, [0, 0, 0, 0.4]),
         ({"temperature": 0.5}, [0.01, 0.04, 0.09, 0.16]),
         ({"temperature": 0.5, "min_p": 0.3}, [0, 0, 0.09, 0.16]),  # temperature comes before min_p
-        ({"top_k": 2, "top_p": 0.5}, [0, 0, 0, 0.4]),  # of the two left the first has 4/7
+        ({"top_k": 2, "top_p": 0.5}, [0, 0, 0, 0.4]),  # the first of the two remaining ids has 4/7
     ],
 )
 def test_four_elements_by_hand(settings: dict[str, Any], kept: list[float]) -> None:
@@ -58,21 +58,21 @@ def test_the_penalty_divides_positive_and_multiplies_negative_logits_once() -> N
     assert scores(logits, [PENALISED], History([[0, 1, 1, 0]])).tolist() == [[[1.0, -2.0, 0.0, 1.0]]]
 
 
-def test_each_position_sees_the_tokens_before_it_and_no_more() -> None:
-    """Three positions behind the ids 0, 3 and a draft of 1, 2: the last sees all, the first only 0 and 3."""
+def test_each_position_sees_only_the_tokens_before_it() -> None:
+    """Three positions after the ids 0, 3 and a draft 1, 2: the last sees all of them, the first only 0 and 3."""
     found = scores(mx.ones((1, 3, 5)), [PENALISED], History([[0, 3]], mx.array([[1, 2]])))
     assert found.tolist() == [[[0.5, 1, 1, 0.5, 1], [0.5, 0.5, 1, 0.5, 1], [0.5, 0.5, 0.5, 0.5, 1]]]
 
 
-def test_rows_do_not_see_each_others_tokens() -> None:
-    """Whatever their numbers; and one of them has no penalty."""
+def test_rows_do_not_see_tokens_of_other_rows() -> None:
+    """Rows have different lengths, and one has no penalty."""
     rows = [PENALISED, PENALISED, GenerationOptions()]
     found = scores(mx.ones((3, 1, 3)), rows, History([[0], [2, 1, 1], [0, 1, 2]]))
     assert found.tolist() == [[[0.5, 1, 1]], [[1, 0.5, 0.5]], [[1, 1, 1]]]
 
 
 @pytest.mark.parametrize("case", GOLDENS, ids=lambda case: f"{case['settings']}-{len(case['logits'])}")
-def test_probabilities_are_those_of_hugging_face(case: dict[str, Any]) -> None:
+def test_probabilities_equal_those_of_hugging_face(case: dict[str, Any]) -> None:
     ours = probs_of(case["logits"], case["history"], **case["settings"])
     assert [p > 0 for p in ours] == [p > 0 for p in case["probs"]]
     assert np.allclose(ours, case["probs"], atol=1e-6)
@@ -84,7 +84,7 @@ MIXED = [
     sampled(top_k=2, seed=2),
     sampled(top_k=99, top_p=0.5, seed=9),
     sampled(temperature=1.4, min_p=0.3, repetition_penalty=0.7, seed=1),
-    GenerationOptions(repetition_penalty=1.2),  # takes the likeliest token; its distribution is that at temperature 1
+    GenerationOptions(repetition_penalty=1.2),  # greedy; its distribution is the one at temperature 1
 ]
 LOGITS = 2 * mx.random.normal((len(MIXED), 4, 12), key=mx.random.key(0))
 PAST = [[0, 5, 7], [0], [0, 3, 3, 3, 8], [0, 1], [0, 2, 4, 6, 8, 10], [0, 7, 7]]
@@ -92,20 +92,20 @@ DRAFTED = mx.array(np.random.default_rng(0).integers(0, 12, (len(MIXED), 3)))
 
 
 @pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
-def test_rows_and_positions_are_transformed_one_by_one(compute: Any) -> None:
-    """Rows with other options and pasts, at many positions, give bit for bit what each gives alone."""
+def test_rows_and_positions_are_transformed_independently(compute: Any) -> None:
+    """A batch of rows with different options and histories has the same bits as each row and position separately."""
     together = compute(LOGITS, MIXED, History(PAST, DRAFTED))
     for row, options in enumerate(MIXED):
         logits, tokens, drafted = LOGITS[row : row + 1], PAST[row], DRAFTED[row : row + 1]
         assert mx.array_equal(together[row : row + 1], compute(logits, [options], History([tokens], drafted)))
         for i in range(4):
             past = [*tokens, *drafted[0, :i].tolist()]  # type: ignore[misc]
-            alone = compute(logits[:, i : i + 1], [options], History([past]))
-            assert mx.array_equal(together[row : row + 1, i : i + 1], alone)
+            single = compute(logits[:, i : i + 1], [options], History([past]))
+            assert mx.array_equal(together[row : row + 1, i : i + 1], single)
     assert mx.isfinite(together).any(axis=-1).all()
 
 
-def test_coupled_noise_depends_on_seed_and_position_alone() -> None:
+def test_coupled_noise_depends_only_on_seed_and_position() -> None:
     def noise(past: Sequence[int], **settings: Any) -> mx.array:
         options, history = [sampled(**settings)], History([past])
         return perturbed_logprobs(LOGITS[:1, :1], options, history) - logprobs(LOGITS[:1, :1], options, history)
