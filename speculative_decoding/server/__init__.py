@@ -1,1 +1,1 @@
-"""A target with its draft for many clients at once, over HTTP. Needs the extra `server`."""
+"""Serves a target and its draft to many clients over HTTP. Needs the extra `server`."""

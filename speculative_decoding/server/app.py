@@ -1,4 +1,4 @@
-"""The server's paths, put together. How it listens and ends is for cli/serve.py."""
+"""The HTTP application: its paths, error handlers and access log. The command in cli/serve.py runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from ..errors import one_line
-from .bodies import refusal
+from .bodies import error_response
 from .completions import completions
 from .errors import ServerError
 from .guard import Guard
@@ -31,24 +31,22 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-PROBES = ("/health", "/metrics")  # are asked again and again
-GONE = 499  # the client left before its answer; nobody sees this status but the log
+POLLED_PATHS = ("/health", "/metrics")  # logged at level DEBUG
+CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """model: the name that clients give. hosts: by which they may call the server. created: seconds, of the model."""
-
-    model: str
+    model: str  # name for clients
     translation: TranslationPrompts
-    hosts: Collection[str] = ()
+    hosts: Collection[str] = ()  # names of this server
     token: str | None = None
     log_prompts: bool = False
-    created: int = 0
+    created: int = 0  # when the model was made, in seconds since 1970
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
-    """`service` starts and stops with the application."""
+    """Make the application. It starts and stops `service`."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -56,27 +54,30 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         yield
         service.stop()
 
-    def note(scope: Scope, status: int, seconds: float) -> None:
-        """A line in the log, and the metrics, for each answer."""
-        known = scope["path"] in paths
-        service.metrics.response(scope["path"] if known else "other", status or GONE)
+    def log(scope: Scope, status: int, seconds: float) -> None:
+        """Log a response and count it in the metrics."""
+        status = status or CLIENT_DISCONNECTED
+        service.metrics.response(scope["path"] if scope["path"] in paths else "other", status)
         client = (scope.get("client") or ("-",))[0]
         prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
         path = one_line(scope["path"])[:200]
-        level = logging.DEBUG if path in PROBES else logging.INFO
-        LOG.log(level, f"{client} {scope['method']} {path} {status or GONE} {seconds:.3f} s{prompts}")
+        level = logging.DEBUG if path in POLLED_PATHS else logging.INFO
+        LOG.log(level, f"{client} {scope['method']} {path} {status} {seconds:.3f} s{prompts}")
 
-    def refuse(request: Request, error: Exception) -> Response:
+    def on_server_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServerError)
         service.metrics.error(error.code or str(error.status))
-        return refusal(request.url.path, error)
+        return error_response(request.url.path, error)
 
-    def refuse_path(request: Request, error: Exception) -> Response:
+    def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return refuse(request, ServerError(error.status_code, error.detail, headers=error.headers))
+        return on_server_error(request, ServerError(error.status_code, error.detail, headers=error.headers))
 
-    def fail(request: Request, error: Exception) -> Response:
-        return refuse(request, ServerError(500, "the server failed; its log says why"))
+    def on_exception(request: Request, error: Exception) -> Response:
+        return on_server_error(request, ServerError(500, "the server failed; see its log"))
+
+    def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_DISCONNECTED)
 
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
@@ -90,40 +91,39 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     ]
     paths = {route.path for route in routes}
     handlers: dict[Any, Any] = {
-        ServerError: refuse,
-        HTTPException: refuse_path,
-        ClientDisconnect: gone,
-        Exception: fail,
+        ServerError: on_server_error,
+        HTTPException: on_http_exception,
+        ClientDisconnect: on_disconnect,
+        Exception: on_exception,
     }
-    guard = Middleware(Guard, hosts=settings.hosts, token=settings.token, note=note)
+    guard = Middleware(Guard, hosts=settings.hosts, token=settings.token, log=log)
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
-    app.state.service, app.state.settings = service, settings
+    app.state.service = service
+    app.state.settings = settings
     return app
 
 
-async def gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=GONE)
-
-
-def about_model(settings: ServerSettings) -> dict[str, object]:
+def model_fields(settings: ServerSettings) -> dict[str, object]:
     return {"id": settings.model, "object": "model", "created": settings.created, "owned_by": "speculative-decoding"}
 
 
 async def models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [about_model(request.app.state.settings)]})
+    return JSONResponse({"object": "list", "data": [model_fields(request.app.state.settings)]})
 
 
 async def model(request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
     if request.path_params["name"] != settings.model:
-        raise ServerError(404, f"there is no such model here, only {settings.model!r}", "model", "model_not_found")
-    return JSONResponse(about_model(settings))
+        raise ServerError(404, f"no such model (expected {settings.model!r})", "model", "model_not_found")
+    return JSONResponse(model_fields(settings))
 
 
 async def health(request: Request) -> Response:
-    """Ready to take requests, or 503 with what it does instead."""
+    """Status 200 if the server is ready, else 503 with its state."""
     state = request.app.state.service.state
-    return JSONResponse({"status": "ok" if state == READY else state}, 200 if state == READY else 503)
+    if state == READY:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": state}, 503)
 
 
 async def metrics(request: Request) -> Response:
@@ -131,5 +131,5 @@ async def metrics(request: Request) -> Response:
 
 
 async def page(request: Request) -> Response:
-    name, kind = PAGE[request.url.path]
-    return Response(resources.files(__package__).joinpath(name).read_bytes(), media_type=kind)
+    name, media_type = PAGE[request.url.path]
+    return Response(resources.files(__package__).joinpath(name).read_bytes(), media_type=media_type)

@@ -1,5 +1,6 @@
-"""Completions as OpenAI's clients have them. What may be asked, with the options of `GenerationOptions` as further
-fields; and what is answered: choices, chunks, log-probabilities and usage.
+"""OpenAI's format of completions: parses requests, and builds responses, stream chunks, logprobs and usage.
+
+All options of `GenerationOptions` that may differ between prompts are additional fields.
 """
 
 from __future__ import annotations
@@ -16,104 +17,109 @@ from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED, current_names, option_specs, validate
 from ..sampling.random import sample_seed
 from ..sampling.values import Bool, Int, ListOf, Text, Union
-from .decoding_thread import PromptUpdate, ServedPrompt
+from .client_request import PromptUpdate, ServedPrompt
 from .errors import ServerError
 from .service import Service
 
-NEUTRAL: Mapping[str, tuple[Any, str]] = {  # OpenAI's fields that change nothing with this value: why no other is taken
-    "echo": (False, "the prompt is another text than the output, and no part of it"),
-    "best_of": (1, "ask for n, and choose"),
-    "frequency_penalty": (0, "there is repetition_penalty"),
-    "presence_penalty": (0, "there is repetition_penalty"),
-    "logit_bias": ({}, "there is nothing like it here"),
-    "suffix": ("", "an encoder-decoder writes no middle"),
+# OpenAI's fields that are accepted only with the value that has no effect, and why
+UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
+    "echo": (False, "the output of an encoder-decoder does not continue the prompt"),
+    "best_of": (1, "use n and choose one"),
+    "frequency_penalty": (0, "use repetition_penalty"),
+    "presence_penalty": (0, "use repetition_penalty"),
+    "logit_bias": ({}, "not supported"),
+    "suffix": ("", "an encoder-decoder does not fill in text"),
 }
 PROMPT = Union((Text(may_be_empty=True), ListOf(Text(may_be_empty=True))))
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request, understood. prompts: each with the options of one choice, in the order of the choices. rounds: our own
-    field: chunks tell what was drafted.
-    """
+    """The fields of a request."""
 
-    prompts: Sequence[tuple[str, GenerationOptions]]
+    prompts: Sequence[tuple[str, GenerationOptions]]  # one for each choice, in their order
+    n: int
     stream: bool
     include_usage: bool
-    rounds: bool
-    n: int
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any], service: Service, model: str) -> CompletionRequest:
-        """Raises `ServerError` that names the field."""
-        given = dict(fields)
-        if (named := given.pop("model", model)) != model:
-            raise ServerError(
-                404, f"there is no model {str(named)[:80]!r} here, only {model!r}", "model", "model_not_found"
-            )
-        for name, (value, reason) in NEUTRAL.items():
-            if (found := given.pop(name, value)) != value or isinstance(found, bool) != isinstance(value, bool):
-                raise ServerError(400, f"{name} must be {value!r}: {reason}", name, "unsupported_value")
-        own = {"stream": False, "stream_options": {}, "rounds": False, "n": 1}
-        stream, stream_options, rounds, n = (given.pop(name, usual) for name, usual in own.items())
-        try:
-            stream, rounds = validate("stream", Bool(), stream), validate("rounds", Bool(), rounds)
-            n = validate("n", Int(1), n)
-            prompt = validate("prompt", PROMPT, given.pop("prompt", ""))
-            prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-            options = options_of(given, service.options)
-        except InputError as error:
-            raise ServerError.of(error) from None
-        if not prompts or len(prompts) * n > service.limits.max_prompts:
-            most = service.limits.max_prompts
-            raise ServerError(400, f"prompt and n must ask for 1 to {most} texts, not {len(prompts) * n}", "prompt")
-        if n > 1 and options.is_greedy:
-            raise ServerError(400, "n must be 1 at temperature 0, where a prompt has one text", "n")
-        if rounds and not stream:
-            raise ServerError(400, "rounds has no effect without stream; leave it out", "rounds")
-        include_usage = usage_wanted(stream_options, stream)
-        seeds = [sample_seed(options.seed, number) for number in range(n)]
-        rows = [(prompt, replace(options, seed=seed)) for prompt in prompts for seed in seeds]
-        return cls(rows, stream, include_usage, rounds, n)
+    rounds: bool  # our own field: chunks describe the draft of their round
 
 
-def usage_wanted(stream_options: Any, stream: bool) -> bool:
+def parse_completion_request(fields: Mapping[str, Any], service: Service, model: str) -> CompletionRequest:
+    """Parse a request. Raises `ServerError` that names the field."""
+    fields = dict(fields)
+    requested_model = fields.pop("model", model)
+    if requested_model != model:
+        message = f"model {str(requested_model)[:80]!r} does not exist (expected {model!r})"
+        raise ServerError(404, message, "model", "model_not_found")
+    for name, (neutral, reason) in UNSUPPORTED.items():
+        value = fields.pop(name, neutral)
+        if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):
+            raise ServerError(400, f"{name} must be {neutral!r}: {reason}", name, "unsupported_value")
+
+    stream_options = fields.pop("stream_options", {})
+    try:
+        stream = validate("stream", Bool(), fields.pop("stream", False))
+        rounds = validate("rounds", Bool(), fields.pop("rounds", False))
+        n = validate("n", Int(1), fields.pop("n", 1))
+        prompt = validate("prompt", PROMPT, fields.pop("prompt", ""))
+        options = parse_options(fields, service.options)
+    except InputError as error:
+        raise ServerError.of(error) from None
+
+    texts = [prompt] if isinstance(prompt, str) else list(prompt)
+    max_prompts = service.limits.max_prompts
+    if not 1 <= len(texts) * n <= max_prompts:
+        message = f"prompt and n must ask for 1 to {max_prompts} texts, not {len(texts) * n}"
+        raise ServerError(400, message, "prompt")
+    if n > 1 and options.is_greedy:
+        raise ServerError(400, "n must be 1 at temperature 0, where all choices are the same", "n")
+    if rounds and not stream:
+        raise ServerError(400, "rounds has no effect without stream; leave it out", "rounds")
+
+    seeds = [sample_seed(options.seed, number) for number in range(n)]
+    prompts = [(text, replace(options, seed=seed)) for text in texts for seed in seeds]
+    return CompletionRequest(prompts, n, stream, parse_include_usage(stream_options, stream), rounds)
+
+
+def parse_include_usage(stream_options: Any, stream: bool) -> bool:
     if not isinstance(stream_options, dict) or not stream_options.keys() <= {"include_usage"}:
-        raise ServerError(400, 'stream_options must be an object with "include_usage" alone', "stream_options")
+        raise ServerError(400, 'stream_options must be an object with only "include_usage"', "stream_options")
     if stream_options and not stream:
         raise ServerError(400, "stream_options has no effect without stream; leave it out", "stream_options")
-    wanted = stream_options.get("include_usage", False)
-    if not isinstance(wanted, bool):
+    include_usage = stream_options.get("include_usage", False)
+    if not isinstance(include_usage, bool):
         raise ServerError(400, "stream_options.include_usage must be true or false", "stream_options")
-    return wanted
+    return include_usage
 
 
-def options_of(given: dict[str, Any], usual: GenerationOptions) -> GenerationOptions:
-    """The server's options with those of a request. Raises `InputError`, or `ServerError`."""
-    given = current_names(given)
-    if "num_return_sequences" in given:
-        raise ServerError(400, "num_return_sequences is called n here", "num_return_sequences", "unsupported_value")
-    for name in given:
+def parse_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
+    """Return the server's options with those of a request. Raises `InputError` or `ServerError`."""
+    fields = current_names(fields)
+    if "num_return_sequences" in fields:
+        message = "num_return_sequences is not a field of this API; use n"
+        raise ServerError(400, message, "num_return_sequences", "unsupported_value")
+    for name in fields:
         if name in option_specs() and not option_specs()[name].per_row:
-            raise ServerError(400, f"{name} is chosen when the server starts; leave it out", name, "unsupported_value")
-    if isinstance(given.get("stop"), str):
-        given["stop"] = [given["stop"]]
-    if "logprobs" in given and not isinstance(given["logprobs"], bool):
-        if validate("logprobs", Int(0), given["logprobs"]) > 0:
-            message = "logprobs must be 0: of each token its own log-probability is known, those of others are not kept"
+            message = f"{name} is set when the server starts; leave it out"
+            raise ServerError(400, message, name, "unsupported_value")
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    if "logprobs" in fields and not isinstance(fields["logprobs"], bool):
+        if validate("logprobs", Int(0), fields["logprobs"]) > 0:
+            message = "logprobs must be 0: only the logprobs of the generated tokens are available"
             raise ServerError(400, message, "logprobs", "unsupported_value")
-        given["logprobs"] = True
-    given.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
-    options = usual.override_for_row(given)
-    options.require_effect(given)
+        fields["logprobs"] = True
+    fields.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
+    options = defaults.override_for_row(fields)
+    options.require_effect(fields)
     return options
 
 
 class CompletionResponse:
-    """Of one answer, whose parts have its id and time in common."""
+    """Builds the JSON of one response. All its chunks have the same id and time."""
 
-    def __init__(self, model: str, asked: CompletionRequest) -> None:
-        self._asked = asked
+    def __init__(self, model: str, request: CompletionRequest) -> None:
+        self._request = request
         self._base = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -121,51 +127,70 @@ class CompletionResponse:
             "model": model,
         }
 
-    def answer(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._base, "choices": choices}
+    def complete(self, prompts: Sequence[ServedPrompt]) -> dict[str, Any]:
+        """Return the whole response, for requests without `stream`."""
+        choices = [choice(prompt, prompt.text, prompt.finish_reason, first_token=0) for prompt in prompts]
+        return {**self._base, "choices": choices, "usage": self._usage(prompts)}
 
-    def choice(
-        self, row: ServedPrompt, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """seed: where the text was sampled, what gives it again."""
-        made = {"text": text, "index": row.index, "logprobs": logprobs, "finish_reason": finish_reason}
-        return made if row.options.is_greedy or finish_reason is None else made | {"seed": row.options.seed}
-
-    def chunk(self, row: ServedPrompt, step: PromptUpdate) -> dict[str, Any] | None:
-        """Of a round; None where it has nothing to say."""
-        text, round = "".join(step.texts), step.round
-        if not (text or round.finish_reason or row.options.logprobs or self._asked.rounds):
+    def chunk(self, prompt: ServedPrompt, update: PromptUpdate) -> dict[str, Any] | None:
+        """Return the stream chunk of a round, or None if it would be empty."""
+        text = "".join(update.texts)
+        finish_reason = update.round.finish_reason
+        if not (text or finish_reason or prompt.options.logprobs or self._request.rounds):
             return None
-        choice = self.choice(row, text, round.finish_reason, self.logprobs(row, len(row.pieces) - len(step.texts)))
-        if self._asked.rounds:
-            choice["round"] = {"texts": step.texts, "accepted": round.accepted, "rejected": step.rejected}
-        return self.answer([choice]) | ({"usage": None} if self._asked.include_usage else {})
+        first_token = len(prompt.token_texts) - len(update.texts)
+        fields = choice(prompt, text, finish_reason, first_token)
+        if self._request.rounds:
+            fields["round"] = {
+                "texts": update.texts,
+                "accepted": update.round.accepted,
+                "rejected": update.rejected,
+            }
+        usage = {"usage": None} if self._request.include_usage else {}
+        return {**self._base, "choices": [fields], **usage}
 
-    def logprobs(self, row: ServedPrompt, first: int) -> dict[str, Any] | None:
-        """Of the tokens from `first` on. A token that adds nothing to the text, as the one that ends it, has none."""
-        if not row.options.logprobs:
-            return None
-        offsets = [0, *accumulate(map(len, row.pieces))]
-        return {
-            "tokens": row.pieces[first:],
-            "token_logprobs": row.logprobs[first:],
-            "top_logprobs": None,
-            "text_offset": offsets[first:-1],
-        }
+    def usage_chunk(self, prompts: Sequence[ServedPrompt]) -> dict[str, Any]:
+        """Return the last chunk of a stream with `include_usage`."""
+        return {**self._base, "choices": [], "usage": self._usage(prompts)}
 
-    def usage(self, rows: Sequence[ServedPrompt]) -> dict[str, Any]:
-        """target_calls: passes of the target's decoder, an addition of ours."""
-        stats = [row.stats for row in rows if row.stats is not None]
-        read = sum(row.prompt_tokens for row in rows[:: self._asked.n])
-        written, drafted = sum(each.generated_tokens for each in stats), sum(each.drafted_tokens for each in stats)
+    def _usage(self, prompts: Sequence[ServedPrompt]) -> dict[str, Any]:
+        """Sum up the counts. `target_calls`, the passes of the target's decoder, is our own field."""
+        stats = [prompt.stats for prompt in prompts if prompt.stats is not None]
+        prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts[:: self._request.n])
+        completion_tokens = sum(each.generated_tokens for each in stats)
+        drafted = sum(each.drafted_tokens for each in stats)
         accepted = sum(each.accepted_tokens for each in stats)
         return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": drafted - accepted,
             },
             "target_calls": sum(each.target_calls for each in stats),
         }
+
+
+def choice(prompt: ServedPrompt, text: str, finish_reason: str | None, first_token: int) -> dict[str, Any]:
+    """Return a choice, or the part of it in a chunk. A finished sample has a `seed`, which reproduces it."""
+    fields: dict[str, Any] = {
+        "text": text,
+        "index": prompt.index,
+        "logprobs": logprobs(prompt, first_token) if prompt.options.logprobs else None,
+        "finish_reason": finish_reason,
+    }
+    if finish_reason is not None and not prompt.options.is_greedy:
+        fields["seed"] = prompt.options.seed
+    return fields
+
+
+def logprobs(prompt: ServedPrompt, first_token: int) -> dict[str, Any]:
+    """Return the logprobs from `first_token` on. A token that adds no text, like end-of-sequence, has the text ""."""
+    offsets = [0, *accumulate(map(len, prompt.token_texts))]
+    return {
+        "tokens": prompt.token_texts[first_token:],
+        "token_logprobs": prompt.logprobs[first_token:],
+        "top_logprobs": None,
+        "text_offset": offsets[first_token:-1],
+    }

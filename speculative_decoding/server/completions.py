@@ -5,59 +5,61 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from starlette.requests import Request as HTTPRequest
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .bodies import EventStream, read_object, unless_gone
-from .completion_format import CompletionRequest, CompletionResponse
+from .bodies import EventStream, cancel_on_disconnect, read_fields
+from .completion_format import CompletionRequest, CompletionResponse, parse_completion_request
 from .errors import ServerError
 from .service import Service
 
-KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream to which nothing else is to be said
+KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has no news
 
 
-async def completions(request: HTTPRequest) -> Response:
+async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
+    model: str = request.app.state.settings.model
     service.require_ready()
-    asked = CompletionRequest.of(
-        await read_object(request, service.limits.max_body), service, request.app.state.settings.model
-    )
-    request.scope["prompts"] = [prompt for prompt, _ in asked.prompts]
-    shape = CompletionResponse(request.app.state.settings.model, asked)
-    if not asked.stream:
-        return JSONResponse(await unless_gone(request.receive, whole(service, asked, shape)))
-    events = chunks(service, asked, shape)
-    await unless_gone(request.receive, anext(events))  # until it is known that the stream will begin
+    fields = await read_fields(request, service.limits.max_body)
+    completion = parse_completion_request(fields, service, model)
+    request.scope["prompts"] = [prompt for prompt, _ in completion.prompts]
+    response = CompletionResponse(model, completion)
+    if not completion.stream:
+        return JSONResponse(await cancel_on_disconnect(request.receive, complete(service, completion, response)))
+
+    events = stream(service, completion, response)
+    await cancel_on_disconnect(request.receive, anext(events))  # an error here still sets the HTTP status
     return EventStream(events, service.limits.max_seconds)
 
 
-async def whole(service: Service, asked: CompletionRequest, shape: CompletionResponse) -> dict[str, Any]:
-    with service.request(asked.prompts) as decoding:
-        await decoding.started()
-        async for _ in decoding.steps():
-            pass
-        choices = [shape.choice(row, row.text, row.finish_reason, shape.logprobs(row, 0)) for row in decoding.rows]
-        return shape.answer(choices) | {"usage": shape.usage(decoding.rows)}
+async def complete(service: Service, completion: CompletionRequest, response: CompletionResponse) -> dict[str, Any]:
+    with service.request(completion.prompts) as client:
+        await client.wait_until_finished()
+        return response.complete(client.prompts)
 
 
-async def chunks(
-    service: Service, asked: CompletionRequest, shape: CompletionResponse
+async def stream(
+    service: Service, completion: CompletionRequest, response: CompletionResponse
 ) -> AsyncGenerator[dict[str, Any] | str | None]:
-    """The first is None, as soon as all prompts are known to be fit; before it `ServerError` is raised for one that is
-    not, and behind it given out.
+    """Yield None when the engine has accepted all prompts, then the events of the stream.
+
+    A `ServerError` before that first None is raised; a later one is the last event.
     """
-    with service.request(asked.prompts, wants_rejected=asked.rounds) as decoding:
-        await decoding.started()
+    with service.request(completion.prompts, wants_rejected=completion.rounds) as client:
+        await client.wait_until_queued()
         yield None
         try:
-            async for found in decoding.steps(KEEP_ALIVE_SECONDS):
-                chunk = None if found is None else shape.chunk(*found)
-                if found is None or chunk is not None:
+            async for item in client.updates(KEEP_ALIVE_SECONDS):
+                if item is None:
+                    yield None
+                    continue
+                chunk = response.chunk(*item)
+                if chunk is not None:
                     yield chunk
         except ServerError as error:
             service.metrics.error(error.code or str(error.status))
             yield error.content
             return
-        if asked.include_usage:
-            yield shape.answer([]) | {"usage": shape.usage(decoding.rows)}
+        if completion.include_usage:
+            yield response.usage_chunk(client.prompts)
         yield "[DONE]"

@@ -1,5 +1,6 @@
-"""The one thread that owns the model. It sleeps while there is nothing to decode, and waits for no client: what comes
-of a round is handed to the event loop, once for all requests. Knows nothing of HTTP.
+"""The one thread that uses the model. It sleeps while there is nothing to decode, and never waits for a client.
+
+After each round it hands the updates of all requests to the event loop in one call. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -9,225 +10,198 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 
 from ..decoding.request import Request
-from ..decoding.stats import GenerationStats, Round
 from ..distributed import ShardedModel
 from ..engine import Engine, Event
 from ..errors import InputError
 from ..loading.tokenizer import continuation_text
-from ..sampling import GenerationOptions
 from ..session import Session
+from .client_request import PromptUpdate, ServedPrompt
 from .errors import ServerError
 from .limits import Limits
 
 LOG = logging.getLogger("speculative_decoding.server")
-MOST_FAILURES = 3  # of whole rounds, without a request between them that ended well; one, where processes share a model
-FAILED = "the server failed while it decoded this; its log says why"
+MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
+FAILED = "the server failed while decoding this request; see its log"
 
-
-class PromptUpdate(NamedTuple):
-    """What a round brought a prompt. rejected: the text of the drafted tokens that were not accepted, where it is
-    wanted. stats: with the last round.
-    """
-
-    round: Round
-    texts: list[str]
-    rejected: str
-    stats: GenerationStats | None
-
-
-class Started(NamedTuple):
-    """The prompt is fit to be decoded, and waits for a slot."""
-
-    prompt_tokens: int
-
-
-@dataclass(eq=False)
-class ServedPrompt:
-    """A prompt and its text so far. `receive` is called on the event loop with a `Started`, each `PromptUpdate`, or the
-    error that ends it. `index` is the position in the client's request, `pieces` the text of each token.
-
-    request: belongs to the device's thread; all else to the event loop.
-    """
-
-    prompt: str
-    options: GenerationOptions
-    receive: Callable[[ServedPrompt, Started | PromptUpdate | ServerError], None]
-    index: int = 0
-    wants_rejected: bool = False
-    request: Request | None = field(default=None, init=False)
-    prompt_tokens: int = field(default=0, init=False)
-    pieces: list[str] = field(default_factory=list, init=False)
-    logprobs: list[float] = field(default_factory=list, init=False)
-    finish_reason: str | None = field(default=None, init=False)
-    stats: GenerationStats | None = field(default=None, init=False)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    def add(self, step: PromptUpdate) -> None:
-        self.pieces += step.texts
-        self.logprobs += step.round.logprobs or []
-        self.finish_reason, self.stats = step.round.finish_reason, step.stats
-
-
-Told = tuple[ServedPrompt, Started | PromptUpdate | ServerError]
+Call = Callable[[], None]
 
 
 class DecodingThread:
-    """open_session: loads the models; entered and left in the thread.
+    """Runs an engine for the prompts of all clients.
 
-    A round that fails (out of memory, a fault in this program) fails all requests that the engine has, and a new engine
-    goes on. After `MOST_FAILURES` of them in a row the thread ends, for then a new process is needed.
+    A round that fails (out of memory, a bug) fails all requests of the engine, and a new engine takes over. After
+    `MAX_FAILED_ROUNDS` failures in a row the thread ends, because only a new process may help. With a
+    sharded model it ends after the first failure, because other ranks may wait for a sum of this rank.
+
+    Args:
+        open_session: Loads the models. The context is entered and left in the thread.
+        limits: Limits of the server.
+
+    Attributes:
+        decoding: How many prompts have a slot.
+        waiting: How many prompts wait for a slot.
     """
 
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
-        self._open_session, self._limits = open_session, limits
+        self._open_session = open_session
+        self._limits = limits
         self._wake = threading.Condition()
-        self._inbox: list[tuple[ServedPrompt, bool]] = []  # and whether it is to be submitted, or cancelled
-        self._ends = False
-        self._working: dict[Request, ServedPrompt] = {}
-        self._failures = 0
-        self.decoding = self.waiting = 0  # prompts in slots, and in front of them
+        self._to_submit: list[ServedPrompt] = []
+        self._to_cancel: list[ServedPrompt] = []
+        self._is_stopping = False
+        self._active: dict[Request, ServedPrompt] = {}
+        self._failed_rounds = 0
+        self.decoding = 0
+        self.waiting = 0
 
     def start(self, on_ready: Callable[[Session], None], on_end: Callable[[Exception | None], None]) -> None:
-        """Within the event loop, where both will be called. on_end: with what ended it, None where that was `stop`."""
+        """Start the thread. Must be called on the event loop, where both callbacks will run.
+
+        Args:
+            on_ready: Called when the models are loaded.
+            on_end: Called when the thread ends, with the error, or None after `stop`.
+        """
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="device")
+        self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="decoding")
         self._thread.start()
 
-    def submit(self, rows: Sequence[ServedPrompt]) -> None:
-        """All are told that they have started, or have not, before any of them is decoded."""
-        self._put(rows, True)
+    def submit(self, prompts: Sequence[ServedPrompt]) -> None:
+        """Queue prompts. Each is accepted or refused before any of them is decoded."""
+        with self._wake:
+            self._to_submit += prompts
+            self._wake.notify()
 
-    def cancel(self, rows: Sequence[ServedPrompt]) -> None:
-        """Their slots are free before the next round. Nothing happens to those that have ended."""
-        self._put(rows, False)
+    def cancel(self, prompts: Sequence[ServedPrompt]) -> None:
+        """Free the slots of prompts before the next round. Finished prompts are ignored."""
+        with self._wake:
+            self._to_cancel += prompts
+            self._wake.notify()
 
     def stop(self) -> None:
-        """End behind the round that runs, and wait for that."""
+        """End after the current round, and wait until the thread has ended."""
         with self._wake:
-            self._ends = True
+            self._is_stopping = True
             self._wake.notify()
         self._thread.join()
 
-    def _put(self, rows: Sequence[ServedPrompt], is_new: bool) -> None:
-        with self._wake:
-            self._inbox += [(row, is_new) for row in rows]
-            self._wake.notify()
-
     def _run(self, on_ready: Callable[[Session], None], on_end: Callable[[Exception | None], None]) -> None:
-        problem: Exception | None = None
+        error: Exception | None = None
         try:
             with self._open_session() as session:
                 warm_up(session, self._limits.slots)
-                if note := session.planner.exactness_note(session.options_with({}), self._limits.slots):
+                note = session.planner.exactness_note(session.options_with({}), self._limits.slots)
+                if note:
                     LOG.warning(note)
-                self._call(on_ready, session)
-                problem = self._decode(session)
-        except InputError as error:
-            problem = error
-        except Exception as error:
-            LOG.exception("the device's thread ended")
-            problem = error
-        mx.clear_streams()  # MLX's thread for this one's work ends with it, or the process could not end in order
-        self._call(on_end, problem)
+                self._call_on_loop([partial(on_ready, session)])
+                error = self._decode(session)
+        except InputError as input_error:
+            error = input_error
+        except Exception as unexpected:
+            LOG.exception("the decoding thread ended")
+            error = unexpected
+        mx.clear_streams()  # ends MLX's worker of this thread; otherwise the process cannot exit cleanly
+        self._call_on_loop([partial(on_end, error)])
 
     def _decode(self, session: Session) -> Exception | None:
-        """Until it is to end; or what failed, again and again."""
-        while not self._ends:
+        """Decode until `stop` is called. Returns the error if too many rounds fail."""
+        while not self._is_stopping:
             engine = session.engine(session.options_with({}), self._limits.slots)
             try:
                 while self._take(session, engine):
-                    self._tell([self._told(session, event) for event in engine.step()])
-                    self.decoding, self.waiting = engine.decoding, engine.waiting
+                    self._call_on_loop([self._handle(session, event) for event in engine.step()])
+                    self.decoding = engine.decoding
+                    self.waiting = engine.waiting
             except Exception as error:
-                LOG.exception("a round failed, and with it %d prompts", len(self._working))
-                self._tell([(row, ServerError(500, FAILED, code="round_failed")) for row in self._working.values()])
-                self._working.clear()
-                self.decoding = self.waiting = 0
-                self._failures += 1
-                # Other ranks of a sharded model may be waiting for this rank's sums.
-                if self._failures == MOST_FAILURES or isinstance(session.model, ShardedModel):
+                LOG.exception("a round failed, and with it %d prompts", len(self._active))
+                failure = ServerError(500, FAILED, code="round_failed")
+                self._call_on_loop([partial(prompt.client.fail, failure) for prompt in self._active.values()])
+                self._active.clear()
+                self.decoding = 0
+                self.waiting = 0
+                self._failed_rounds += 1
+                is_sharded = isinstance(session.model, ShardedModel)
+                if is_sharded or self._failed_rounds == MAX_FAILED_ROUNDS:
                     return error
         return None
 
     def _take(self, session: Session, engine: Engine) -> bool:
-        """Submit and cancel what came meanwhile; wait for something if there is nothing to do. False: to end."""
+        """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""
         with self._wake:
-            while engine.is_idle and not self._inbox and not self._ends:
+            while engine.is_idle and not self._to_submit and not self._to_cancel and not self._is_stopping:
                 self._wake.wait()
-            inbox, self._inbox = self._inbox, []
-        told: list[Told] = []
-        for row, is_new in inbox:
-            if is_new:
-                told.append((row, self._submit(session, engine, row)))
-            elif row.request in self._working:
-                engine.cancel(row.request)
-                del self._working[row.request]
-        self._tell(told)
-        return not self._ends
+            to_submit, self._to_submit = self._to_submit, []
+            to_cancel, self._to_cancel = self._to_cancel, []
+        self._call_on_loop([self._submit(session, engine, prompt) for prompt in to_submit])
+        for prompt in to_cancel:
+            request = prompt.engine_request
+            if request is not None and request in self._active:
+                engine.cancel(request)
+                del self._active[request]
+        return not self._is_stopping
 
-    def _submit(self, session: Session, engine: Engine, row: ServedPrompt) -> Started | ServerError:
-        length = session.planner.length(row.options, self._limits.slots)
+    def _submit(self, session: Session, engine: Engine, prompt: ServedPrompt) -> Call:
+        """Submit a prompt to the engine. Returns the call that tells its client."""
+        length = session.planner.length(prompt.options, self._limits.slots)
         try:
-            request = engine.submit(row.prompt, row.options, length)
+            request = engine.submit(prompt.prompt, prompt.options, length)
         except InputError as error:
-            return ServerError.of(error)
+            return partial(prompt.client.fail, ServerError.of(error))
         except Exception:
             LOG.exception("a prompt could not be prepared")
-            return ServerError(500, FAILED)
+            return partial(prompt.client.fail, ServerError(500, FAILED))
         try:
             self._limits.check_tokens("prompt", request.stats.prompt_tokens)
             self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
         except ServerError as error:
             engine.cancel(request)
-            return error
-        row.request = request
-        self._working[request] = row
-        return Started(request.stats.prompt_tokens)
+            return partial(prompt.client.fail, error)
+        prompt.engine_request = request
+        self._active[request] = prompt
+        return partial(prompt.client.on_queued, prompt, request.stats.prompt_tokens)
 
-    def _told(self, session: Session, event: Event) -> Told:
+    def _handle(self, session: Session, event: Event) -> Call:
+        """Return the call that tells a client about a round of its prompt."""
         request, round = event.request, event.round
-        row = self._working[request]
+        prompt = self._active[request]
         if round.finish_reason:
-            del self._working[request]
+            del self._active[request]
             if request.error:
                 LOG.error("a request failed: %s", request.error)
-                return row, ServerError(500, request.error, code="not_finite")
-            self._failures = 0
+                return partial(prompt.client.fail, ServerError(500, request.error, code="not_finite"))
+            self._failed_rounds = 0
+
         rejected = ""
-        if row.wants_rejected and round.accepted < len(round.tokens):  # what stands behind an end was never judged
+        # If a round ends the text with an accepted token, the tokens after it were not verified
+        if prompt.client.wants_rejected and round.accepted < len(round.tokens):
             before = request.tokens[: len(request.tokens) - len(round.tokens) + round.accepted]
             rejected = continuation_text(session.tokenizer, before, round.rejected)
-        return row, PromptUpdate(round, event.texts, rejected, request.stats if round.finish_reason else None)
+        stats = request.stats if round.finish_reason else None
+        return partial(prompt.client.on_update, prompt, PromptUpdate(round, event.texts, rejected, stats))
 
-    def _tell(self, told: Sequence[Told]) -> None:
-        if told:
-            self._call(hand_out, told)
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
-            self._loop.call_soon_threadsafe(function, *arguments)
+    def _call_on_loop(self, calls: Sequence[Call]) -> None:
+        """Run the calls on the event loop, all in one wake-up."""
+        if calls:
+            with suppress(RuntimeError):  # the loop is closed, so no client is left
+                self._loop.call_soon_threadsafe(run_all, calls)
 
 
-def hand_out(told: Sequence[Told]) -> None:
-    for row, item in told:
-        row.receive(row, item)
+def run_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 def warm_up(session: Session, slots: int) -> None:
-    """Measure the device and trace the first passes, so that no client waits for that."""
+    """Calibrate the device and compile the first passes, so that no client waits for that."""
     session.calibrate(slots)
-    usual = session.options_with({})
-    language = usual.tgt_lang or next(iter(session.tokenizer.languages), None)
-    options = replace(usual, max_tokens=2, min_tokens=0, tgt_lang=language, decoder_prefix="")
+    defaults = session.options_with({})
+    language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
+    options = replace(defaults, max_tokens=2, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
     engine.submit("a", options, session.planner.length(options, slots))
     while not engine.is_idle:

@@ -1,4 +1,4 @@
-"""What a client is told when it does not get what it asked for, in OpenAI's shape."""
+"""Errors for clients, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from typing import Any
 from ..errors import InputError
 from ..sampling.options import option_specs
 
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 FIELDS = {"prompt", "model", "n", "stream", "rounds", "q", "source", "target", *option_specs()}
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ServerError(Exception):
-    """status: of HTTP. param: the field that is wrong. code: a word for programs. The message is one line, and says
-    nothing of this machine.
+    """An error response. The message is one line and reveals nothing about the server's machine.
+
+    Args:
+        status: HTTP status.
+        message: For people.
+        param: The field that caused the error.
+        code: A stable identifier for programs.
+        headers: Additional headers of the response.
     """
 
     def __init__(
@@ -27,18 +33,26 @@ class ServerError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
 
     @classmethod
     def of(cls, error: InputError) -> ServerError:
-        """A wrong option or prompt; messages begin with its name, or with "there is no option 'name'"."""
+        """Convert the error of an option or prompt. Its message begins with the name or "there is no option 'NAME'"."""
         message = str(error)
-        words = re.findall(r"\w+", message)
         unknown = re.match(r"there is no option '(\w+)'", message)
-        param = unknown[1] if unknown else next((word for word in words[:1] if word in FIELDS), None)
-        return cls(400, message, param, "unknown_field" if unknown else "invalid_value")
+        if unknown:
+            return cls(400, message, unknown[1], "unknown_field")
+        first_word = re.search(r"\w+", message)
+        is_field = first_word is not None and first_word[0] in FIELDS
+        return cls(400, message, first_word[0] if first_word and is_field else None, "invalid_value")
 
     @property
     def content(self) -> dict[str, Any]:
-        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        """The body of the response."""
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        error_type = ERROR_TYPES.get(self.status, default)
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}

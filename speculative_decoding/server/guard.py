@@ -1,4 +1,4 @@
-"""Who may ask at all: Host, Origin and token are looked at before anything is read. And headers of every answer."""
+"""Access control: checks Host, Origin and token before anything of a request is read, and adds security headers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import one_line
-from .bodies import refusal
+from .bodies import error_response
 from .errors import ServerError
 
-OPEN_PATHS = ("/", "/page.js", "/page.css", "/health")  # nothing in them needs a token
-KEY_PATH = "/translate"  # LibreTranslate's clients send their token within the body
-LOCAL = "localhost"
-HEADERS = {
+PUBLIC_PATHS = ("/", "/page.js", "/page.css", "/health")  # no token needed
+TRANSLATE_PATH = "/translate"  # LibreTranslate's clients send the token in the body
+SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -29,25 +28,37 @@ HEADERS = {
 
 
 class Guard:
-    """hosts: names by which the server is called. An address is accepted too: only names can be made to point to
-    another machine, which is how a page from elsewhere would reach this one (DNS rebinding).
+    """ASGI middleware that refuses requests for other hosts, from other origins, or without the token.
+
+    Requests may also name the server by IP address. Only names can be redirected to this machine by an attacker's DNS
+    server, which is how a foreign web page would reach it (DNS rebinding).
+
+    Args:
+        app: The application.
+        hosts: Names of this server. localhost is always allowed.
+        token: The token that clients must send, or None.
+        log: Called after each response with the scope, the HTTP status (0 if none was sent) and the seconds it took.
     """
 
     def __init__(
-        self, app: ASGIApp, hosts: Collection[str], token: str | None, note: Callable[[Scope, int, float], None]
+        self, app: ASGIApp, hosts: Collection[str], token: str | None, log: Callable[[Scope, int, float], None]
     ) -> None:
-        self._app, self._hosts, self._token, self._note = app, {LOCAL, *hosts}, token, note
+        self._app = app
+        self._hosts = {"localhost", *hosts}
+        self._token = token
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        status, begun = 0, time.monotonic()
+        status = 0
+        started = time.monotonic()
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(HEADERS)
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
         scope["token"] = self._token
@@ -55,29 +66,29 @@ class Guard:
             try:
                 self._check(scope)
             except ServerError as error:
-                return await refusal(scope["path"], error)(scope, receive, answer)
-            await self._app(scope, receive, answer)
+                return await error_response(scope["path"], error)(scope, receive, send_with_headers)
+            await self._app(scope, receive, send_with_headers)
         except Exception:
             status = 500
             raise
         finally:
-            self._note(scope, status, time.monotonic() - begun)
+            self._log(scope, status, time.monotonic() - started)
 
     def _check(self, scope: Scope) -> None:
-        """Raises `ServerError`."""
+        """Raise `ServerError` for a request that is not allowed."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+        if len(hosts) != 1 or not self._is_allowed(hosts[0]):
             name = one_line(hosts[0])[:80] if hosts else ""
-            raise ServerError(403, f"Host {name!r} is none of this server's names (--allow-host)", code="wrong_host")
+            raise ServerError(403, f"host {name!r} is not allowed; add --allow-host", code="wrong_host")
         for origin in headers.getlist("origin"):
             if urlsplit(origin).netloc.lower() != hosts[0].lower():
-                raise ServerError(403, "pages from elsewhere may not use this server (Origin)", code="wrong_origin")
-        has_key = scope["path"] == KEY_PATH and "authorization" not in headers
-        if scope["path"] not in OPEN_PATHS and not has_key:
+                raise ServerError(403, "pages of other origins may not use this server", code="wrong_origin")
+        token_is_in_body = scope["path"] == TRANSLATE_PATH and "authorization" not in headers
+        if scope["path"] not in PUBLIC_PATHS and not token_is_in_body:
             require_token(scope)
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_allowed(self, host: str) -> bool:
         try:
             name = urlsplit(f"//{host}").hostname or ""
             return "@" not in host and (name in self._hosts or bool(ipaddress.ip_address(name)))
@@ -85,14 +96,22 @@ class Guard:
             return False
 
 
-def require_token(scope: Scope, key: str = "") -> None:
-    """key: stands for the token where no header has it. Raises `ServerError`, after a time that says nothing of the
-    token.
+def require_token(scope: Scope, token: str = "") -> None:
+    """Check the token in constant time. Raises `ServerError` if it is wrong.
+
+    Args:
+        scope: The request. Its Authorization header has precedence.
+        token: A token from the body, for requests without that header.
     """
-    kind, _, bearer = Headers(scope=scope).get("authorization", f"bearer {key}").partition(" ")
-    given, wanted = bearer.strip() if kind.lower() == "bearer" else "", scope["token"]
-    if wanted is not None and not hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode()):
-        headers = {"WWW-Authenticate": "Bearer"}
+    expected = scope["token"]
+    if expected is None:
+        return
+    scheme, _, bearer = Headers(scope=scope).get("authorization", f"bearer {token}").partition(" ")
+    given = bearer.strip() if scheme.lower() == "bearer" else ""
+    if not hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()):
         raise ServerError(
-            401, "a token is needed: Authorization: Bearer TOKEN", code="invalid_api_key", headers=headers
+            401,
+            "missing or wrong token; send Authorization: Bearer TOKEN",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
         )

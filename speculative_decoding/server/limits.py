@@ -1,4 +1,4 @@
-"""What a client may ask for, and how many may ask at once. Their flags are made from these fields."""
+"""Limits of a request and of the queue. The flags of the command are made from the fields of `Limits`."""
 
 from __future__ import annotations
 
@@ -11,52 +11,49 @@ from ..sampling import GenerationOptions
 from ..sampling.values import Int, Number
 from .errors import ServerError
 
-STOP_CHARACTERS = 256  # of each stop string: all that may be the beginning of one is looked at for each token
+MAX_STOP_CHARACTERS = 256  # each token is compared with every possible beginning of a stop string
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Raises `InputError` for limits that contradict each other."""
+    """Limits of the server. Raises `InputError` if they contradict each other."""
 
-    slots: A[int, Int(1), "prompts that are decoded together"] = 8
-    queue: A[int, Int(0), "prompts that may wait for a slot; what comes beyond them is answered 429"] = 64
+    slots: A[int, Int(1), "prompts to decode together"] = 8
+    queue: A[int, Int(0), "prompts that may wait for a slot; further requests are answered 429"] = 64
     max_body: A[int, Int(1 << 10), "bytes of a request"] = 1 << 20
     max_prompts: A[int, Int(1), "prompts of a request, each counted n times"] = 16
-    max_prompt_tokens: A[int, Int(1), "tokens of a prompt, where the model does not take fewer"] = 1024
-    max_output_tokens: A[int, Int(1), "the most that a request's max_tokens may be"] = 1024
-    max_stops: A[int, Int(0), "stop strings of a request, and ids that end a text"] = 16
-    max_seconds: A[float, Number(0, exclusive=True), "from taking a request to its end; then it ends with an error"] = (
-        300.0
-    )
-    grace: A[float, Number(0), "seconds that running requests have to finish when the server is to end"] = 30.0
+    max_prompt_tokens: A[int, Int(1), "tokens of a prompt, if the model does not have a lower limit"] = 1024
+    max_output_tokens: A[int, Int(1), "largest max_tokens of a request"] = 1024
+    max_stops: A[int, Int(0), "stop strings and end-of-sequence ids of a request"] = 16
+    max_seconds: A[float, Number(0, exclusive=True), "time to finish a request, which then ends with an error"] = 300.0
+    grace: A[float, Number(0), "seconds to finish running requests when the server stops"] = 30.0
 
     def __post_init__(self) -> None:
         if self.max_prompts > self.slots + self.queue:
             raise InputError(
-                f"--max-prompts {self.max_prompts}: slots and queue take {self.slots + self.queue} prompts; "
-                "choose fewer, or a longer --queue"
+                f"--max-prompts {self.max_prompts}: must be at most --slots plus --queue ({self.slots + self.queue}); "
+                "lower it, or raise --queue"
             )
 
     def check(self, prompt: str, options: GenerationOptions) -> None:
-        """All that needs no tokenizer. Raises `ServerError` that names the field."""
+        """Check everything that does not need the tokenizer. Raises `ServerError` that names the field."""
         self.check_length("prompt", prompt)
         if isinstance(options.decoder_prefix, str):
             self.check_length("decoder_prefix", options.decoder_prefix)
         if options.max_tokens > self.max_output_tokens:
             raise ServerError(400, f"max_tokens must be at most {self.max_output_tokens} here", "max_tokens")
-        for name, given in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
-            if len(given) > self.max_stops:
+        for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
+            if len(values) > self.max_stops:
                 raise ServerError(400, f"{name} must have at most {self.max_stops} entries here", name)
-        if any(len(stop) > STOP_CHARACTERS for stop in options.stop):
-            raise ServerError(400, f"stop strings must have at most {STOP_CHARACTERS} characters", "stop")
+        if any(len(stop) > MAX_STOP_CHARACTERS for stop in options.stop):
+            raise ServerError(400, f"stop strings must have at most {MAX_STOP_CHARACTERS} characters", "stop")
 
     def check_length(self, name: str, text: str) -> None:
-        """Before it is cut into tokens, which takes long for what is much too long."""
+        """Refuse texts that certainly exceed the token limit, because tokenizing them would take long."""
         if len(text) > self.max_prompt_tokens * TOKEN_CHARACTERS:
             raise ServerError(
                 400,
-                f"{name} has {len(text)} characters, too many for a text within the limit of "
-                f"{self.max_prompt_tokens} tokens; shorten or split it",
+                f"{name} has {len(text)} characters, too many for {self.max_prompt_tokens} tokens; shorten or split it",
                 name,
             )
 
@@ -64,6 +61,6 @@ class Limits:
         if count > self.max_prompt_tokens:
             raise ServerError(
                 400,
-                f"{name} has {count} tokens; here are taken at most {self.max_prompt_tokens}; shorten or split it",
+                f"{name} has {count} tokens (at most {self.max_prompt_tokens} here); shorten or split it",
                 name,
             )

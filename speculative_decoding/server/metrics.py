@@ -1,4 +1,4 @@
-"""What /metrics shows, in a registry of this server's own."""
+"""Prometheus metrics for /metrics, in a registry of their own."""
 
 from __future__ import annotations
 
@@ -8,43 +8,50 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..decoding.stats import GenerationStats
 
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 PREFIX = "speculative_decoding_"
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # buckets
 
 
 class Metrics:
-    """Counts of this process. Used on the event loop alone."""
+    """Metrics of this process. Used on the event loop only."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._responses = self._counter("responses", "Answers, by path and HTTP status", "path", "status")
-        self._prompts = self._counter("prompts", "Prompts that ended, by how", "finish_reason")
-        self._errors = self._counter("errors", "Requests that were answered with an error", "code")
+        self._responses = self._counter("responses", "Responses by path and HTTP status", "path", "status")
+        self._prompts = self._counter("prompts", "Prompts by how they ended", "finish_reason")
+        self._errors = self._counter("errors", "Requests answered with an error, by code", "code")
+        # Named like the attributes of GenerationStats
         self._counts = {
-            name: self._counter(name, about)
-            for name, about in (
-                ("prompt_tokens", "Tokens read, of prompts that ended"),
-                ("generated_tokens", "Tokens written, likewise"),
-                ("drafted_tokens", "Tokens that were drafted"),
-                ("accepted_tokens", "Drafted tokens that the target accepted"),
-                ("target_calls", "Passes of the target's decoder, counted for each prompt"),
-            )
+            "prompt_tokens": self._counter("prompt_tokens", "Tokens of finished prompts"),
+            "generated_tokens": self._counter("generated_tokens", "Tokens generated for finished prompts"),
+            "drafted_tokens": self._counter("drafted_tokens", "Draft tokens"),
+            "accepted_tokens": self._counter("accepted_tokens", "Draft tokens that the target accepted"),
+            "target_calls": self._counter(
+                "target_calls", "Forward passes of the target's decoder, summed over prompts"
+            ),
         }
-        self._first = Histogram(
-            f"{PREFIX}time_to_first_token_seconds", "From taking a request", registry=self.registry, buckets=SECONDS
+        self._time_to_first_token = Histogram(
+            f"{PREFIX}time_to_first_token_seconds",
+            "Time from admitting a request to its first token",
+            registry=self.registry,
+            buckets=SECONDS,
         )
         self._totals = GenerationStats()
-        self._gauge("acceptance_rate", "Accepted / drafted since the start", lambda: self._totals.acceptance_rate)
-        per_call = lambda: self._totals.tokens_per_target_call  # noqa: E731
-        self._gauge("tokens_per_target_call", "Of a prompt, since the start", per_call)
+        self._gauge("acceptance_rate", "Accepted / draft tokens since the start", lambda: self._totals.acceptance_rate)
+        self._gauge(
+            "tokens_per_target_call",
+            "Generated tokens per target call since the start",
+            lambda: self._totals.tokens_per_target_call,
+        )
 
     def watch(self, decoding: Callable[[], int], waiting: Callable[[], int], slots: int) -> None:
+        """Add gauges of the decoding thread."""
         self._gauge("slots", "Prompts that can be decoded together", lambda: slots)
-        self._gauge("slots_busy", "Prompts that are decoded", decoding)
-        self._gauge("queue_length", "Prompts that wait for a slot", waiting)
+        self._gauge("slots_busy", "Prompts being decoded", decoding)
+        self._gauge("queue_length", "Prompts waiting for a slot", waiting)
 
     def add(self, stats: GenerationStats | None, finish_reason: str) -> None:
-        """A prompt that ended. stats: None where it did not come to its end."""
+        """Count a prompt that has ended. `stats` is None if it was not finished."""
         self._prompts.labels(finish_reason).inc()
         if stats is not None:
             self._totals.add(stats)
@@ -52,7 +59,7 @@ class Metrics:
                 counter.inc(getattr(stats, name))
 
     def first_token(self, seconds: float) -> None:
-        self._first.observe(seconds)
+        self._time_to_first_token.observe(seconds)
 
     def response(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()
@@ -63,8 +70,8 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, about, labels, registry=self.registry)
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, help, labels, registry=self.registry)
 
-    def _gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
-        Gauge(PREFIX + name, about, registry=self.registry).set_function(value)
+    def _gauge(self, name: str, help: str, value: Callable[[], float]) -> None:
+        Gauge(PREFIX + name, help, registry=self.registry).set_function(value)

@@ -1,117 +1,117 @@
 "use strict";
 
-const by = (id) => document.getElementById(id);
-let running = null; // an AbortController, while something is written
+const byId = (id) => document.getElementById(id);
+let running = null; // the AbortController of the current request
 
 const headers = () => {
-  const token = by("token").value;
-  return token ? { "Content-Type": "application/json", Authorization: `Bearer ${token}` } : { "Content-Type": "application/json" };
+  const token = byId("token").value;
+  const authorization = token ? { Authorization: `Bearer ${token}` } : {};
+  return { "Content-Type": "application/json", ...authorization };
 };
 
-function span(parent, kind, text) {
+function appendSpan(parent, kind, text) {
   if (!text) return;
-  const made = document.createElement(kind === "rejected" ? "s" : "span");
-  made.className = kind;
-  made.textContent = text;
-  parent.append(made);
+  const element = document.createElement(kind === "rejected" ? "s" : "span");
+  element.className = kind;
+  element.textContent = text;
+  parent.append(element);
 }
 
-// Accepted tokens, then in the place of the first that was not: the rejected ones, and the model's own.
-function show(round, parent) {
+// Show the accepted tokens of a round, then its rejected draft tokens, then the target's token that replaces them.
+function showRound(round, parent) {
   round.texts.forEach((text, i) => {
-    if (i === round.accepted) span(parent, "rejected", round.rejected);
-    span(parent, i < round.accepted ? "accepted" : "own", text);
+    if (i === round.accepted) appendSpan(parent, "rejected", round.rejected);
+    appendSpan(parent, i < round.accepted ? "accepted" : "target", text);
   });
 }
 
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let waiting = "";
+  let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const lines = (waiting + value).split("\n");
-    waiting = lines.pop();
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
     for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
   }
 }
 
-async function answer(response) {
+async function checked(response) {
   if (response.ok) return response;
-  if (response.status === 401) { by("token-label").hidden = false; by("token").focus(); }
-  const found = await response.json().catch(() => null);
-  throw new Error(found?.error?.message ?? `the server answered ${response.status}`);
+  if (response.status === 401) { byId("token-label").hidden = false; byId("token").focus(); }
+  const body = await response.json().catch(() => null);
+  throw new Error(body?.error?.message ?? `The server answered with status ${response.status}.`);
 }
 
-// Write one text; gives its usage and the milliseconds from asking to the last token.
-async function write(fields, parent) {
-  const began = performance.now();
-  const response = await answer(await fetch("/v1/completions", {
+// Generate one text. Returns its usage, its seed and the milliseconds from the request to the last token.
+async function generate(fields, parent) {
+  const started = performance.now();
+  const response = await checked(await fetch("/v1/completions", {
     method: "POST", headers: headers(), signal: running.signal,
     body: JSON.stringify({ ...fields, stream: true, stream_options: { include_usage: true }, rounds: true }),
   }));
-  let usage = null, seed = null, ended = began;
+  let usage = null, seed = null, ended = started;
   for await (const event of events(response)) {
-    if (event === "[DONE]") return { usage, seed, milliseconds: ended - began };
+    if (event === "[DONE]") return { usage, seed, milliseconds: ended - started };
     const chunk = JSON.parse(event);
     if (chunk.error) throw new Error(chunk.error.message);
     usage = chunk.usage ?? usage;
     for (const choice of chunk.choices) {
-      show(choice.round, parent);
+      showRound(choice.round, parent);
       seed = choice.seed ?? seed;
       ended = performance.now();
     }
   }
-  throw new Error("the connection ended before the text did");
+  throw new Error("The connection was closed before the end of the output.");
 }
 
-function line({ usage, milliseconds }) {
-  const details = usage.completion_tokens_details;
-  const drafted = details.accepted_prediction_tokens + details.rejected_prediction_tokens;
+function summary({ usage, milliseconds }) {
+  const { accepted_prediction_tokens: accepted, rejected_prediction_tokens: rejected } = usage.completion_tokens_details;
   const perCall = (usage.completion_tokens / usage.target_calls).toFixed(2);
-  const kept = drafted ? `; accepted ${details.accepted_prediction_tokens} of ${drafted} drafted tokens` : "";
-  return `${usage.completion_tokens} tokens in ${milliseconds.toFixed(0)} ms; ${perCall} tokens per target call${kept}`;
+  const draft = accepted + rejected ? `; accepted ${accepted} of ${accepted + rejected} draft tokens` : "";
+  return `${usage.completion_tokens} tokens in ${milliseconds.toFixed(0)} ms; ${perCall} tokens per target call${draft}`;
 }
 
-function problem(error) {
-  if (error.name === "AbortError") by("summary").textContent = "stopped";
-  else if (error instanceof TypeError) by("problem").textContent = "The server is gone, or cannot be reached. Is it running?";
-  else by("problem").textContent = error.message;
+function showError(error) {
+  if (error.name === "AbortError") byId("summary").textContent = "Stopped.";
+  else if (error instanceof TypeError) byId("problem").textContent = "The server cannot be reached. Is it running?";
+  else byId("problem").textContent = error.message;
 }
 
 async function run() {
-  if (running || !by("form").reportValidity()) return;
+  if (running || !byId("form").reportValidity()) return;
   running = new AbortController();
-  by("write").disabled = true;
-  by("stop").disabled = false;
-  for (const id of ["text", "summary", "plain", "comparison", "problem"]) by(id).textContent = "";
-  by("plain-section").hidden = !by("compare").checked;
-  const fields = { prompt: by("prompt").value, max_tokens: by("max-tokens").valueAsNumber, temperature: by("temperature").valueAsNumber };
-  if (fields.temperature > 0) fields.acceptance = "coupled"; // so that both ways write the same text
+  byId("generate").disabled = true;
+  byId("stop").disabled = false;
+  for (const id of ["output", "summary", "baseline", "comparison", "problem"]) byId(id).textContent = "";
+  byId("baseline-section").hidden = !byId("compare").checked;
+  const fields = { prompt: byId("prompt").value, max_tokens: byId("max-tokens").valueAsNumber, temperature: byId("temperature").valueAsNumber };
+  if (fields.temperature > 0) fields.acceptance = "coupled"; // gives the baseline's text for the same seed
   try {
-    const ours = await write(fields, by("text"));
-    by("summary").textContent = line(ours);
-    if (by("compare").checked) {
-      const seed = ours.seed === null ? {} : { seed: ours.seed };
-      const plain = await write({ ...fields, ...seed, num_draft_tokens: 0 }, by("plain"));
-      const ratio = (plain.milliseconds / ours.milliseconds).toFixed(2);
-      by("comparison").textContent = `${line(plain)}; with drafts ${ratio} times as fast`;
+    const speculative = await generate(fields, byId("output"));
+    byId("summary").textContent = summary(speculative);
+    if (byId("compare").checked) {
+      const seed = speculative.seed === null ? {} : { seed: speculative.seed };
+      const baseline = await generate({ ...fields, ...seed, num_draft_tokens: 0 }, byId("baseline"));
+      const speedup = (baseline.milliseconds / speculative.milliseconds).toFixed(2);
+      byId("comparison").textContent = `${summary(baseline)}; speedup ${speedup}x`;
     }
   } catch (error) {
-    problem(error);
+    showError(error);
   } finally {
     running = null;
-    by("write").disabled = false;
-    by("stop").disabled = true;
+    byId("generate").disabled = false;
+    byId("stop").disabled = true;
   }
 }
 
-by("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
-by("stop").addEventListener("click", () => running?.abort());
+byId("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
+byId("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); }
 });
-fetch("/health").then((response) => response.json()).then((found) => {
-  if (found.status !== "ok") by("problem").textContent = `The server is ${found.status}.`;
-}).catch(problem);
+fetch("/health").then((response) => response.json()).then((health) => {
+  if (health.status !== "ok") byId("problem").textContent = `The server is ${health.status}.`;
+}).catch(showError);

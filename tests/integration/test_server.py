@@ -1,4 +1,4 @@
-"""The server as its clients see it: OpenAI's, LibreTranslate's, curl. Every text is what the session writes alone."""
+"""The server as seen by the clients of OpenAI and LibreTranslate and by curl. Each text equals the session's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    """Another one than the server's, which belongs to its thread."""
+    """A session of its own, because the server's belongs to its thread."""
     return bundled.__wrapped__()
 
 
@@ -53,7 +53,7 @@ def create(client: openai.OpenAI, prompt: Any = GERMAN, **options: Any) -> Any:
     return client.completions.create(model=MODEL, prompt=prompt, **options, extra_body=own)
 
 
-def test_a_completion_is_the_text_of_the_target(client: openai.OpenAI, session: Session) -> None:
+def test_completion_equals_the_sessions_text(client: openai.OpenAI, session: Session) -> None:
     found, alone = create(client), session.generate(GERMAN)
     (choice,) = found.choices
     assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == (alone.text, "stop", 0, None)
@@ -65,7 +65,7 @@ def test_a_completion_is_the_text_of_the_target(client: openai.OpenAI, session: 
     assert create(client, max_tokens=3).choices[0].finish_reason == "length"
 
 
-def test_several_prompts_and_choices_come_in_their_order(client: openai.OpenAI, session: Session) -> None:
+def test_prompts_and_choices_keep_their_order(client: openai.OpenAI, session: Session) -> None:
     prompts = [GERMAN, GRAMMAR]
     assert [each.text for each in create(client, prompts).choices] == [session.generate(each).text for each in prompts]
     found = create(client, prompts, n=2, seed=5, **SAMPLED)
@@ -73,16 +73,16 @@ def test_several_prompts_and_choices_come_in_their_order(client: openai.OpenAI, 
     expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in seeds]
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
     assert [each.seed for each in found.choices] == seeds * 2
-    assert len({each.text for each in found.choices}) == 4  # or no seed could be told from another
+    assert len({each.text for each in found.choices}) == 4  # otherwise the test could not tell the seeds apart
     assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
 
 
-def test_a_seed_that_nobody_chose_is_told_and_gives_the_text_again(client: openai.OpenAI, session: Session) -> None:
+def test_a_random_seed_is_returned_and_reproduces_the_text(client: openai.OpenAI, session: Session) -> None:
     (one,), (other,) = (create(client, **SAMPLED).choices for _ in range(2))
     assert one.seed != other.seed and session.generate(GERMAN, seed=one.seed, **SAMPLED).text == one.text
 
 
-def test_a_stream_adds_up_to_the_text(client: openai.OpenAI, session: Session) -> None:
+def test_stream_chunks_add_up_to_the_text(client: openai.OpenAI, session: Session) -> None:
     chunks = list(create(client, [GERMAN, GRAMMAR], stream=True, stream_options={"include_usage": True}))
     texts = ["", ""]
     for chunk in chunks[:-1]:
@@ -94,20 +94,20 @@ def test_a_stream_adds_up_to_the_text(client: openai.OpenAI, session: Session) -
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 12
 
 
-def test_rounds_tell_what_was_drafted_and_rejected(server: Serving, session: Session) -> None:
+def test_rounds_field_describes_accepted_and_rejected_tokens(server: Serving, session: Session) -> None:
     prompt = "translate English to German: This function removes the last element of an array."
     rounds: list[Any] = []
     alone = session.generate(prompt, num_draft_tokens=5, on_round=rounds.append)
     fields = {"prompt": prompt, "stream": True, "rounds": True, "num_draft_tokens": 5}
     with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        told = [each["choices"][0] for each in events(response)]
-    assert "".join(text for each in told for text in each["round"]["texts"]) == alone.text
-    assert sum(each["round"]["accepted"] for each in told) > 3 and any(each["round"]["rejected"] for each in told)
-    assert all(len(each["round"]["texts"]) >= each["round"]["accepted"] for each in told)
+        choices = [each["choices"][0] for each in events(response)]
+    assert "".join(text for each in choices for text in each["round"]["texts"]) == alone.text
+    assert sum(each["round"]["accepted"] for each in choices) > 3 and any(each["round"]["rejected"] for each in choices)
+    assert all(len(each["round"]["texts"]) >= each["round"]["accepted"] for each in choices)
 
 
-def test_stop_strings_end_in_front(client: openai.OpenAI, session: Session) -> None:
+def test_stop_strings_are_not_part_of_the_text(client: openai.OpenAI, session: Session) -> None:
     for stop in ("gibt", ["xyz", " den"]):
         (choice,) = create(client, stop=stop).choices
         assert (
@@ -116,7 +116,7 @@ def test_stop_strings_end_in_front(client: openai.OpenAI, session: Session) -> N
         )
 
 
-def test_logprobs_are_the_targets(client: openai.OpenAI, session: Session) -> None:
+def test_logprobs_equal_the_sessions(client: openai.OpenAI, session: Session) -> None:
     alone = session.generate(GERMAN, logprobs=True)
     (choice,) = create(client, logprobs=0).choices
     found = choice.logprobs
@@ -129,7 +129,7 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, session: Session) -> No
         assert [value for each in streamed for value in getattr(each, name)] == getattr(found, name)
 
 
-WRONG: list[tuple[dict[str, Any], str, str]] = [
+INVALID_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ""}, "prompt", "prompt is empty"),
     ({"prompt": []}, "prompt", "1 to 6 texts"),
     ({"prompt": ["a"] * 7}, "prompt", "1 to 6 texts, not 7"),
@@ -139,8 +139,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a" * 13_000}, "prompt", "13000 characters"),
     ({"decoder_prefix": "ab cd " * 150}, "decoder_prefix", "at most 200"),
     ({"n": 2}, "n", "n must be 1 at temperature 0"),
-    ({"num_return_sequences": 2, "temperature": 1}, "num_return_sequences", "is called n here"),
-    ({"num_beams": 2}, "num_beams", "is chosen when the server starts"),
+    ({"num_return_sequences": 2, "temperature": 1}, "num_return_sequences", "use n"),
+    ({"num_beams": 2}, "num_beams", "is set when the server starts"),
     ({"n": True}, "n", "n must be a whole number"),
     ({"max_tokens": 101}, "max_tokens", "at most 100"),
     ({"max_tokens": "9"}, "max_tokens", "whole number"),
@@ -169,8 +169,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), WRONG, ids=lambda value: str(value)[:40])
-def test_what_is_wrong_is_named_in_a_line(server: Serving, fields: dict[str, Any], param: str, words: str) -> None:
+@pytest.mark.parametrize(("fields", "param", "words"), INVALID_FIELDS, ids=lambda value: str(value)[:40])
+def test_invalid_fields_are_named_in_one_line(server: Serving, fields: dict[str, Any], param: str, words: str) -> None:
     response = server.post(**{"prompt": GRAMMAR} | fields)
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == param and words in error["message"], error
@@ -181,18 +181,18 @@ def test_what_is_wrong_is_named_in_a_line(server: Serving, fields: dict[str, Any
     )
 
 
-def test_values_that_change_nothing_are_taken(client: openai.OpenAI) -> None:
+def test_openai_fields_with_neutral_values_are_accepted(client: openai.OpenAI) -> None:
     plain = {"echo": False, "best_of": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "n": 1}
     expected = create(client, GRAMMAR).choices[0].text
     assert create(client, GRAMMAR, top_p=1, suffix=None, stop=None, **plain).choices[0].text == expected
 
 
-def test_errors_are_the_openai_clients_own(client: openai.OpenAI, server: Serving) -> None:
+def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serving) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tokens must be at most 100") as wrong:
         create(client, max_tokens=1000, stream=True)
     assert wrong.value.param == "max_tokens" and wrong.value.type == "invalid_request_error"
     for name in ("gpt-4", "../t5-web-docs", "/etc/passwd"):
-        with pytest.raises(openai.NotFoundError, match="there is no model") as missing:
+        with pytest.raises(openai.NotFoundError, match="does not exist") as missing:
             client.completions.create(model=name, prompt=GRAMMAR)
         assert missing.value.code == "model_not_found"
     assert [each.id for each in client.models.list()] == [MODEL] and client.models.retrieve(MODEL).id == MODEL
@@ -202,32 +202,32 @@ def test_errors_are_the_openai_clients_own(client: openai.OpenAI, server: Servin
         client.chat.completions.create(model=MODEL, messages=[])
 
 
-BODIES: list[tuple[bytes, str, int, str]] = [
+MALFORMED_BODIES: list[tuple[bytes, str, int, str]] = [
     (b"", "application/json", 400, "prompt is empty"),
     (b"{", "application/json", 400, "not JSON"),
     (b"[]", "application/json", 400, "JSON object"),
     (b'{"prompt": "\xff"}', "application/json", 400, "not UTF-8"),
     (b'{"prompt": "a", "prompt": "b"}', "application/json", 400, "given twice"),
-    (b'{"prompt": "\\ud800"}', "application/json", 400, "half a character"),
+    (b'{"prompt": "\\ud800"}', "application/json", 400, "lone surrogate"),
     (b'{"temperature": NaN}', "application/json", 400, "NaN"),
-    (b"[" * 19_000, "application/json", 400, "not JSON"),
+    (b"[" * 19_000, "application/json", 400, "unsupported JSON"),
     (b'{"a":' * 40 + b"1" + b"}" * 40, "application/json", 400, "levels"),
-    (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400, "not JSON"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400, "unsupported JSON"),
     (b'{"prompt": "a"}', "text/plain", 415, "application/json"),
     (b"prompt=a", "application/x-www-form-urlencoded", 415, "application/json"),
     (b" " * 20_001, "application/json", 413, "at most 20000 bytes"),
 ]
 
 
-@pytest.mark.parametrize(("body", "kind", "status", "words"), BODIES, ids=lambda value: str(value)[:30])
-def test_bodies_that_are_none(server: Serving, body: bytes, kind: str, status: int, words: str) -> None:
+@pytest.mark.parametrize(("body", "kind", "status", "words"), MALFORMED_BODIES, ids=lambda value: str(value)[:30])
+def test_malformed_bodies_are_refused(server: Serving, body: bytes, kind: str, status: int, words: str) -> None:
     with server.client() as client:
-        for content in (body, iter([body[:7], body[7:]])):  # with its length, and in chunks
+        for content in (body, iter([body[:7], body[7:]])):  # with Content-Length, and chunked
             response = client.post("/v1/completions", content=content, headers={"Content-Type": kind})
             assert response.status_code == status and words in response.json()["error"]["message"], response.text
 
 
-def test_a_body_is_read_no_further_than_the_limit(server: Serving) -> None:
+def test_an_endless_body_is_refused(server: Serving) -> None:
     given = 0
 
     def endless() -> Iterator[bytes]:
@@ -240,12 +240,12 @@ def test_a_body_is_read_no_further_than_the_limit(server: Serving) -> None:
         try:
             response = client.post("/v1/completions", content=endless(), headers={"Content-Type": "application/json"})
             assert response.status_code == 413
-        except httpx.WriteError:  # it stopped listening
+        except httpx.WriteError:  # the server has closed the connection
             pass
     assert given < 1000
 
 
-def test_sixteen_clients_at_once_get_what_each_gets_alone(server: Serving, session: Session) -> None:
+def test_sixteen_concurrent_clients_get_the_same_texts_as_one(server: Serving, session: Session) -> None:
     prompts = [*(BUNDLED.parent / "data" / "grammar.txt").read_text().split("\n")[:8], *([GERMAN] * 8)]
     options = [SAMPLED | {"seed": i} if i % 2 else {"max_tokens": 3 + i % 4} for i in range(16)]
     pairs = list(zip(prompts, options, strict=True))
@@ -259,8 +259,8 @@ def test_sixteen_clients_at_once_get_what_each_gets_alone(server: Serving, sessi
         )
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl_sees_a_stream_and_a_text(server: Serving, session: Session) -> None:
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_gets_a_response_and_a_stream(server: Serving, session: Session) -> None:
     def curl(body: str) -> str:
         url = f"{server.url}/v1/completions"
         command = ["curl", "-sN", url, "-H", "Content-Type: application/json", "-d", body]
@@ -272,7 +272,7 @@ def test_curl_sees_a_stream_and_a_text(server: Serving, session: Session) -> Non
     assert streamed.startswith("data: {") and streamed.endswith("data: [DONE]\n\n")
 
 
-def test_libretranslates_client_translates(server: Serving, session: Session) -> None:
+def test_libretranslate_client_translates(server: Serving, session: Session) -> None:
     libre = LibreTranslateAPI(f"{server.url}/")
     expected = session.generate(GERMAN).text
     assert libre.translate("The method returns the value.", "en", "de") == expected
@@ -286,8 +286,8 @@ def test_libretranslates_client_translates(server: Serving, session: Session) ->
     ("fields", "words"),
     [
         ({"format": "html"}, "format must be text"),
-        ({"source": "auto"}, "none is recognised"),
-        ({"target": "fr"}, "which are en:de"),
+        ({"source": "auto"}, "automatic detection is not supported"),
+        ({"target": "fr"}, "must be a supported pair (en:de)"),
         ({"target": None}, "target must be"),
         ({"q": ""}, "q must be"),
         ({"q": ["a"] * 7}, "1 to 6 texts"),
@@ -297,13 +297,13 @@ def test_libretranslates_client_translates(server: Serving, session: Session) ->
         ({"q": "The first value, the second value, the third value, the fourth value. " * 7}, "over 100 tokens"),
     ],
 )
-def test_translations_that_are_refused(server: Serving, fields: dict[str, Any], words: str) -> None:
+def test_unsupported_translation_fields_are_refused(server: Serving, fields: dict[str, Any], words: str) -> None:
     answer = server.post("/translate", **{"q": "The end.", "source": "en", "target": "de"} | fields)
     assert answer.status_code == 400 and words in answer.json()["error"], answer.text
 
 
-def test_languages_of_models_with_tokens_for_them() -> None:
-    """As NLLB's; and where pairs come from."""
+def test_languages_of_models_with_and_without_language_tokens() -> None:
+    """Models like NLLB list the pairs of their tokens. Others take pairs from config.json and --translate."""
     tokens = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "fra_Latn": 7})
     session: Any = SimpleNamespace(tokenizer=SimpleNamespace(languages=tokens))
     translation = TranslationPrompts({})
@@ -325,7 +325,7 @@ def test_languages_of_models_with_tokens_for_them() -> None:
     assert PAIRS.prompt(session, "a", "en", "de")[0].endswith("German: a")
 
 
-def test_metrics_count_what_was_done(server: Serving) -> None:
+def test_metrics_count_tokens_and_passes(server: Serving) -> None:
     before = {name: server.metric(f"{name}_total") for name in ("prompt_tokens", "generated_tokens", "target_calls")}
     usage = server.post(prompt=[GERMAN, GRAMMAR]).json()["usage"]
     gained = {name: server.metric(f"{name}_total") - before[name] for name in before}

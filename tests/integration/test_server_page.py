@@ -1,4 +1,4 @@
-"""The server's page in a headless Chromium. Run as a program with FILE, it writes a picture."""
+"""The server's web page in a headless Chromium. As a program with an argument FILE, it saves a screenshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 PROMPT = "translate English to German: This function removes the last element of an array."
 TOKEN = "correct-horse-battery"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt install chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
 
 
 @contextmanager
@@ -34,13 +34,13 @@ def browser() -> Iterator[Any]:
 
 
 def opened(browser: Any, server: Serving, **options: Any) -> tuple[Any, list[str]]:
-    """A page, and what the browser complained of."""
-    page, said = browser.new_page(viewport={"width": 900, "height": 660}, **options), list[str]()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    """Open the page. Returns it and the messages of its console."""
+    page, messages = browser.new_page(viewport={"width": 900, "height": 660}, **options), list[str]()
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.set_default_timeout(1000 * PATIENCE)
     page.goto(server.url)
-    return page, said
+    return page, messages
 
 
 def is_gone(server: Serving) -> bool:
@@ -49,28 +49,28 @@ def is_gone(server: Serving) -> bool:
 
 
 def shown(page: Any, element: str, words: str) -> None:
-    """Wait until it says so."""
+    """Wait until an element contains some words."""
     page.locator(f"#{element}", has_text=words).wait_for()
 
 
-def test_typing_streaming_marks_keys_and_errors(browser: Any) -> None:
+def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
     alone = bundled.__wrapped__().generate(PROMPT).text
     with serving() as server:
-        page, said = opened(browser, server)
+        page, messages = opened(browser, server)
         page.fill("#prompt", PROMPT)
         page.keyboard.press("Control+Enter")
         shown(page, "summary", "tokens per target call")
-        spans = page.eval_on_selector_all("#text > *", "all => all.map(each => [each.className, each.textContent])")
+        spans = page.eval_on_selector_all("#output > *", "all => all.map(each => [each.className, each.textContent])")
         assert "".join(text for kind, text in spans if kind != "rejected") == alone
-        assert {"accepted", "own"} <= {kind for kind, _ in spans}
+        assert {"accepted", "target"} <= {kind for kind, _ in spans}
         page.check("#compare")
-        page.click("#write")
-        shown(page, "comparison", "times as fast")
-        assert page.text_content("#plain") == alone
-        assert page.eval_on_selector_all("#plain > :not(.own)", "all => all.length") == 0
-        assert not said  # no resource from elsewhere was wanted, and no script failed
+        page.click("#generate")
+        shown(page, "comparison", "speedup")
+        assert page.text_content("#baseline") == alone
+        assert page.eval_on_selector_all("#baseline > :not(.target)", "all => all.length") == 0
+        assert not messages  # no blocked resource and no failed script
         page.fill("#prompt", "   ")
-        page.click("#write")
+        page.click("#generate")
         shown(page, "problem", "prompt is empty")
         for label in page.query_selector_all("textarea, input"):
             assert label.evaluate("each => each.labels.length === 1")
@@ -82,14 +82,14 @@ def test_typing_streaming_marks_keys_and_errors(browser: Any) -> None:
         page.fill("#prompt", PROMPT)
         server.server.should_exit = True
         eventually(lambda: is_gone(server))
-        page.click("#write")
-        shown(page, "problem", "server is gone")
+        page.click("#generate")
+        shown(page, "problem", "server cannot be reached")
 
 
-def test_it_asks_for_a_token_where_one_is_needed(browser: Any) -> None:
+def test_the_page_asks_for_a_token(browser: Any) -> None:
     with serving(token=TOKEN) as server:
         page, _ = opened(browser, server, color_scheme="dark")
-        page.click("#write")
+        page.click("#generate")
         page.wait_for_selector("#token:visible")
         page.fill("#token", TOKEN)
         page.keyboard.press("Enter")
@@ -102,7 +102,7 @@ if __name__ == "__main__":
         page, _ = opened(browser, server)
         page.fill("#prompt", PROMPT)
         page.check("#compare")
-        for _ in range(3):  # the first time passes are compiled
-            page.click("#write")
-            page.wait_for_selector("#write:enabled")
+        for _ in range(3):  # the first run compiles passes
+            page.click("#generate")
+            page.wait_for_selector("#generate:enabled")
         page.screenshot(path=sys.argv[1])

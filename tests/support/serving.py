@@ -1,4 +1,4 @@
-"""A real server within this process, for tests and for the commands that try it hard: uvicorn in a thread."""
+"""Runs a real server in this process: uvicorn in a thread. For tests, and for the tools that stress the server."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from speculative_decoding.server.translation import TranslationPrompts
 
 MODEL = "t5-web-docs"
 PAIRS = TranslationPrompts({("en", "de"): "translate English to German: "})
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a new one takes long
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # shared, because creating one is slow
 GERMAN = "translate English to German: The method returns the value."
 GRAMMAR = "grammar: It were a cod business."
-PATIENCE = 600.0  # seconds: nobody waits so long but for a fault
+PATIENCE = 600.0  # seconds after which a test fails
 
 
 @cache
@@ -40,10 +40,17 @@ def bundled() -> Session:
 
 
 class Gated:
-    """A session whose engines do a round only as often as a test says, and fail where it says so."""
+    """A session whose engines run only as many rounds as a test allows, and fail when a test says so.
+
+    Attributes:
+        failures: How many of the next rounds fail.
+        calls: How many rounds were run.
+    """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._rounds, self.failures = session, threading.Semaphore(0), 0
+        self._session = session
+        self._rounds = threading.Semaphore(0)
+        self.failures = 0
         self.calls = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -53,7 +60,7 @@ class Gated:
         engine = self._session.engine(options, slots)
         step = engine.step
 
-        def gated() -> list[Event]:
+        def gated_step() -> list[Event]:
             self._rounds.acquire()
             self.calls += 1
             if self.failures and engine.waiting + engine.decoding:
@@ -61,22 +68,30 @@ class Gated:
                 raise MemoryError("planted")
             return step()
 
-        engine.step = gated  # type: ignore[method-assign]
+        engine.step = gated_step  # type: ignore[method-assign]
         return engine
 
     def allow(self, rounds: int = 10_000) -> None:
         self._rounds.release(rounds)
 
     def hold(self) -> None:
-        """None more. While nothing is decoded."""
+        """Allow no more rounds. Call it only while nothing is decoded."""
         self._rounds = threading.Semaphore(0)
 
 
 class Serving:
-    """url: where it listens. ended: what it ended with."""
+    """A running server.
 
-    def __init__(self, service: Service, device: DecodingThread, server: uvicorn.Server, port: int) -> None:
-        self.service, self.device, self.server, self.url = service, device, server, f"http://127.0.0.1:{port}"
+    Attributes:
+        url: Its address.
+        ended: The errors that `Service.on_end` was called with.
+    """
+
+    def __init__(self, service: Service, thread: DecodingThread, server: uvicorn.Server, port: int) -> None:
+        self.service = service
+        self.thread = thread
+        self.server = server
+        self.url = f"http://127.0.0.1:{port}"
         self.ended: list[Exception | None] = []
 
     def client(self, **options: Any) -> httpx.Client:
@@ -92,49 +107,56 @@ class Serving:
 
 @contextmanager
 def serving(session: Any = None, limits: Limits | None = None, **settings: Any) -> Iterator[Serving]:
-    """session: by default the bundled pair's. It ends when nothing is left to be done."""
-    limits, ready = limits or Limits(), threading.Event()
-    device = DecodingThread(lambda: nullcontext(bundled() if session is None else session), limits)
+    """Run a server until the context is left.
+
+    Args:
+        session: What it serves, by default the bundled pair.
+        limits: Limits of the server.
+        settings: Fields of `ServerSettings`.
+    """
+    limits = limits or Limits()
+    ready = threading.Event()
+    thread = DecodingThread(lambda: nullcontext(bundled() if session is None else session), limits)
     made: list[Serving] = []
 
-    async def run(opened: socket.socket) -> None:
-        service = Service(device, limits, Metrics())
+    async def run(listening: socket.socket) -> None:
+        service = Service(thread, limits, Metrics())
         app = make_app(service, ServerSettings(**{"model": MODEL, "translation": PAIRS} | settings))
         server = make_server(app, service)
-        made.append(Serving(service, device, server, opened.getsockname()[1]))
+        made.append(Serving(service, thread, server, listening.getsockname()[1]))
 
-        def end(problem: Exception | None) -> None:
-            made[0].ended.append(problem)
+        def on_end(error: Exception | None) -> None:
+            made[0].ended.append(error)
             server.should_exit = True
 
-        service.on_end = end
-        tell_ready = service._ready
-        service._ready = lambda session: (tell_ready(session), ready.set())  # type: ignore
-        await server.serve(sockets=[opened])
+        service.on_end = on_end
+        on_ready = service._on_ready
+        service._on_ready = lambda session: (on_ready(session), ready.set())  # type: ignore
+        await server.serve(sockets=[listening])
 
-    with socket.create_server(("127.0.0.1", 0)) as opened:
-        thread = threading.Thread(target=lambda: asyncio.run(run(opened)))
-        thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        loop_thread = threading.Thread(target=lambda: asyncio.run(run(listening)))
+        loop_thread.start()
         assert ready.wait(PATIENCE)
         try:
             yield made[0]
         finally:
             made[0].server.should_exit = True
-            thread.join()
+            loop_thread.join()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait for what another thread does; the limit is only for a test that fails."""
-    waiting = threading.Event()
+    """Wait until another thread has made a condition true."""
+    timer = threading.Event()
     for _ in range(int(seconds * 200)):
         if condition():
             return
-        waiting.wait(0.005)
-    raise AssertionError("it never came true")
+        timer.wait(0.005)
+    raise AssertionError(f"the condition was not true within {seconds:g} s")
 
 
 def events(response: httpx.Response) -> Iterator[Mapping[str, Any]]:
-    """Of a stream; its last line must be [DONE], unless an error is the last."""
+    """Yield the events of a stream. Its last line must be [DONE] or an error."""
     last: Any = None
     for line in response.iter_lines():
         if line.startswith("data: "):

@@ -1,4 +1,4 @@
-"""What a server does when too many ask, when clients leave, when something fails, and when it is to end."""
+"""The server under load, with clients that disconnect, with failures, and at shutdown; access control; its command."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.server import decoding_thread
-from speculative_decoding.server.decoding_thread import MOST_FAILURES, PromptUpdate, Started
+from speculative_decoding.server.client_request import ClientRequest, PromptUpdate
+from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.service import ClientRequest
 from speculative_decoding.server.translation import TranslationPrompts
 from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
 from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
@@ -57,9 +57,9 @@ def alone(prompt: str) -> str:
 
 @contextmanager
 def held() -> Iterator[tuple[Serving, Gated]]:
-    """Two slots and two places in the queue, and rounds when a test allows them."""
+    """A server with two slots and two places in the queue, which decodes only the rounds that a test allows."""
     session = Gated(tiny())
-    session.allow()  # to warm up
+    session.allow()  # for the warm-up
     with serving(session, FEW) as server:
         session.hold()
         try:
@@ -76,30 +76,30 @@ def shared() -> Iterator[tuple[Serving, Gated]]:
 
 @pytest.fixture
 def gated(shared: tuple[Serving, Gated]) -> Iterator[tuple[Serving, Gated]]:
-    """A server that a test leaves as it was."""
+    """The shared server. The test must not stop it."""
     server, session = shared
     yield server, session
     session.allow()
-    eventually(lambda: server.service.admitted == server.device.decoding == server.device.waiting == 0)
+    eventually(lambda: server.service.admitted == server.thread.decoding == server.thread.waiting == 0)
     session.hold()
 
 
 @pytest.fixture
 def ending() -> Iterator[tuple[Serving, Gated]]:
-    """A server of its own for a test that ends it."""
+    """A separate server for a test that stops it."""
     with held() as both:
         yield both
 
 
 def start(server: Serving, **fields: Any) -> tuple[threading.Thread, list[httpx.Response]]:
-    """A request that waits for its answer."""
+    """Send a request in a thread. The response is appended to the list."""
     found: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: found.append(server.post(**fields)))
     thread.start()
     return thread, found
 
 
-def test_beyond_slots_and_queue_a_request_is_told_when_to_come_again(gated: tuple[Serving, Gated]) -> None:
+def test_a_full_queue_answers_429_with_retry_after(gated: tuple[Serving, Gated]) -> None:
     server, session = gated
     waiting = [start(server, prompt=prompt) for prompt in ("abc", "fed", "deadbeef", "cab")]
     eventually(lambda: server.service.admitted == 4)
@@ -107,7 +107,7 @@ def test_beyond_slots_and_queue_a_request_is_told_when_to_come_again(gated: tupl
         refused = server.post(prompt="b", stream=stream)
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
         assert int(refused.headers["retry-after"]) >= 1
-    assert server.post(prompt=["b"] * 4).status_code == 400  # never, however long it waits
+    assert server.post(prompt=["b"] * 4).status_code == 400  # more than --max-prompts
     session.allow()
     for (thread, found), prompt in zip(waiting, ("abc", "fed", "deadbeef", "cab"), strict=True):
         thread.join()
@@ -116,9 +116,7 @@ def test_beyond_slots_and_queue_a_request_is_told_when_to_come_again(gated: tupl
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_is_cancelled_and_its_slot_is_the_next_ones(
-    gated: tuple[Serving, Gated], stream: bool
-) -> None:
+def test_a_disconnected_client_frees_its_slots(gated: tuple[Serving, Gated], stream: bool) -> None:
     server, session = gated
     before = server.metric("prompts_total", finish_reason="cancelled")
     body = json.dumps({"prompt": ["abc", "fed"], "stream": stream})
@@ -135,11 +133,11 @@ def test_a_client_that_leaves_is_cancelled_and_its_slot_is_the_next_ones(
     session.allow()
     thread.join()
     assert [each["text"] for each in found[0].json()["choices"]] == [alone("cab"), alone("b")]
-    eventually(lambda: server.device.decoding == server.device.waiting == 0)
+    eventually(lambda: server.thread.decoding == server.thread.waiting == 0)
     assert server.metric("prompts_total", finish_reason="cancelled") == before + 2
 
 
-def test_a_request_has_its_time(gated: tuple[Serving, Gated]) -> None:
+def test_a_request_ends_after_max_seconds(gated: tuple[Serving, Gated]) -> None:
     server, session = gated
     object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, max_seconds=0.2))
     late = server.post(prompt="abc")
@@ -148,7 +146,7 @@ def test_a_request_has_its_time(gated: tuple[Serving, Gated]) -> None:
     with (
         server.client() as client,
         client.stream("POST", "/v1/completions", json={"prompt": "abc", "stream": True}) as response,
-    ):  # it may be late before its beginning too
+    ):  # the time may be over before the stream begins
         last = list(events(response))[-1] if response.status_code == 200 else json.loads(response.read())
         assert last["error"]["code"] == "timeout"
     session.allow()
@@ -156,36 +154,36 @@ def test_a_request_has_its_time(gated: tuple[Serving, Gated]) -> None:
     assert server.post(prompt="abc").json()["choices"][0]["text"] == alone("abc")
 
 
-def test_while_there_is_nothing_to_do_nothing_is_done(gated: tuple[Serving, Gated]) -> None:
+def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
     server, session = gated
     session.allow()
     server.post(prompt="abc")
-    eventually(lambda: server.device.decoding == 0)
-    calls, wake = session.calls, server.device._wake
+    eventually(lambda: server.thread.decoding == 0)
+    calls, wake = session.calls, server.thread._wake
     for _ in range(5):
         with server.client() as client:
             assert client.get("/health").json() == {"status": "ok"}
     assert session.calls == calls and wake._waiters  # type: ignore[attr-defined]  # it sleeps
 
 
-def test_a_client_that_does_not_read_holds_no_place() -> None:
+def test_finished_prompts_leave_the_queue_even_if_unread() -> None:
     request = ClientRequest([("abc", GenerationOptions()), ("b", GenerationOptions())], wants_rejected=False)
-    for row, reason in zip(request.rows, ("stop", None), strict=True):
-        request._receive(row, Started(3))
-        request._receive(row, PromptUpdate(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
+    for prompt, reason in zip(request.prompts, ("stop", None), strict=True):
+        request.on_queued(prompt, 3)
+        request.on_update(prompt, PromptUpdate(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
     assert request.unfinished == 1
     request.fail(ServerError(504, "late"))
     assert request.unfinished == 0
 
 
-def test_requests_learn_from_each_other_what_copies_are_worth(gated: tuple[Serving, Gated]) -> None:
-    """As in a session: one n-gram drafter for all engines, also where nobody named a drafter."""
+def test_engines_share_the_ngram_drafter(gated: tuple[Serving, Gated]) -> None:
+    """All engines of the session use one n-gram drafter, even if no drafter is named."""
     server, session = gated
     assert session.options.drafter is None and len(session._ngrams) == 1
     assert server.service.options.drafter == "auto"
 
 
-def test_a_row_that_fails_ends_its_request_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_prompt_fails_only_its_request(caplog: pytest.LogCaptureFixture) -> None:
     bad = tiny_model_like(TARGET)
     bad.update(TARGET.parameters())
     weight = mx.array(bad.embedding.weight)
@@ -206,31 +204,29 @@ def test_a_row_that_fails_ends_its_request_and_no_other(caplog: pytest.LogCaptur
         assert server.metric("errors_total", code="not_finite") == 2 and server.service.admitted == 0
 
 
-def test_a_round_that_fails_fails_what_is_in_it_and_the_next_requests_are_served(
+def test_the_server_continues_after_a_failed_round(
     gated: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, session = gated
     session.allow()
-    for _ in range(2):  # what ends well in between counts from the beginning
-        for _ in range(MOST_FAILURES - 1):
+    for _ in range(2):  # a finished request resets the count
+        for _ in range(MAX_FAILED_ROUNDS - 1):
             session.failures = 1
             failed = server.post(prompt=["abc", "fed"])
             assert failed.status_code == 500 and "planted" not in failed.text
         assert server.post(prompt="abc").json()["choices"][0]["text"] == alone("abc")
-    assert caplog.text.count("MemoryError: planted") == 2 * (MOST_FAILURES - 1) and not server.ended
+    assert caplog.text.count("MemoryError: planted") == 2 * (MAX_FAILED_ROUNDS - 1) and not server.ended
 
 
-def test_rounds_that_fail_again_and_again_end_the_server(
-    ending: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_repeated_failed_rounds_end_the_server(ending: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture) -> None:
     server, session = ending
-    session.failures = MOST_FAILURES
+    session.failures = MAX_FAILED_ROUNDS
     session.allow()
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILED_ROUNDS):
         assert server.post(prompt="abc").status_code == 500
     eventually(lambda: bool(server.ended))
     assert isinstance(server.ended[0], MemoryError) and server.service.state == "failed"
-    assert caplog.text.count("MemoryError: planted") == MOST_FAILURES
+    assert caplog.text.count("MemoryError: planted") == MAX_FAILED_ROUNDS
 
 
 def test_a_failed_round_of_a_sharded_model_ends_the_server(
@@ -250,13 +246,13 @@ def test_a_failed_round_of_a_sharded_model_ends_the_server(
 
 
 def drain(server: Serving) -> None:
-    """As SIGTERM does."""
-    loop = server.device._loop
+    """Do what SIGTERM does."""
+    loop = server.thread._loop
     loop.call_soon_threadsafe(lambda: asyncio.ensure_future(server.service.drain()))
     eventually(lambda: server.service.state == "stopping")
 
 
-def test_what_runs_is_finished_before_the_end_and_nothing_new_begun(ending: tuple[Serving, Gated]) -> None:
+def test_shutdown_finishes_running_requests_and_refuses_new_ones(ending: tuple[Serving, Gated]) -> None:
     server, session = ending
     thread, found = start(server, prompt="abc")
     eventually(lambda: server.service.admitted == 1)
@@ -274,7 +270,7 @@ def test_what_runs_is_finished_before_the_end_and_nothing_new_begun(ending: tupl
     eventually(lambda: server.ended == [None])
 
 
-def test_what_does_not_finish_within_the_grace_is_told_so(ending: tuple[Serving, Gated]) -> None:
+def test_requests_fail_when_the_grace_period_ends(ending: tuple[Serving, Gated]) -> None:
     server, session = ending
     object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, grace=0.1))
     thread, found = start(server, prompt="abc")
@@ -286,8 +282,8 @@ def test_what_does_not_finish_within_the_grace_is_told_so(ending: tuple[Serving,
     eventually(lambda: server.ended == [None])
 
 
-class TwoLanguages(Letters):
-    """As NLLB's: the language's token in front of a source, and of its translation."""
+class TwoLanguageTokenizer(Letters):
+    """Like NLLB's tokenizer: the source and the translation begin with the token of their language."""
 
     languages = MappingProxyType({"eng_Latn": 20, "deu_Latn": 21})
 
@@ -295,13 +291,15 @@ class TwoLanguages(Letters):
         return [self.languages[language or "eng_Latn"], *super().encode(text)]
 
 
-def test_a_model_with_languages_translates_from_one_into_another() -> None:
+def test_a_model_with_language_tokens_translates() -> None:
     options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft_tokens=3)
-    beside, reasons = Session(TARGET, TwoLanguages(), DRAFT, options), set()
-    with serving(Session(TARGET, TwoLanguages(), DRAFT, options), FEW, translation=TranslationPrompts({})) as server:
+    session, reasons = Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), set()
+    with serving(
+        Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), FEW, translation=TranslationPrompts({})
+    ) as server:
         for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
             languages = {"src_lang": source, "tgt_lang": target}
-            alone = beside.generate("abc", **languages)
+            alone = session.generate("abc", **languages)
             choice = server.post(prompt="abc", **languages).json()["choices"][0]
             assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
             answer = server.post("/translate", q="abc", source=source, target=target).json()
@@ -328,7 +326,7 @@ def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN,
         return client.get(path, headers=own)
 
 
-def test_who_calls_it_by_another_name_or_from_another_page_is_refused(guarded: Serving) -> None:
+def test_foreign_hosts_and_origins_are_refused(guarded: Serving) -> None:
     for host in ("localhost", "127.0.0.1:9", "[::1]:80", "texts.example", "texts.example:443", "10.0.0.7"):
         assert answer(guarded, Host=host).status_code == 200, host
     for host in (
@@ -359,7 +357,7 @@ def test_who_calls_it_by_another_name_or_from_another_page_is_refused(guarded: S
     assert preflight.status_code == 405 and not [name for name in preflight.headers if "access-control" in name]
 
 
-def test_a_token_is_needed_for_everything_but_the_page_and_health(guarded: Serving) -> None:
+def test_only_the_page_and_health_need_no_token(guarded: Serving) -> None:
     for path in ("/", "/page.js", "/page.css", "/health"):
         assert answer(guarded, path, token=None).status_code == 200, path
     for path in ("/v1/models", "/metrics", "/languages", "/v1/completions", "/nothing"):
@@ -367,17 +365,19 @@ def test_a_token_is_needed_for_everything_but_the_page_and_health(guarded: Servi
             refused = answer(guarded, path, token=token)
             assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer", (path, token)
             error = refused.json()["error"]
-            assert (error if path == "/languages" else error["message"]).startswith("a token is needed")
+            assert (error if path == "/languages" else error["message"]).startswith("missing or wrong token")
     fields = {"q": "abc", "source": "en", "target": "de"}
     assert (
         guarded.post("/translate", **fields).status_code
         == guarded.post("/translate", **fields, api_key="x").status_code
         == 401
     )
-    assert "over 20 tokens" in guarded.post("/translate", **fields, api_key=TOKEN).json()["error"]  # it was decoded
+    assert (
+        "over 20 tokens" in guarded.post("/translate", **fields, api_key=TOKEN).json()["error"]
+    )  # the request was decoded
 
 
-def test_every_answer_tells_browsers_to_be_careful(guarded: Serving) -> None:
+def test_responses_have_security_headers(guarded: Serving) -> None:
     for path in ("/", "/v1/models", "/nothing"):
         headers = answer(guarded, path).headers
         assert (
@@ -390,7 +390,7 @@ def test_every_answer_tells_browsers_to_be_careful(guarded: Serving) -> None:
         assert not re.search(r"https?://|url\(|@import|innerHTML|eval\(|style=|onclick=", text), name
 
 
-def test_prompts_are_in_the_log_only_if_they_are_to_be(caplog: pytest.LogCaptureFixture) -> None:
+def test_prompts_are_logged_only_with_log_prompts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for log_prompts in (False, True):
         with serving(tiny(), FEW, log_prompts=log_prompts) as server:
@@ -411,7 +411,7 @@ def test_prompts_are_in_the_log_only_if_they_are_to_be(caplog: pytest.LogCapture
         (("--token-file", "short"), "at least 16"),
         (("--token-file", "missing"), "--token-file missing: not readable"),
         (("--token-file", "long", "--no-token"), "--no-token: a token is set"),
-        (("--max-prompts", "99"), "choose fewer, or a longer --queue"),
+        (("--max-prompts", "99"), "lower it, or raise --queue"),
         (("--max-tokens", "2000"), "--max-tokens 2000: above --max-output-tokens"),
         (("--port", "PORT"), "choose another"),
         (("--model", "missing"), "--model: "),
@@ -420,7 +420,7 @@ def test_prompts_are_in_the_log_only_if_they_are_to_be(caplog: pytest.LogCapture
         (("--translate", "x", "--port", "0"), "--translate 'x': must be SOURCE:TARGET=PREFIX"),
     ],
 )
-def test_wrong_flags_are_refused_in_a_line_before_anything_is_loaded(
+def test_invalid_flags_are_refused_in_one_line_before_loading(
     flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], guarded: Serving, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -431,13 +431,13 @@ def test_wrong_flags_are_refused_in_a_line_before_anything_is_loaded(
     monkeypatch.setattr("speculative_decoding.cli.models.Pair.load_weights", lambda self: pytest.fail("loaded"))
     try:
         status: Any = serve_command.main([port if each == "PORT" else each for each in flags])
-    except SystemExit as ended:  # of the parser
+    except SystemExit as ended:  # argparse
         status = ended.code
     err = capsys.readouterr().err
     assert status == 2 and words in err and err.splitlines()[-1].count("error: ") == 1
 
 
-def test_a_token_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(serve_command.TOKEN_VARIABLE, TOKEN)
     assert serve_command.AccessFlags(host="0.0.0.0").token() == TOKEN
     monkeypatch.delenv(serve_command.TOKEN_VARIABLE)
@@ -445,7 +445,7 @@ def test_a_token_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
     assert serve_command.AccessFlags(host="0.0.0.0", no_token=True).token() is None
 
 
-def test_without_the_extra_it_says_how_to_get_it(
+def test_a_missing_extra_is_reported_with_its_install_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve_command, "EXTRA", ("starlette", "missing_one"))
@@ -453,8 +453,8 @@ def test_without_the_extra_it_says_how_to_get_it(
     assert "the server needs missing_one: pip install starlette missing_one" in capsys.readouterr().err
 
 
-def test_sigterm_lets_a_stream_finish_and_exits_0(tmp_path: Path) -> None:
-    """The command as a supervisor runs it. The stream is held by a client that does not read on."""
+def test_sigterm_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
+    """Run the command as a supervisor does, with a client that reads the stream slowly."""
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
     environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
