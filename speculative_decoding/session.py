@@ -254,7 +254,7 @@ class Session:
         options = self.options_with(own)
         slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
         engine = self.engine(options, slots)
-        requests = engine.submit_samples(prompt, options, self.planner.length(options, slots))
+        requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
         return requests, rounds_of(engine, requests, on_round)
 
     def _batch(
@@ -287,7 +287,7 @@ class Session:
         text = own.pop("prompt", "")
         row = options.override_for_row(own)
         row.require_effect(own)
-        return engine.submit_samples(text, row, self.planner.length(row, slots))
+        return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:

@@ -233,7 +233,7 @@ def add_setting(option: str) -> None:
         options = state.session.options_with({})  # with the default drafter, if none was chosen
         found = getattr(options, option)
         if option == "num_draft_tokens":
-            return f"{found}; {state.session.planner.length(options).describe()}"
+            return f"{found}; {state.session.planner.draft_length(options).describe()}"
         return on_off(found) if isinstance(value, Bool) else as_typed(found)
 
     @Command(usage, meaning, current)

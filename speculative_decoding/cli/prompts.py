@@ -67,7 +67,8 @@ def decode_prompts(plan: Plan, views: Views) -> int:
         total = runner.totals.get(answer, GenerationStats())
         say(run_summary(total, plan.options, runner.num_prompts, runner.num_cut))
         if views.show_draft and isinstance(plan.options.num_draft_tokens, str) and not plan.is_plain:
-            say(f"--num-draft {plan.options.num_draft_tokens}: {session.planner.length(session.options).describe()}")
+            length = session.planner.draft_length(session.options)
+            say(f"--num-draft {plan.options.num_draft_tokens}: {length.describe()}")
     if views.stats_json is not None:
         settings = asdict(plan.options) | {"drafter": plan.drafter}
         write_stats(views.stats_json, pair.folders | settings | total.as_dict())

@@ -44,7 +44,7 @@ class PassPlanner:
         self._widths: dict[tuple[Any, ...], PassWidths] = {}
         self._lengths: dict[tuple[str, int, bool, bool], DraftLength] = {}
 
-    def length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
+    def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The draft length for these options. An adaptive one is kept for later requests."""
         num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
         if not isinstance(num_draft_tokens, str):

@@ -147,7 +147,7 @@ class DecodingThread:
 
     def _submit(self, session: Session, engine: Engine, prompt: ServedPrompt) -> Call:
         """Submit a prompt to the engine. Returns the call that tells its client."""
-        length = session.planner.length(prompt.options, self._limits.slots)
+        length = session.planner.draft_length(prompt.options, self._limits.slots)
         try:
             request = engine.submit(prompt.prompt, prompt.options, length)
         except InputError as error:
@@ -203,6 +203,6 @@ def warm_up(session: Session, slots: int) -> None:
     language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
     options = replace(defaults, max_tokens=2, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
-    engine.submit("a", options, session.planner.length(options, slots))
+    engine.submit("a", options, session.planner.draft_length(options, slots))
     while not engine.is_idle:
         engine.step()

@@ -58,16 +58,16 @@ def test_the_default_is_the_drafter_that_fits_and_a_length_that_adapts(session: 
     for ours, drafter, kinds in ((alone, "ngram", {"copy"}), (session, "auto", {"copy", "model"})):
         chosen = ours.options_with({})
         assert (chosen.drafter, chosen.num_draft_tokens) == (drafter, "auto")
-        assert isinstance(ours.planner.length(chosen), AdaptiveLength)
+        assert isinstance(ours.planner.draft_length(chosen), AdaptiveLength)
         rounds: list[Round] = []
         result = ours.generate(PROMPT, on_round=rounds.append)
         assert result.tokens == regular and result.stats.accepted_tokens > 0
         assert {event.kind for event in rounds if event.drafted} <= kinds
-    assert isinstance(alone.planner.length(alone.options_with({"num_draft_tokens": 5})), FixedLength)
+    assert isinstance(alone.planner.draft_length(alone.options_with({"num_draft_tokens": 5})), FixedLength)
 
 
 def test_regular_decoding_asks_no_drafter_and_learns_no_length(session: Session) -> None:
-    regular = session.planner.length(session.options_with({"drafter": "none"}))
+    regular = session.planner.draft_length(session.options_with({"drafter": "none"}))
     assert isinstance(regular, FixedLength) and not regular.begin_round()
     assert session.generate(PROMPT, drafter="none").stats.drafted_tokens == 0
 
@@ -93,16 +93,16 @@ def test_a_length_that_learns_is_one_for_the_session(session: Session) -> None:
     ours = Session(session.model, session.tokenizer, session.draft_model, GenerationOptions(num_draft_tokens=length))
     before = length.describe()
     ours.generate(PROMPT)
-    assert ours.planner.length(ours.options) is length and length.describe() != before
+    assert ours.planner.draft_length(ours.options) is length and length.describe() != before
 
 
 def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None:
     def lengths(num_draft_tokens: object) -> list[object]:
         options = GenerationOptions(num_draft_tokens=num_draft_tokens)
         return [
-            session.planner.length(options),
-            session.planner.length(options),
-            session.planner.length(options, slots=4),
+            session.planner.draft_length(options),
+            session.planner.draft_length(options),
+            session.planner.draft_length(options, slots=4),
         ]
 
     assert all(isinstance(length, FixedLength) for length in lengths(3))

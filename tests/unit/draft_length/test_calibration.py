@@ -449,7 +449,7 @@ def test_calibrating_again_measures_passes_with_and_without_a_draft(
     assert after == pytest.approx([2 * seconds for seconds in before])
 
 
-# The monitor.
+# The speed monitor.
 
 
 def rounds_until(monitor: SpeedMonitor, ratio: float, max_rounds: int = 500) -> int | None:

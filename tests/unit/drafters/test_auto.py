@@ -1,4 +1,4 @@
-"""When to copy and when to ask the draft model."""
+"""The choice between a copy and a draft of the draft model."""
 
 from __future__ import annotations
 
@@ -24,52 +24,53 @@ from speculative_decoding.sampling import GenerationOptions
 from tests.support.tiny import VOCAB, noisy_copy, run, tiny_model, tokens_of
 
 SOURCE = [5, 9, 3, 7, 11, 13, 4, 8, 1]
-KNOWN, UNKNOWN = [0, 5, 9, 3, 7], [0, 20, 21, 22, 23]  # stands in the source, and does not
+KNOWN = [0, 5, 9, 3, 7]  # occurs in the source
+UNKNOWN = [0, 20, 21, 22, 23]  # does not occur in the source
 
 
 class Twos(Drafter):
-    """A draft model as far as anyone can see: always proposes 2."""
+    """Replaces the draft model and always proposes 2."""
 
     def begin(self, input_tokens: Sequence[int]) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
-        self.asked += 1
+        self.calls += 1
         return Draft(mx.full((1, num_draft_tokens), 2, mx.uint32))
 
 
-def row_of(tokens: list[int], slot: int = 0) -> RequestView:
+def request_with(tokens: list[int], slot: int = 0) -> RequestView:
     return RequestView(GenerationOptions(), SOURCE, tokens, slot)
 
 
 def auto(model: Drafter, sure: float = 0.7) -> AutoDrafter:
     drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(lambda: model), VOCAB, sure)
-    drafter.begin(row_of([0]))
+    drafter.begin(request_with([0]))
     return drafter
 
 
 def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[str, list[int]]:
-    row = row_of(tokens)
+    row = request_with(tokens)
     kind = drafter.kind(row)
     draft = drafter.propose([DraftRequest(row, count, kind)], 1)
     return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
 
 
-def test_a_sure_copy_is_taken_and_the_model_is_not_asked() -> None:
+def test_a_sure_copy_is_drafted_without_the_model() -> None:
     model = Twos()
     drafter = auto(model)
     assert proposed(drafter, KNOWN) == (COPY, [11, 13, 4])
-    assert model.asked == 0
+    assert model.calls == 0
 
 
-def test_where_nothing_matches_the_model_proposes() -> None:
+def test_the_model_drafts_if_nothing_matches() -> None:
     model = Twos()
     drafter = auto(model)
     assert proposed(drafter, UNKNOWN) == (MODEL, [2, 2, 2])
-    assert model.asked == 1
+    assert model.calls == 1
 
 
-def test_a_copy_that_is_not_sure_enough_is_left_to_the_model() -> None:
+def test_the_model_drafts_if_a_copy_is_not_sure_enough() -> None:
     chance = NgramDrafter()
     chance.begin(SOURCE)
     sure = chance.match(KNOWN).chance
@@ -77,67 +78,67 @@ def test_a_copy_that_is_not_sure_enough_is_left_to_the_model() -> None:
     assert proposed(auto(Twos(), sure + 0.01), KNOWN) == (MODEL, [2, 2, 2])
 
 
-def test_copies_that_proved_wrong_are_trusted_less() -> None:
-    """The same kind of match, again and again followed by something else, ends up with the model."""
+def test_the_model_drafts_after_copies_were_wrong() -> None:
+    """Matches of the same kind are followed by other tokens until the model drafts instead."""
     drafter, kinds = auto(Twos()), []
     for _ in range(40):
-        drafter.begin(row_of([0]))
+        drafter.begin(request_with([0]))
         kinds.append(proposed(drafter, KNOWN)[0])
-        drafter.kind(row_of([*KNOWN, 20]))  # so much for the copy
+        drafter.kind(request_with([*KNOWN, 20]))  # the copy was wrong
     assert kinds[0] == COPY and kinds[-1] == MODEL
 
 
-def test_a_copy_must_be_nearly_as_likely_right_as_the_model_has_been() -> None:
-    """What the model's tokens were worth is known to later requests, and forgotten."""
+def test_a_copy_must_be_nearly_as_likely_right_as_the_model() -> None:
+    """Later requests know how often the model was right, until newer results outweigh it."""
     ngram, model = NgramDrafter(), Twos()
     drafter = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
-    drafter.begin(row_of([0]))
+    drafter.begin(request_with([0]))
     assert ngram.chances.chance("source", 1) == 0.5  # a match of one token
     seen = []
-    for token in [2] * 20 + [3] * 20:  # at first the model is right
+    for token in [2] * 20 + [3] * 20:  # the model is right 20 times, then wrong
         proposed(drafter, UNKNOWN)
-        drafter.observe([row_of([*UNKNOWN, token])], [1])
+        drafter.observe([request_with([*UNKNOWN, token])], [1])
         later = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
-        later.begin(row_of([0]))
-        seen.append(later.kind(row_of([0, 9])))
+        later.begin(request_with([0]))
+        seen.append(later.kind(request_with([0, 9])))
     assert seen[0] == COPY and seen[19] == MODEL and seen[-1] == COPY
 
 
 def mixed(drafter: AutoDrafter) -> Draft:
-    """Three tokens wanted in slot 0, where the model proposes; nothing in 1; two in slot 2, a copy."""
-    rows = [row_of(UNKNOWN), row_of(KNOWN, 2)]
+    """Three tokens of the model in slot 0, none in slot 1, two copied tokens in slot 2."""
+    rows = [request_with(UNKNOWN), request_with(KNOWN, 2)]
     return drafter.propose([DraftRequest(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
 
 
-def test_a_mixed_batch_gets_its_drafts_in_its_slots() -> None:
+def test_drafts_of_a_mixed_batch_are_in_their_slots() -> None:
     drafter = auto(Twos())
-    drafter.begin(row_of([0], 2))
+    drafter.begin(request_with([0], 2))
     draft = mixed(drafter)
     rows: list[list[int]] = draft.tokens.tolist()  # type: ignore[assignment]
     assert [ids[: draft.length(slot)] for slot, ids in enumerate(rows)] == [[2, 2, 2], [], [11, 13]]
     drafter.select([2, 0])  # the rows move
-    assert drafter.kind(row_of(KNOWN)) == COPY and drafter.kind(row_of(UNKNOWN, 1)) == MODEL
+    assert drafter.kind(request_with(KNOWN)) == COPY and drafter.kind(request_with(UNKNOWN, 1)) == MODEL
 
 
-def test_a_copy_beside_sampled_tokens_counts_as_certain() -> None:
+def test_a_copied_token_has_probability_1_in_a_batch_with_sampled_ones() -> None:
     class Sampled(Twos):
         def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
             return Draft(super().propose(tokens, num_draft_tokens).tokens, mx.full((1, num_draft_tokens, VOCAB), 0.25))
 
     drafter = AutoDrafter(NgramDrafter(), SeparateDrafters(Sampled, VOCAB), VOCAB, 0.7)
     for slot in (0, 2):
-        drafter.begin(row_of([0], slot))
+        drafter.begin(request_with([0], slot))
     draft = mixed(drafter)
     assert draft.probs is not None and draft.probs.shape == (3, 3, VOCAB)
     assert (draft.probs[0] == 0.25).all()
     assert mx.argmax(draft.probs[2], axis=-1).tolist()[:2] == [11, 13] and draft.probs[2].sum().item() <= 3
 
 
-def test_a_session_may_have_only_one_of_the_two() -> None:
+def test_auto_without_a_draft_model_only_copies() -> None:
     target, options = tiny_model(), GenerationOptions(drafter="auto")
     copies = choose_drafter(options, target)
-    copies.begin(row_of([0]))
-    assert copies.kind(row_of([0, 20, 21])) == COPY
+    copies.begin(request_with([0]))
+    assert copies.kind(request_with([0, 20, 21])) == COPY
     assert isinstance(choose_drafter(options, target, DraftModel(noisy_copy(target))), AutoDrafter)
 
 
