@@ -1,3 +1,3 @@
-"""What `python -m benchmarks` is made of. One file per concept; only `__main__` prints."""
+"""The benchmarks: `python -m benchmarks`, and further commands in drafts, record, serve and simulated_devices."""
 
-import speculative_decoding  # noqa: F401 - before mlx, for which it chooses a fast BLAS
+import speculative_decoding  # noqa: F401  # before MLX, because it loads a fast BLAS

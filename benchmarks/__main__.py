@@ -1,6 +1,6 @@
-"""How fast is it? Ours against plain decoding, against other people's programs, and against what the machine can do.
+"""`python -m benchmarks`: drafts against baseline decoding, against other programs, and against the memory bandwidth.
 
-`python -m benchmarks`; docs/benchmarks.md says how to read what comes out. Here the parts are put together.
+docs/benchmarks.md explains the output. This file parses the options and combines the other files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculative_decoding import linux_cpu
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames, find
 from speculative_decoding.cli.parser import flags_from
-from speculative_decoding.decoding.ways import PLAIN, ways
+from speculative_decoding.decoding.modes import BASELINE, combine_modes
 from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES, open_model
@@ -40,8 +40,9 @@ from .report import fastest_lines, report
 from .summary import Row, summarise
 from .tasks import Task, at_slots, random_task, tasks_from_files
 
-FILE_LIMIT, RANDOM_LIMIT = 25, 2  # prompts
-NUM_DRAFT = (1, 3, 5, 7, "auto")
+FILE_LIMIT = 25  # prompts per file
+RANDOM_LIMIT = 2  # random sources
+DRAFT_LENGTHS = (1, 3, 5, 7, "auto")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,9 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def benchmark(chosen: argparse.Namespace) -> int:
-    """Measure, then print tables, the summary as a line of JSON, and last the fastest flags."""
+    """Measure, then print tables, the summary as one line of JSON, and the fastest flags."""
     check(chosen)
-    where, others, bandwidth = environment(), used_by_others(), measure_bandwidth()
+    where = environment()
+    others = used_by_others()
+    bandwidth = measure_bandwidth()
     where["bandwidth"] = f"{bandwidth / 1e9:.1f} GB/s"
     rows: list[Row] = []
     for name, models, tasks in subjects(chosen):
@@ -60,20 +63,21 @@ def benchmark(chosen: argparse.Namespace) -> int:
         runs = measure(name, models, tasks, chosen, where)
         dtype = str(dtype_of(models.target)).removeprefix("mlx.core.")
         rows += summarise(f"{name}, {dtype}", runs, bytes_per_pass(models.target), bandwidth)
-    said = notes(where, others, used_by_others(), chosen.repeats)
-    fastest, text = [] if "acceptance" in chosen else fastest_lines(rows), report(rows, where, said)
-    found = {"environment": where, "notes": said, "fastest": fastest, "rows": [asdict(row) for row in rows]}
-    print(*filter(None, (text, json.dumps(found), "\n".join(fastest))), sep="\n\n")
+    warnings = notes(where, others, used_by_others(), chosen.repeats)
+    fastest = [] if "acceptance" in chosen else fastest_lines(rows)
+    summary = {"environment": where, "notes": warnings, "fastest": fastest, "rows": [asdict(row) for row in rows]}
+    parts = [report(rows, where, warnings), json.dumps(summary), "\n".join(fastest)]
+    print(*filter(None, parts), sep="\n\n")
     return 0
 
 
 def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Task]]]:
-    """What there is to measure: a name, models, tasks; made one by one, since large models may not fit side by side."""
+    """Yield (name, models, tasks), one at a time because large models may not fit into memory together."""
     given = vars(chosen)
     if "random" not in given:
         folders = flags_from(ModelNames, chosen).find()
         if folders.draft is None and "model" in given.get("drafter", ()):
-            raise InputError("--drafter model: needs a --draft-model; name one, or leave model out")
+            raise InputError("--drafter model: needs a --draft-model; name one, or omit model")
         pair = folders.open()
         assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None
         say(f"target {folders.target}, " + ("no draft" if pair.draft is None else f"draft {folders.draft}"))
@@ -95,46 +99,48 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
 
 
 def open_assistant(name: str | None, pair: Pair) -> EncoderDecoder:
-    """The draft model of --peers hf-assisted. Raises `InputError`."""
+    """Return the draft model for --peers hf-assisted. Raises `InputError`."""
     if name is not None:
         opened = open_model(find(name, "--assistant"))
         require_same_tokens(pair.target, opened.model)
         opened.load_weights()
         return opened.model
     if not isinstance(pair.draft, EncoderDecoder):
-        raise InputError(f"--peers {ASSISTED}: needs a draft model; name one as --assistant, or leave {ASSISTED} out")
+        raise InputError(f"--peers {ASSISTED}: needs a draft model; name one with --assistant, or omit {ASSISTED}")
     return pair.draft
 
 
 def measure(
     name: str, models: Models, tasks: Sequence[Task], chosen: argparse.Namespace, where: dict[str, Any]
 ) -> list[Run]:
-    """The runs of everybody on all tasks of a model or pair. where: gets the versions of the peers' libraries."""
-    who: list[tuple[Task, list[Contender]]] = [(task, [*ours_of(chosen, models, task)]) for task in tasks]
+    """Run all contenders on all tasks of a model or pair. Adds the versions of the peers' libraries to `where`."""
+    contenders: list[tuple[Task, list[Contender]]] = [(task, [*ours_of(chosen, models, task)]) for task in tasks]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculative-decoding-")))
         for peer in chosen.peers:
             say(f"{name}: finding the best settings of {peer}")
             found = fastest_peers(peer, getattr(chosen, "peer_python", None), models, tasks, scratch, stack)
-            for (_, contenders), modes in zip(who, found, strict=True):
-                contenders += modes
+            for (_, of_task), modes in zip(contenders, found, strict=True):
+                of_task += modes
                 for mode in modes:
                     where |= mode.worker.versions
-        return [*take_turns(who, chosen.repeats, chosen.warm_ups, lambda turn: say(f"{name}: {turn}"))]
+        return [*take_turns(contenders, chosen.repeats, chosen.warm_ups, lambda turn: say(f"{name}: {turn}"))]
 
 
 def ours_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Ours]:
-    """Plain decoding, with which all others are compared, first, whether named or not. Without --drafter and
-    --num-draft all that the models allow, in batches `auto` alone. Random weights: plain decoding, and replays.
+    """Return our contenders, the baseline first.
+
+    Without --drafter and --num-draft these are all modes that the models support, or only `auto` with --slots. Random
+    weights have the baseline and replayed drafts.
     """
     if "acceptance" in chosen:
         return replays(task, models.target, chosen.draft, chosen.acceptance)
     if not task.ends or task.num_beams > 1:
-        return ours(task, [PLAIN], chosen.temperature, models)
+        return ours(task, [BASELINE], chosen.temperature, models)
     all_drafters = ("ngram",) if models.draft is None else ("model", "ngram", "auto")
     drafters = getattr(chosen, "drafter", all_drafters if task.slots is None else all_drafters[-1:])
-    lengths = getattr(chosen, "num_draft", NUM_DRAFT if task.slots is None else NUM_DRAFT[-1:])
-    return ours(task, list(dict.fromkeys([PLAIN, *ways(drafters, lengths)])), chosen.temperature, models)
+    lengths = getattr(chosen, "num_draft", DRAFT_LENGTHS if task.slots is None else DRAFT_LENGTHS[-1:])
+    return ours(task, list(dict.fromkeys([BASELINE, *combine_modes(drafters, lengths)])), chosen.temperature, models)
 
 
 if __name__ == "__main__":

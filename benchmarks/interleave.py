@@ -1,4 +1,4 @@
-"""Who runs when: every contender decodes every task in every repeat, in turns, so that all see the same machine."""
+"""Runs contenders in turns: each decodes each task in every repeat, so that all see the machine in the same state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from speculative_decoding.decoding.stats import GenerationStats
 
 from .tasks import Task
 
-SLICE = 0.5  # seconds: shorter than the machine stays as fast or slow as it is
-SETTLE = 0.1  # seconds between contenders: threads of the last one's library spin for a while after their work
+SLICE = 0.5  # seconds of a turn, shorter than typical changes of a machine's speed
+SETTLE = 0.1  # seconds between turns, until the idle threads of the previous contender stop spinning
 
 
 @dataclass(frozen=True)
 class Output:
-    """One prompt decoded. seconds: wall-clock, encoder included, from ids to ids; of prompts decoded together, the time
-    for all since the prompt before. stats: ours has them.
+    """One decoded prompt.
+
+    Args:
+        tokens: the output.
+        seconds: wall-clock time from source ids to output ids, including the encoder. In a batch, the time since the
+            previous prompt finished.
+        stats: of our contenders only.
     """
 
     tokens: list[int]
@@ -29,7 +34,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Contender(ABC):
-    """Who decodes. label: in tables. setting: our flags, or a peer's mode in words."""
+    """A program in one setting.
+
+    Args:
+        label: its name in tables.
+        setting: our command-line flags, or the setting of a peer.
+        temperature: of sampling.
+    """
 
     label: str
     setting: str
@@ -37,12 +48,12 @@ class Contender(ABC):
 
     @abstractmethod
     def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
-        """(number of the source, its output), as they are finished."""
+        """Yield (index of the source, its output) in the order in which they finish."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt decoded once by one contender."""
+    """One prompt, decoded once by one contender."""
 
     task: Task
     contender: Contender
@@ -54,10 +65,16 @@ class Run:
 def take_turns(
     contenders: Sequence[tuple[Task, Sequence[Contender]]], repeats: int, warm_ups: int, say: Callable[[str], None]
 ) -> Iterator[Run]:
-    """Yield the runs of all repeats. contenders: of each task.
+    """Yield the runs of all repeats.
 
-    Contenders take turns within a task, for `SLICE` seconds each, and each repeat starts with the next one, so that
-    none always follows the same other. The first `warm_ups` repeats are decoded and dropped.
+    Contenders take turns of `SLICE` seconds within a task. Each repeat starts with the next contender, so that no
+    contender always follows the same one.
+
+    Args:
+        contenders: the contenders of each task.
+        repeats: that are measured.
+        warm_ups: repeats before them, whose runs are dropped.
+        say: receives a line for each repeat.
     """
     for repeat in range(-warm_ups, repeats):
         say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")
@@ -69,7 +86,7 @@ def take_turns(
 
 
 def in_slices(contenders: Iterable[Contender], task: Task) -> Iterator[tuple[Contender, int, Output]]:
-    """(who, number of the prompt, output). A machine that is slower for a minute is so for all of them."""
+    """Yield (contender, index of the prompt, output), switching to the next contender after each slice."""
     waiting = deque((contender, contender.decode(task)) for contender in contenders)
     while waiting:
         contender, outputs = waiting.popleft()

@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, how fast it reads, whether others use it. Else a number says nothing."""
+"""The machine: what it is, its memory bandwidth, and whether other processes use it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ from speculative_decoding.draft_length.calibration import device_name
 from speculative_decoding.linux_cpu import blas
 from speculative_decoding.version import __version__
 
-BUSY_LOAD = 0.5  # of a core: load average before anything of ours has run
-BUSY_SHARE = 0.05  # of all cores' time, used by others while we measured
-BANDWIDTH_ROWS, BANDWIDTH_REPEATS = 8192, 15  # square float32 matrix, 268 MB: no cache holds it
-
 
 def environment() -> dict[str, Any]:
-    """What a reader must know of the machine, its programs and this moment."""
+    """Return facts about the machine, its software and its current load."""
     git = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -52,41 +48,53 @@ def output(*command: str) -> str:
 
 
 def measure_bandwidth() -> float:
-    """Bytes per second that a product of a large float32 matrix with a vector reads: the best of what there is here.
+    """Return the bytes per second that the fastest matrix-vector product reads.
 
-    On a CPU NumPy's product counts too, since the limit is the machine's and not MLX's.
+    On a CPU this includes NumPy's product, because the bandwidth is a limit of the machine and not of MLX.
     """
-    matrix, vector = (mx.ones((rows, BANDWIDTH_ROWS)) for rows in (BANDWIDTH_ROWS, 1))
+    rows = 8192  # 268 MB in float32, more than any cache holds
+    matrix = mx.ones((rows, rows))
+    vector = mx.ones((1, rows))
     mx.eval(matrix, vector)
     jobs: list[Callable[[], Any]] = [lambda: mx.eval(vector @ matrix.T), lambda: mx.eval(matrix @ vector[0])]
     if mx.default_device() == mx.Device(mx.cpu):
-        ours, row = np.array(matrix), np.array(vector)[0]
-        jobs.append(lambda: ours @ row)
-    times = (timeit.repeat(job, number=1, repeat=BANDWIDTH_REPEATS) for job in jobs)
+        numpy_matrix = np.array(matrix)
+        numpy_vector = np.array(vector)[0]
+        jobs.append(lambda: numpy_matrix @ numpy_vector)
+    times = (timeit.repeat(job, number=1, repeat=15) for job in jobs)
     return matrix.nbytes / min(map(statistics.median, times))
 
 
 def used_by_others() -> tuple[float, float]:
-    """Processor seconds that others used since the machine started, and all there were; zeros where that is not known.
+    """Return the processor seconds that other processes used since boot, and the total; zeros if unknown.
 
-    Our own processes count as ours once they have ended.
+    Subprocesses count as ours after they have ended.
     """
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     except OSError:
         return 0.0, 0.0
     ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
-    idle, waiting = ticks[3:5]  # the others: user, nice, system, irq, softirq, steal
+    idle, waiting = ticks[3:5]  # among user, nice, system, idle, iowait, irq, softirq, steal
     return sum(ticks) - idle - waiting - sum(os.times()[:4]), sum(ticks)
 
 
 def notes(where: Mapping[str, Any], before: tuple[float, float], after: tuple[float, float], repeats: int) -> list[str]:
-    """What a reader must know before believing the figures. where: `environment`; before, after: `used_by_others`."""
-    said = []
-    if where["load_before"] > BUSY_LOAD:
-        said.append(f"the machine was busy before this started: load average {where['load_before']:.1f}")
-    if after[1] > before[1] and (share := (after[0] - before[0]) / (after[1] - before[1])) > BUSY_SHARE:
-        said.append(f"other processes used {share:.0%} of the processors meanwhile; repeat it on a quiet machine")
+    """Return warnings about the figures.
+
+    Args:
+        where: from `environment`.
+        before: from `used_by_others`, before the measurement.
+        after: from `used_by_others`, after it.
+        repeats: that were measured.
+    """
+    warnings = []
+    if where["load_before"] > 0.5:
+        warnings.append(f"the machine was busy at the start (load average {where['load_before']:.1f})")
+    total = after[1] - before[1]
+    share = (after[0] - before[0]) / total if total > 0 else 0.0
+    if share > 0.05:
+        warnings.append(f"other processes used {share:.0%} of the processors; repeat this on a quiet machine")
     if repeats < 5:
-        said.append(f"medians of {repeats} only; preliminary")
-    return said
+        warnings.append(f"preliminary: medians of {repeats} repeats")
+    return warnings

@@ -1,4 +1,4 @@
-"""The models that are measured: of random weights, as folders for peers, and how many bytes a pass of them reads."""
+"""Models to measure: random weights of published shapes, export for peers, bytes that a pass reads."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from speculative_decoding.models.base import EncoderDecoder, quantizable
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.models.head_init import new_head
 
-COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # nothing ends an output
+COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # no output ends early
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5-small": COMMON | {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5-base": COMMON | {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": COMMON | {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
 }  # Raffel et al. 2020, section 3.1.1 and appendix; v1.0
-HEAD, FREQUENT, GROUP_SIZE = "head", 1024, 64  # a draft head, the ids that it may propose, columns of a group
-MEMORY = re.compile(r"\.EncDecAttention\.[kv]\.")
+HEAD = "head"  # the name of a draft head among shapes
+GROUP_SIZE = 64  # of quantization
 
 
 @dataclass(frozen=True)
 class Models:
-    """A target, a draft if there is one, and the draft model of peers, which know no draft heads."""
+    """A target with its draft, and the draft model for peers, which do not support draft heads."""
 
     target: EncoderDecoder
     draft: EncoderDecoder | DraftHead | None
@@ -47,24 +47,25 @@ def dtype_of(model: EncoderDecoder) -> mx.Dtype:
 
 
 def head_of(sources: Mapping[str, Any]) -> str:
-    """Path of the layer."""
+    """Return the path of the output layer."""
     return "head" if "head.weight" in sources else "embedding"
 
 
 def bytes_per_pass(model: EncoderDecoder) -> int:
-    """Bytes of weights that one decoder pass reads: its layers and the head.
+    """Return the bytes of weights that one decoder pass reads: the decoder's layers and the output matrix.
 
-    Not the encoder, nor the projections of the memory, which are read once per request, nor the embedding, of which a
-    pass reads a row, unless it is the head too.
+    This excludes the encoder and the cross-attention's key and value projections, which run once per request. It
+    excludes the embedding, of which a pass reads one row, unless it is tied to the output matrix.
     """
     sizes = {path: value.nbytes for path, value in parameters_of(model).items()}
     sources = model.parameter_sources(model.config, set())
     head = head_of(sources)
+    cross_projection = re.compile(r"\.EncDecAttention\.[kv]\.")
     total = 0.0
     for path, names in sources.items():
-        layer = path.removesuffix(".weight")  # a quantised one has scales and biases too
+        layer = path.removesuffix(".weight")  # quantized layers also have scales and biases
         size = sum(value for other, value in sizes.items() if other.rpartition(".")[0] == layer)
-        read = [name for name in names if name.startswith("decoder.block.") and not MEMORY.search(name)]
+        read = [name for name in names if name.startswith("decoder.block.") and not cross_projection.search(name)]
         total += size * (1.0 if layer == head or path == "decoder.norm.weight" else len(read) / len(names))
     return round(total)
 
@@ -72,14 +73,21 @@ def bytes_per_pass(model: EncoderDecoder) -> int:
 def random_model(
     shape: Mapping[str, Any], dtype: mx.Dtype = mx.float32, bits: int | None = None, seed: int = 0
 ) -> EncoderDecoder:
-    """Every matrix is normal with variance 1 / columns, every scale 1, so that activations stay in range. bits: of all
-    matrices but the head, as `load` quantises them; None: not quantised.
+    """Return a model whose matrices are normal with variance 1 / columns and whose scales are 1.
+
+    Activations then stay in range.
+
+    Args:
+        shape: fields of config.json.
+        dtype: of the weights.
+        bits: quantize all matrices except the output matrix, as `load` does.
+        seed: of the weights.
     """
     model = build(shape)
     parameters = parameters_of(model)
     for (path, old), key in zip(parameters.items(), mx.random.split(mx.random.key(seed), len(parameters)), strict=True):
         new = mx.ones(old.shape) if old.ndim == 1 else mx.random.normal(old.shape, key=key) * old.shape[-1] ** -0.5
-        mx.eval(new := new.astype(dtype))  # one at a time: no second copy of a large model
+        mx.eval(new := new.astype(dtype))  # one at a time, to avoid a second copy of a large model
         model.load_weights([(path, new)], strict=False)
     if bits is not None:
         sources = model.parameter_sources(model.config, set())
@@ -90,29 +98,31 @@ def random_model(
 
 
 def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHead:
-    """An untrained head, or a model of this shape, in the target's type."""
+    """Return an untrained head, or a model of this shape, in the target's dtype."""
     if name != HEAD:
         return random_model(SHAPES[name], dtype_of(target), seed=1)
     head = new_head(target, default_layers(target.config.decoder_layers), 1.0).folded()
     head.set_dtype(dtype_of(target))
-    return head.with_frequent(range(min(FREQUENT, target.config.vocab_size)))
+    return head.with_frequent(range(min(1024, target.config.vocab_size)))
 
 
 def exported(model: EncoderDecoder, folder: Path) -> Path:
-    """The folder with config.json, model.safetensors (float32) and a tokenizer; made if it does not exist. Token i is
-    written "t<i>", for peers get ids, not text.
+    """Write config.json, model.safetensors (float32) and a tokenizer, unless the folder exists. Returns the folder.
 
-    Raises `InputError` for a quantised model.
+    Peers receive ids instead of text, so the tokenizer spells token i as "t<i>".
+
+    Raises:
+        InputError: the model is quantized.
     """
     if folder.exists():
         return folder
     parameters = parameters_of(model)
     if any(path.endswith(".scales") for path in parameters):
-        raise InputError("peers need weights that are not quantised; convert the model without --quantize")
+        raise InputError("--peers: peers need unquantized weights; convert the model without --quantize")
     tensors = {}
     for path, names in model.parameter_sources(model.config, set()).items():
-        for name, share in zip(names, mx.split(parameters[path].astype(mx.float32), len(names)), strict=True):
-            tensors[name] = mx.contiguous(share)
+        for name, part in zip(names, mx.split(parameters[path].astype(mx.float32), len(names)), strict=True):
+            tensors[name] = mx.contiguous(part)
     settings: Any = model.config  # its fields carry Hugging Face's names
     eos = list(settings.eos_token_ids)
     config = asdict(settings) | {

@@ -1,4 +1,4 @@
-"""Every option of the benchmark, and what does not go together. Of drafters, peers and shapes it knows the names."""
+"""The options of `python -m benchmarks`, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -19,63 +19,84 @@ COUNT = argument_type(Int(1))
 
 
 def benchmark_parser() -> Parser:
-    """An option that is not given, and has no default, is no attribute of what is parsed."""
-    description = "Measure how fast prompts are decoded: tables, a line of JSON, and last the fastest flags."
+    """Return the parser. An option without default is not an attribute of the result unless it was given."""
+    description = "Measure decoding speed. Prints tables, one line of JSON, and the fastest flags."
     parser = Parser(prog="python -m benchmarks", description=description, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
-    add("prompts", nargs="*", type=Path, default=[], help="files with a prompt a line (default: the bundled ones)")
-    add("--limit", type=COUNT, metavar="N", help="prompts of each file (default: 25), or random sources (2)")
-    add("--max-tokens", "-m", type=COUNT, default=100, metavar="N", help="the most tokens to generate")
-    add("--drafter", choices=DRAFTERS, nargs="+", help="each is tried, and plain decoding too (default: all that fit)")
-    lengths = "tokens drafted per round, or auto; each is tried (default: 1 3 5 7 auto; with --slots auto)"
+    add("prompts", nargs="*", type=Path, default=[], help="files with one prompt per line (default: the bundled files)")
+    add("--limit", type=COUNT, metavar="N", help="prompts per file (default: 25), or random sources (default: 2)")
+    add("--max-tokens", "-m", type=COUNT, default=100, metavar="N", help="maximum tokens per output (default: 100)")
+    add("--drafter", choices=DRAFTERS, nargs="+", help="drafters to test (default: all supported ones)")
+    lengths = "draft lengths to test, or auto (default: 1 3 5 7 auto; with --slots: auto)"
     add(
         "--num-draft", type=argument_type(option_specs()["num_draft_tokens"].type), nargs="+", metavar="N", help=lengths
     )
-    add("--temperature", type=argument_type(Number(0)), nargs="+", default=[0.0], metavar="T", help="each is tried")
-    add("--slots", type=COUNT, nargs="+", metavar="N", help="decode so many prompts together; each is tried")
-    beams = "search with so many beams, ours and --peers; without drafts"
+    add(
+        "--temperature",
+        type=argument_type(Number(0)),
+        nargs="+",
+        default=[0.0],
+        metavar="T",
+        help="temperatures to test (default: 0)",
+    )
+    add("--slots", type=COUNT, nargs="+", metavar="N", help="batch sizes to test (default: one prompt at a time)")
+    beams = "beam search with N beams, for us and for --peers; excludes drafts (default: 1)"
     add("--num-beams", type=argument_type(option_specs()["num_beams"].type), default=1, metavar="N", help=beams)
-    add("--repeats", type=COUNT, default=5, metavar="N", help="of everything, in turns")
-    add("--warm-ups", type=argument_type(Int(0)), default=1, metavar="N", help="repeats before those that count")
-    names = f"other programs on the same weights, separated by commas: {', '.join(PEERS)}"
+    add("--repeats", type=COUNT, default=5, metavar="N", help="measured repeats (default: 5)")
+    add(
+        "--warm-ups",
+        type=argument_type(Int(0)),
+        default=1,
+        metavar="N",
+        help="repeats before the measured ones (default: 1)",
+    )
+    names = f"other programs to compare with, separated by commas: {', '.join(PEERS)}"
     add("--peers", type=comma_separated(PEERS), default=[], metavar="NAMES", help=names)
-    add("--peer-python", metavar="PATH", help="the Python that has them (default: this one)")
-    assistant = f"the draft model of --peers {ASSISTED} (default: --draft-model), which knows no draft heads"
+    add("--peer-python", metavar="PATH", help="a Python in which the peers are installed (default: this one)")
+    assistant = f"draft model for --peers {ASSISTED}, which does not support draft heads (default: --draft-model)"
     add("--assistant", metavar="NAME", help=assistant)
-    shapes = f"random weights and sources, plain decoding, of shapes separated by commas: {', '.join(SHAPES)}"
+    shapes = f"baseline decoding with random weights of these shapes, separated by commas: {', '.join(SHAPES)}"
     add("--random", type=comma_separated(SHAPES), metavar="NAMES", help=shapes)
-    add("--bits", type=int, choices=(4, 8), nargs="+", default=[None], help="with --random: quantised; each is tried")
-    drafts = f"with --random: also with random drafts, {HEAD} or shapes, right as often as --acceptance says"
+    add("--bits", type=int, choices=(4, 8), nargs="+", default=[None], help="with --random: quantized weights to test")
+    drafts = f"with --random: also random drafts ({HEAD} or shapes), accepted as recorded in --acceptance"
     add("--draft", type=comma_separated((HEAD, *SHAPES)), default=[], metavar="NAMES", help=drafts)
-    add("--acceptance", type=Path, metavar="FILE", help="for --draft; written by python -m benchmarks.record")
+    add(
+        "--acceptance",
+        type=Path,
+        metavar="FILE",
+        help="recorded acceptance for --draft, written by python -m benchmarks.record",
+    )
     add_flags(parser, "models", ModelNames)
     return parser
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Refuse what does not go together, and read --acceptance, before anything takes time. Raises `InputError`."""
-    given, files = vars(chosen), ", ".join(map(str, chosen.prompts))
-    is_random, is_replay, has_assisted = "random" in given, "acceptance" in given, ASSISTED in chosen.peers
-    is_other, orphan = "slots" in given or set(chosen.temperature) != {0}, is_replay and not is_random
-    wrong = {
-        "--peers: compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
-        "--peer-python: is of no use without --peers": "peer_python" in given and not chosen.peers,
-        f"--assistant: is of no use without --peers {ASSISTED}": "assistant" in given and not has_assisted,
-        f"--peers {ASSISTED}: does not go with --slots: it decodes no batches": "slots" in given and has_assisted,
-        f"--peers {ASSISTED}: does not go with --random: no draft is like random weights": is_random and has_assisted,
-        f"prompts {files}: do not go with --random, which makes its own sources": is_random and files,
-        "--draft and --acceptance: go with each other, and with --random": is_replay != bool(chosen.draft) or orphan,
-        "--acceptance: goes with temperature 0, and without --slots": is_replay and is_other,
-        "--num-beams: goes with temperature 0, without drafts": chosen.num_beams > 1
-        and (
-            is_replay or has_assisted or set(chosen.temperature) != {0} or bool(given.keys() & {"drafter", "num_draft"})
-        ),
-        "--bits: goes with --random, and without --peers": any(chosen.bits) and (not is_random or chosen.peers),
+    """Refuse options that exclude each other, and read --acceptance. Raises `InputError`."""
+    given = vars(chosen)
+    files = ", ".join(map(str, chosen.prompts))
+    is_random = "random" in given
+    is_replay = "acceptance" in given
+    has_assisted = ASSISTED in chosen.peers
+    has_slots = "slots" in given
+    is_greedy = set(chosen.temperature) == {0}
+    has_drafts = is_replay or has_assisted or bool(given.keys() & {"drafter", "num_draft"})
+    conflicts = {
+        "--peers: only compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
+        "--peer-python: no effect without --peers": "peer_python" in given and not chosen.peers,
+        f"--assistant: no effect without --peers {ASSISTED}": "assistant" in given and not has_assisted,
+        f"--peers {ASSISTED}: cannot be combined with --slots (it has no batches)": has_slots and has_assisted,
+        f"--peers {ASSISTED}: cannot be combined with --random (no draft matches)": is_random and has_assisted,
+        f"prompts {files}: cannot be combined with --random, which has random sources": is_random and files,
+        "--draft, --acceptance: need each other and --random": is_replay != bool(chosen.draft)
+        or (is_replay and not is_random),
+        "--acceptance: needs temperature 0 and excludes --slots": is_replay and (has_slots or not is_greedy),
+        "--num-beams: needs temperature 0 and excludes drafts": chosen.num_beams > 1 and (has_drafts or not is_greedy),
+        "--bits: needs --random and excludes --peers": any(chosen.bits) and (not is_random or chosen.peers),
     }
     for option in ("model", "draft_model", "drafter", "num_draft"):
-        wrong[f"--{option.replace('_', '-')}: does not go with --random"] = is_random and option in given
-    for message, is_so in wrong.items():
-        if is_so:
+        conflicts[f"--{option.replace('_', '-')}: cannot be combined with --random"] = is_random and option in given
+    for message, applies in conflicts.items():
+        if applies:
             raise InputError(message)
     if is_replay:
         kinds = ["head" if name == HEAD else "model" for name in chosen.draft]

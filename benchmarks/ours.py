@@ -1,4 +1,4 @@
-"""Our ways of decoding as contenders: each with a session of its own, one prompt at a time or several in slots."""
+"""Our decoding modes as contenders, each with a separate session; one prompt at a time, or in batches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from speculative_decoding.decoding.modes import BASELINE, DecodingMode
 from speculative_decoding.decoding.results import GenerationResult
-from speculative_decoding.decoding.ways import PLAIN, Way
 from speculative_decoding.drafters import BatchDrafter, DraftHead, DraftModel, NgramDrafter, model_drafter, new_ngram
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
@@ -22,7 +22,7 @@ from .tasks import Task
 
 
 class Ids:
-    """A tokenizer that costs nothing, for peers get ids and give ids: text "3" is source 3, a token's text a letter."""
+    """A tokenizer that takes no time, as peers receive and return ids. Text "3" is source 3; each token is a letter."""
 
     vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
 
@@ -40,20 +40,20 @@ class Ids:
 
 @dataclass(frozen=True)
 class Ours(Contender):
-    """A way that decodes one task, with what it learns from request to request."""
+    """A decoding mode on one task. Its session keeps its statistics from request to request."""
 
     session: Session
 
     def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
-        """What others do while this one waits is not counted as its time."""
-        finished = self._results(task)
+        """Measure each prompt separately, so that the turns of other contenders do not count."""
+        results = self._results(task)
         for _ in task.sources:
             started = time.perf_counter()
-            number, result = next(finished)
+            number, result = next(results)
             yield number, Output(result.tokens, time.perf_counter() - started, result.stats)
 
     def _results(self, task: Task) -> Iterator[tuple[int, GenerationResult]]:
-        """(a prompt's number, its result), as they are finished."""
+        """Yield (index of a prompt, its result) in the order in which they finish."""
         numbers = range(len(task.sources))
         if task.slots is None:
             yield from ((number, self.session.generate(str(number), seed=number)) for number in numbers)
@@ -63,31 +63,30 @@ class Ours(Contender):
             yield each.index, each.result
 
 
-def ours(task: Task, ways: Sequence[Way], temperatures: Sequence[float], models: Models) -> list[Ours]:
-    """A contender for each way and temperature, each with a session; without a store, which would know every output."""
-    made = []
+def ours(task: Task, modes: Sequence[DecodingMode], temperatures: Sequence[float], models: Models) -> list[Ours]:
+    """Return a contender for each mode and temperature. They have no text store, which would hold every output."""
+    contenders = []
     for temperature in temperatures:
-        for way in ways:
-            draft = models.draft if way.drafter in ("model", "auto") else None
-            own = {
+        for mode in modes:
+            draft = models.draft if mode.drafter in ("model", "auto") else None
+            values = {
                 "temperature": temperature,
                 "max_tokens": task.max_tokens,
                 "num_beams": task.num_beams,
-                "strict": False if way == PLAIN else None,  # the baseline is the fastest that there is
-                **way.keywords,
+                "strict": False if mode == BASELINE else None,  # the baseline uses the fastest passes
+                **mode.keywords,
             }
-            options = GenerationOptions(allow_long_prompt=True, **own)
+            options = GenerationOptions(allow_long_prompt=True, **values)
             session = Session(models.target, Ids(task.sources), draft, options, slots=task.slots or 1)
-            made.append(Ours(way.name, way.flags, temperature, session))
-    return made
+            contenders.append(Ours(mode.name, mode.flags, temperature, session))
+    return contenders
 
 
 def auto_parts(target: EncoderDecoder, draft: object) -> tuple[NgramDrafter, BatchDrafter, int]:
-    """What a session makes an `AutoDrafter` of."""
+    """Return the arguments with which a session creates an `AutoDrafter`."""
     assert isinstance(draft, EncoderDecoder | DraftModel | DraftHead)
     if isinstance(draft, EncoderDecoder):
         model = model_drafter(DraftModel(draft), target, shares_encoder(target, draft))
     else:
         model = model_drafter(draft, target)
-    usual = GenerationOptions()
-    return new_ngram(target, usual.max_ngram_size), model, target.config.vocab_size
+    return new_ngram(target, GenerationOptions().max_ngram_size), model, target.config.vocab_size

@@ -1,4 +1,4 @@
-"""Other people's decoders on the same weights and prompts: each mode in a process (worker.py), with its own threads."""
+"""Other programs on the same weights and prompts. Each setting runs in a separate process (worker.py)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from .tasks import Task
 
 WORKER = Path(__file__).with_name("worker.py")
 THREADS = sorted({1, 2, os.cpu_count() or 1})
-ASSISTED = "hf-assisted"  # needs a draft, decodes no batches
-TRIAL = 4  # prompts
+ASSISTED = "hf-assisted"  # needs a draft model and has no batches
 Mode = Mapping[str, Any]
 MODES: list[Mode] = [{"threads": n} for n in THREADS]
 CONSTANT: list[Mode] = [{**mode, "num_assistant_tokens": k} for mode in MODES for k in (1, 3, 5, 8)]
-# Peer -> label in tables, which says in which arithmetic -> the modes that compete for it.
+# Peer -> label in tables, including the arithmetic -> its modes, of which the fastest is measured.
 PEERS: dict[str, dict[str, list[Mode]]] = {
     "hf": {"hf float32": MODES},
     ASSISTED: {f"{ASSISTED} float32, default": MODES, f"{ASSISTED} float32, constant": CONSTANT},
@@ -34,12 +33,12 @@ PEERS: dict[str, dict[str, list[Mode]]] = {
 
 
 class Worker:
-    """A peer's process. job: what worker.py is told first. Raises `InputError` in one line if it cannot do its work."""
+    """The process of a peer. `job` is the first request of worker.py. Raises `InputError` if the peer fails."""
 
     def __init__(self, command: Sequence[str], job: Mapping[str, Any]) -> None:
-        self._peer, pipe = job["peer"], subprocess.PIPE
+        self._peer = job["peer"]
         try:
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, encoding="utf-8")
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
         except OSError as error:
             raise InputError(f"--peer-python {command[0]}: cannot be run ({error.strerror})") from error
         try:
@@ -64,21 +63,21 @@ class Worker:
         try:
             answer = json.loads(line)
         except ValueError:
-            answer = {"error": f"no answer but {line!r}" if line else "its process ended"}
+            answer = {"error": f"unexpected output {line!r}" if line else "its process ended"}
         if "error" in answer:
-            way_out = "install it in the Python that --peer-python names, or leave this peer out"
+            way_out = "install it in the Python of --peer-python, or omit this peer"
             raise InputError(f"--peers {self._peer}: {answer['error']}; {way_out}")
         return dict(answer)
 
     def close(self) -> None:
-        self._process.kill()  # it holds nothing that must be saved
+        self._process.kill()  # it has nothing to save
         with suppress(BrokenPipeError):
             self._process.communicate()
 
 
 @dataclass(frozen=True)
 class Peer(Contender):
-    """A peer in one mode."""
+    """A peer in its fastest mode."""
 
     worker: Worker
 
@@ -89,8 +88,15 @@ class Peer(Contender):
 def fastest_peers(
     name: str, python: str | None, models: Models, tasks: Sequence[Task], scratch: Path, stack: ExitStack
 ) -> list[list[Peer]]:
-    """For each task, and each row of the peer in tables, the mode that is fastest on the task's first prompts: the
-    better of two runs. scratch: a folder for weights; the processes end with `stack`.
+    """Return, for each task, a contender for each label of the peer, in the mode that is fastest on the first prompts.
+
+    Args:
+        name: a key of `PEERS`.
+        python: the Python in which the peer is installed; None for this one.
+        models: to export for the peer.
+        tasks: to decode.
+        scratch: a folder for exported weights.
+        stack: ends the processes.
     """
     job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
@@ -117,6 +123,7 @@ def fastest_peers(
 
 
 def trial_ms(worker: Worker, task: Task) -> float:
-    few = replace(task, sources=task.sources[: max(TRIAL, 2 * (task.slots or 1))])
-    _, *runs = (worker.decode(few) for _ in range(3))  # the first to warm up
+    """Return the ms per token on the first prompts: the better of two runs."""
+    few = replace(task, sources=task.sources[: max(4, 2 * (task.slots or 1))])
+    _, *runs = (worker.decode(few) for _ in range(3))  # the first run is a warm-up
     return min(1e3 * sum(each.seconds for each in run) / sum(len(each.tokens) for each in run) for run in runs)

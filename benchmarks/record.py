@@ -1,4 +1,4 @@
-"""Record how often the bundled drafts are right: `python -m benchmarks.record FILE`, which --acceptance replays."""
+"""`python -m benchmarks.record FILE`: record the acceptance of the bundled drafts, for --acceptance to replay."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from .acceptance import Recorded, write
 from .ours import Ids, auto_parts
 from .tasks import Task, tasks_from_files
 
-PROMPTS, MOST, LONGEST = 40, 100, 16  # prompts of a task; tokens of an output, and of a draft
-TARGET, DRAFTS = "t5-web-docs", ("t5-web-docs-draft", "t5-web-docs-head")
+PROMPTS = 40  # per task
+MAX_TOKENS = 100  # per output
+MAX_DRAFT_TOKENS = 16
+TARGET = "t5-web-docs"
+DRAFTS = ("t5-web-docs-draft", "t5-web-docs-head")
 
 
 class Recorder(AutoDrafter):
-    """Drafts in front of each token, with the model and where auto would copy so too; hands on nothing. One row.
+    """Drafts before each token, with the model and, where `auto` would copy, with a copy; proposes nothing itself.
 
-    drafts: of the last request, by kind: the ids in front of each token.
+    Supports one row. `drafts` holds the draft tokens before each token of the last request, by kind.
     """
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
@@ -45,14 +48,14 @@ class Recorder(AutoDrafter):
 
 
 def record(pair: Session, task: Task) -> Recorded:
-    """What the pair's draft, and copies, get right in front of each token of the task's outputs."""
+    """Count the correct tokens of the pair's draft, and of copies, before each token of the task's outputs."""
     recorder = Recorder(*auto_parts(pair.model, pair.draft_model))
     session = Session(pair.model, Ids(task.sources))
     model = "head" if isinstance(pair.draft_model, DraftHead) else "model"
     found: dict[str, list[list[int]]] = {model: [], "copy": [], "found": []}
     for number in range(len(task.sources)):
         output = session.generate(
-            str(number), drafter=recorder, num_draft_tokens=LONGEST, max_tokens=task.max_tokens
+            str(number), drafter=recorder, num_draft_tokens=MAX_DRAFT_TOKENS, max_tokens=task.max_tokens
         ).tokens
         for kind, name in ((MODEL, model), (COPY, "copy")):
             found[name].append([num_shared(ids, output[i:-1]) for i, ids in enumerate(recorder.drafts[kind])])
@@ -62,21 +65,21 @@ def record(pair: Session, task: Task) -> Recorded:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.record", description=__doc__)
-    parser.add_argument("file", type=Path, help="is written")
+    parser.add_argument("file", type=Path, help="the file to write")
     file: Path = parser.parse_args(argv).file
     return run("benchmarks.record", lambda: record_all(file))
 
 
 def record_all(file: Path) -> int:
-    """Of the bundled models and prompts; copies are those beside the last draft."""
+    """Record the bundled models on the bundled prompts. Copies are recorded with the last draft."""
     require_writable("file", file)
     tasks: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
     for draft in DRAFTS:
         pair = load(TARGET, draft=draft)
-        for task in tasks_from_files((), PROMPTS, MOST, pair.model, pair.tokenizer):
+        for task in tasks_from_files((), PROMPTS, MAX_TOKENS, pair.model, pair.tokenizer):
             say(f"{draft}: {task.name}")
             tasks.setdefault(task.name, {}).update(record(pair, task))
-    write(file, tasks, f"{TARGET} with {', '.join(DRAFTS)}: how many tokens of a draft are right")
+    write(file, tasks, f"{TARGET} with {', '.join(DRAFTS)}: number of correct draft tokens")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Drafts for random weights, which no draft is like: they are computed, but how many of them are right was recorded."""
+"""Drafts for random weights: computed in full, then replaced by tokens that are accepted as often as recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from speculative_decoding.decoding.ways import PLAIN, Way
+from speculative_decoding.decoding.modes import BASELINE, DecodingMode
 from speculative_decoding.drafters import AutoDrafter, Draft, DraftRequest, RequestView
 from speculative_decoding.drafters.base import COPY, MODEL, token_rows
 from speculative_decoding.errors import InputError
@@ -22,8 +22,13 @@ from .tasks import Task
 
 
 class Script(NamedTuple):
-    """output: what the target writes for a source. The others for each of its tokens, as recorded: how many tokens of a
-    model's draft are right, how long a copy is (0: there is none), how many of it are right.
+    """The target's output for a source, and the recorded acceptance at each of its tokens.
+
+    Args:
+        output: the target's tokens.
+        right: number of correct tokens in a draft of the model.
+        found: length of a copy, or 0.
+        copied: number of correct tokens in the copy.
     """
 
     output: list[int]
@@ -33,7 +38,7 @@ class Script(NamedTuple):
 
 
 class ReplayDrafter(AutoDrafter):
-    """Drafts and looks for copies, for the time that takes; hands on what a script says, by source. One row."""
+    """Computes drafts and searches for copies, then proposes tokens of the source's script. Supports one row."""
 
     scripts: Mapping[tuple[int, ...], Script]
 
@@ -59,12 +64,12 @@ class ReplayDrafter(AutoDrafter):
             return Draft.certain([self._ids(place, min(one.count, self._script.found[place]), self._script.copied)])
         draft = super().propose([replace(one, request=self._seen)], slots)
         ids = mx.array([self._ids(place, draft.num_tokens, self._script.right)], mx.uint32)
-        return Draft(ids + 0 * draft.tokens, lengths=draft.lengths)  # waits for the draft, as any target's pass
+        return Draft(ids + 0 * draft.tokens, lengths=draft.lengths)  # depends on the draft, as a real target pass does
 
     def _ids(self, place: int, count: int, right: Sequence[int]) -> list[int]:
         ids = self._script.output[place : place + count]
         if right[place] < count:
-            ids[right[place]] = abs(ids[right[place]] - 1)  # another one
+            ids[right[place]] = abs(ids[right[place]] - 1)  # a wrong id
         return ids
 
     def observe(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
@@ -74,18 +79,18 @@ class ReplayDrafter(AutoDrafter):
         super().observe([self._seen], counts)
 
     def end(self, request: RequestView) -> None:
-        """Raises `InputError` where the target writes other tokens than without drafts: the script is none of its."""
+        """Check that the output is the script's. Raises `InputError` if it differs from baseline decoding."""
         super().end(request)
         if request.decoder_tokens[1:] != self._script.output:
-            raise InputError("--acceptance: this target's arg-max is another in wide passes; take --dtype float32")
+            raise InputError("--acceptance: the target's output depends on the width of a pass; use --dtype float32")
 
 
 def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Mapping[str, Recorded]) -> list[Ours]:
-    """Plain decoding; then, for each of the recorded tasks, copies and each draft (`random_draft`)."""
-    (plain,) = ours(task, [PLAIN], [0.0], Models(target, None))
-    outputs, size = [output.tokens for _, output in plain.decode(task)], task.max_tokens
+    """Return the baseline, then contenders with copies and each draft (`random_draft`) for each recorded task."""
+    (baseline,) = ours(task, [BASELINE], [0.0], Models(target, None))
+    outputs, size = [output.tokens for _, output in baseline.decode(task)], task.max_tokens
     made = [(name, random_draft(name, target)) for name in drafts]
-    found = [plain]
+    found = [baseline]
     for (title, recorded), (name, draft) in product(tasks.items(), made):
         model, scripts = "head" if name == HEAD else "model", {}
         runs = excerpt(recorded, size * len(outputs))
@@ -94,7 +99,9 @@ def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Ma
             scripts[source] = Script(output, *parts)
         drafter = ReplayDrafter(*auto_parts(target, draft))
         drafter.scripts = scripts
-        (auto,) = ours(task, [Way(f"{title}: copies and {name}, auto", "auto", "auto")], [0.0], Models(target, draft))
+        (auto,) = ours(
+            task, [DecodingMode(f"{title}: copies and {name}, auto", "auto", "auto")], [0.0], Models(target, draft)
+        )
         found.append(
             replace(auto, session=replace(auto.session, options=replace(auto.session.options, drafter=drafter)))
         )

@@ -1,6 +1,6 @@
-"""Many clients at once against one at a time and against the file job, in turns: `python -m benchmarks.serve`.
+"""`python -m benchmarks.serve`: many clients of a server against one client and against a file job, in turns.
 
-Bundled prompts with mixed options, of which every text must be that of `main.py` for its prompt.
+Requests are bundled prompts with mixed options. Every text must equal the text of `main.py` for the same prompt.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ MIXED: Sequence[dict[str, Any]] = (
 
 
 def requests_of(count: int) -> list[dict[str, Any]]:
-    """Prompts of all files in turn, each with one of the options."""
+    """Return prompts of all files alternately, each with one of the option sets."""
     files = map(read_prompts, bundled_prompts())
     prompts = [prompt for row in zip(*files, strict=False) for prompt in row][:count]
     if len(prompts) < count:
-        raise InputError(f"--prompts {count}: there are {len(prompts)}; choose fewer")
+        raise InputError(f"--prompts: too many (got {count}, at most {len(prompts)})")
     return [{"prompt": prompt, **MIXED[number % len(MIXED)]} for number, prompt in enumerate(prompts)]
 
 
 def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[list[str], float, int]:
-    """The texts of main.py, the seconds of its job without loading, and the tokens."""
+    """Decode requests with main.py. Returns the texts, the seconds without loading, and the number of tokens."""
     rows, out, stats = folder / "in.jsonl", folder / "out.jsonl", folder / "stats.json"
     rows.write_text("".join(json.dumps(each) + "\n" for each in requests), encoding="utf-8")
     command = [sys.executable, str(ROOT / "main.py"), "--input", str(rows), "--output", str(out), "--force"]
@@ -63,7 +63,7 @@ def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[l
 
 @contextmanager
 def server(slots: int) -> Iterator[str]:
-    """Its address."""
+    """Start a server and yield its address."""
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0", "--slots", str(slots)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
@@ -82,7 +82,7 @@ def server(slots: int) -> Iterator[str]:
 
 
 def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[list[str], float, int]:
-    """The texts that so many clients get, who ask one request after another, in seconds, and the tokens."""
+    """Send requests from several clients. Returns the texts, the seconds, and the number of tokens."""
 
     def one(client: httpx.Client, request: dict[str, Any]) -> tuple[str, int]:
         answer = client.post("/v1/completions", json=request).raise_for_status().json()
@@ -96,45 +96,51 @@ def ask(url: str, requests: Sequence[dict[str, Any]], clients: int) -> tuple[lis
 
 
 def measure(chosen: argparse.Namespace) -> int:
-    """The exit status: 1 if a text was another."""
-    requests, others, where = requests_of(chosen.prompts), used_by_others(), environment()
-    clients, speeds, wrong = chosen.clients, dict[str, list[float]](), 0
+    """Measure and print. Returns the exit status: 1 if a text differs from main.py's."""
+    requests = requests_of(chosen.prompts)
+    others = used_by_others()
+    where = environment()
+    clients = chosen.clients
+    speeds: dict[str, list[float]] = {}
+    wrong = 0
     with tempfile.TemporaryDirectory() as name, server(clients) as url:
         folder = Path(name)
         expected = job(requests, 1, folder)[0]
-        ways: dict[str, Callable[[], tuple[list[str], float, int]]] = {
+        modes: dict[str, Callable[[], tuple[list[str], float, int]]] = {
             f"{clients} clients": lambda: ask(url, requests, clients),
             "1 client": lambda: ask(url, requests, 1),
             f"main.py --input --slots {clients}": lambda: job(requests, clients, folder),
         }
         for repeat in range(-1, chosen.repeats):
             say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {chosen.repeats}")
-            for way, measured in ways.items():
+            for mode, measured in modes.items():
                 texts, seconds, tokens = measured()
                 differ = sum(one != other for one, other in zip(texts, expected, strict=True))
                 wrong += differ
                 if differ:
-                    say(f"{way}: {differ} of {len(texts)} texts are not main.py's")
+                    say(f"{mode}: {differ} of {len(texts)} texts differ from main.py's")
                 if repeat >= 0:
-                    speeds.setdefault(way, []).append(tokens / seconds)
+                    speeds.setdefault(mode, []).append(tokens / seconds)
     base = statistics.median(speeds["1 client"])
-    print("| who asks | tokens/s | least to most | against 1 client |\n|---|---|---|---|")
-    for way, values in speeds.items():
-        middle = statistics.median(values)
-        print(f"| {way} | {middle:.1f} | {min(values):.1f} to {max(values):.1f} | {middle / base:.2f} |")
-    print(f"\n{chosen.prompts} prompts; {wrong} texts that are not main.py's; " + json.dumps(where))
+    print("| mode | tokens/s | range | relative to 1 client |\n|---|---|---|---|")
+    for mode, values in speeds.items():
+        median = statistics.median(values)
+        print(f"| {mode} | {median:.1f} | {min(values):.1f} to {max(values):.1f} | {median / base:.2f} |")
+    print(f"\n{chosen.prompts} prompts; {wrong} texts differ from main.py's; " + json.dumps(where))
     print(*notes(where, others, used_by_others(), chosen.repeats), sep="\n")
     return 1 if wrong else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
-    for name, usual, about in (
-        ("--clients", 16, "that ask at once, and slots"),
-        ("--prompts", 400, "of the bundled ones"),
-        ("--repeats", 5, "of everything, in turns"),
+    for name, default, description in (
+        ("--clients", 16, "concurrent clients, and slots of the server"),
+        ("--prompts", 400, "number of bundled prompts"),
+        ("--repeats", 5, "measured repeats"),
     ):
-        parser.add_argument(name, type=argument_type(Int(1)), default=usual, metavar="N", help=f"{about} ({usual})")
+        parser.add_argument(
+            name, type=argument_type(Int(1)), default=default, metavar="N", help=f"{description} (default: {default})"
+        )
     chosen = parser.parse_args()
     return run("benchmark", lambda: measure(chosen))
 

@@ -1,7 +1,7 @@
-"""The adaptive draft length on simulated devices: `python -m benchmarks.simulated_devices [FILE]`.
+"""`python -m benchmarks.simulated_devices [FILE]`: the adaptive draft length on simulated devices.
 
-Replays recorded drafts (acceptance.txt) round by round under published cost curves and under generated ones. Prints the
-speed of each session, and exits with status 1 when one misses a bound. No model and no clock; every number is seeded.
+Replays recorded drafts (acceptance.txt) round by round under published and generated cost curves. Prints the speed of
+each session and exits with status 1 if one misses a bound. No model runs, nothing is timed, every number is seeded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SEEDS = (0, 1, 2)
 
 
 class Device(NamedTuple):
-    """curve: the cost of a pass by its width, in passes of width 1."""
+    """A device. `curve` holds the cost of a pass by its width, relative to a pass of width 1."""
 
     name: str
     curve: Mapping[int, float]
@@ -48,7 +48,15 @@ class Device(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """One way to draft. recorded: the kind in acceptance.txt, or none. step, start: as in `RoundCosts`."""
+    """A source of drafts.
+
+    Args:
+        name: in the output.
+        recorded: its kind in acceptance.txt; empty for none.
+        copies: whether it also copies.
+        step: as in `RoundCosts`.
+        start: as in `RoundCosts`.
+    """
 
     name: str
     recorded: str
@@ -66,7 +74,7 @@ DRAFTS = (
 
 
 class Position(NamedTuple):
-    """A draft that begins at one position of an output. length: its number of tokens, at most. right: of these."""
+    """The draft at one position of an output: its maximum length, and the number of correct tokens."""
 
     kind: str
     length: int
@@ -74,7 +82,7 @@ class Position(NamedTuple):
 
 
 class Round(NamedTuple):
-    """drafted: tokens. steps: of the draft model or head."""
+    """A round: draft tokens, and steps of the draft model or head."""
 
     drafted: int
     steps: int
@@ -88,7 +96,7 @@ class Result(NamedTuple):
 
 
 def read_devices(path: Path) -> list[Device]:
-    """Published curves. Raises `InputError` for a file of another form."""
+    """Read published curves. Raises `InputError` for a malformed file."""
     try:
         curves = json.loads(read_text(path, "FILE"))["curves"]
         return [
@@ -103,11 +111,11 @@ def read_devices(path: Path) -> list[Device]:
 
 
 def generated_devices() -> list[Device]:
-    """Curves that were never measured."""
+    """Return made-up curves."""
     devices = [Device("flat after the first position", {1: 1.0, 2: 1.97, 64: 1.97})]
-    dice = random.Random("devices")
+    rng = random.Random("devices")
     for at in (2, 3, 5, 7, 10, 14):
-        slope, step = dice.uniform(0.0, 0.03), dice.uniform(1.3, 2.5)
+        slope, step = rng.uniform(0.0, 0.03), rng.uniform(1.3, 2.5)
         curve = {width: (1.0 + slope * (width - 1)) * (step if width >= at else 1.0) for width in range(1, 65)}
         devices.append(Device(f"step of {step:.2f} at {at}, slope {slope:.3f}", curve))
     for at, slope, step in ((9, 0.004, 1.5), (17, 0.01, 1.9)):
@@ -117,7 +125,7 @@ def generated_devices() -> list[Device]:
 
 
 def positions(task: acceptance.Recorded, drafts: Drafts) -> list[list[Position]]:
-    """By output and token."""
+    """Return the drafts by output and token."""
     outputs = []
     for i, output in enumerate(task["found"]):
         own = []
@@ -131,14 +139,14 @@ def positions(task: acceptance.Recorded, drafts: Drafts) -> list[list[Position]]
 
 
 def head_prior(tasks: Mapping[str, acceptance.Recorded]) -> list[float]:
-    """The acceptance of each position given that those before it were accepted, over all tasks."""
+    """Return the conditional acceptance rate of each draft position, over all tasks."""
     right = Counter(each for task in tasks.values() for output in task["head"] for each in output)
     at_least = [*accumulate(right[each] for each in range(LONGEST_DRAFT, -1, -1))][::-1]
     return [more / max(1, all_) for all_, more in pairwise(at_least)]
 
 
 def play(length: DraftLength, output: Sequence[Position]) -> list[Round]:
-    """Decode one output."""
+    """Decode one output. Returns its rounds."""
     rounds, done = [], 0
     while done < len(output):
         kind, longest, right = output[done]
@@ -157,7 +165,7 @@ class Session:
     """An adaptive length on one device, whose costs were measured with an error."""
 
     def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
-        self._device, self._drafts, self._dice, self._seed = device, drafts, random.Random(seed), seed
+        self._device, self._drafts, self._rng, self._seed = device, drafts, random.Random(seed), seed
         self._slowdown, self._guard = 1.0, SpeedMonitor()
         self._costs = RoundCosts(measure_widths(self._measure), drafts.step, drafts.start)
         self._length = AdaptiveLength(lambda rows: self._costs, prior=prior)
@@ -166,7 +174,7 @@ class Session:
 
     def decode(self, output: Sequence[Position]) -> None:
         for each in play(self._length, output):
-            seconds = self._round_seconds(each) * self._dice.uniform(1.0 - ROUND_NOISE, 1.0 + ROUND_NOISE)
+            seconds = self._round_seconds(each) * self._rng.uniform(1.0 - ROUND_NOISE, 1.0 + ROUND_NOISE)
             self.seconds += seconds
             predicted = self._costs.round_seconds(each.drafted, each.steps)
             if each.drafted and self._guard.observe(predicted, seconds):
@@ -182,7 +190,7 @@ class Session:
         self._costs = self._costs.scaled(factors)
 
     def _measure(self, width: int) -> float:
-        """The error is the same each time that a width is measured, until the device is measured again."""
+        """Return the cost with an error, which depends on the width until the device is measured again."""
         error = random.Random(f"{self._seed} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
         return self._slowdown * self._device.cost(width) * (1.0 + error)
 
@@ -192,7 +200,7 @@ class Session:
 
 
 class FixedRounds:
-    """The rounds of every fixed length over a task; they are the same on each device."""
+    """The rounds of every fixed length over a task, which are the same on all devices."""
 
     def __init__(self, outputs: Sequence[Sequence[Position]]) -> None:
         self._rounds = [
@@ -201,7 +209,7 @@ class FixedRounds:
         ]
 
     def seconds(self, device: Device, drafts: Drafts) -> list[float]:
-        """By length. Their passes are as wide as they need."""
+        """Return the seconds by length, without padding of passes."""
         return [
             sum(
                 times * (device.cost(each.drafted + 1) + (drafts.start + each.steps * drafts.step) * (each.steps > 0))
@@ -220,7 +228,7 @@ def session_result(
     seed: int,
     slows_down: bool,
 ) -> Result:
-    """Of a session that decodes the outputs twice."""
+    """Decode the outputs twice in one session. The device may slow down halfway."""
     session = Session(device, drafts, prior, f"{device.name} {drafts.name} {seed}")
     for output in outputs:
         session.decode(output)
@@ -234,7 +242,7 @@ def session_result(
 
 
 def simulate(devices: Sequence[Device]) -> list[Result]:
-    """Prints a line for each device, task and kind of draft."""
+    """Run all sessions, and print a line for each device, task and source of drafts."""
     tasks = acceptance.read(ACCEPTANCE, ["head", "model", "copy", "found"])
     prior = head_prior(tasks)
     sessions = []
@@ -260,7 +268,7 @@ def simulate(devices: Sequence[Device]) -> list[Result]:
 
 
 def missed_bounds(results: Sequence[Result]) -> list[str]:
-    """Prints each bound with the figure."""
+    """Print each bound with its figure. Returns the names of missed bounds."""
     of_best = sorted(each.of_best for each in results)
     figures = {
         "minimum of the best fixed length": (of_best[0], 0.92),

@@ -1,5 +1,7 @@
-"""Is exact mode exact where the last bits depend on the width of a pass? A tiny model with planted kernels, in which
-passes of different classes of widths round differently, as published for Metal (devices.json, "agreement").
+"""Tests exact mode where the last bits of logits depend on the width of a pass.
+
+Uses a tiny model with simulated kernels: passes of different width classes round differently, as published for Metal
+(devices.json, "agreement").
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from speculative_decoding.session import Session
 from .models import random_draft, random_model
 from .ours import Ids
 
-ERROR = 0.03  # of the planted rounding, so large that a token differs about once in a hundred
+ERROR = 0.03  # size of the simulated rounding; about one token in a hundred differs
 SHAPE: dict[str, Any] = {
     "model_type": "t5",
     "vocab_size": 128,
@@ -41,8 +43,8 @@ SOURCES = [[(7 * i + j * j) % 120 + 3 for j in range(6 + i)] for i in range(6)]
 TOKENS = 64
 
 
-def planted(first: Sequence[int]) -> EncoderDecoder:
-    """A model in which passes of each class of widths have an error of their own."""
+def model_with_kernels(first: Sequence[int]) -> EncoderDecoder:
+    """Return a model that adds a different error in each width class. `first` has the first width of each class."""
     model = random_model(SHAPE)
     errors = ERROR * mx.random.normal((len(first) + 1, SHAPE["d_model"]), key=mx.random.key(1))
 
@@ -51,12 +53,12 @@ def planted(first: Sequence[int]) -> EncoderDecoder:
         return own(self, tokens, cache) + errors[kind]
 
     own = type(model).states
-    model.__class__ = type("Planted", (type(model),), {"states": states})
+    model.__class__ = type("ModelWithKernels", (type(model),), {"states": states})
     return model
 
 
 class CountedProbe(Probe):
-    """Compares bits as on any device, and takes costs from a formula instead of the clock."""
+    """Compares bits as usual, but takes costs from a formula instead of the clock."""
 
     def pass_seconds(self, rows: int, width: int) -> float:
         return 1e-3 * (1.0 + 0.05 * rows * width)
@@ -66,7 +68,7 @@ class CountedProbe(Probe):
 
 
 def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Session:
-    """One whose calibration is its own, and is not stored."""
+    """Return a session with a separate calibration, which is not stored."""
     session = Session(model, Ids(SOURCES), draft)
     for asks_model in (False, True):
         store = CalibrationStore({})
@@ -86,12 +88,13 @@ def differing_tokens(ours: Sequence[Sequence[int]], others: Sequence[Sequence[in
 
 
 def problems(say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
-    """What is wrong with exact mode: outputs with a draft that differ from those without, for every kind of kernels,
-    draft and length. Also that the check itself cannot find anything, where passes of all widths are mixed.
+    """Yield a line for each problem of exact mode: outputs that differ from the baseline, by kernels, draft and length.
+
+    Inexact mode must differ somewhere; otherwise this check could not find anything, which is a problem as well.
     """
     warnings.filterwarnings("ignore", "measuring this device")
     for name, first in KERNELS.items():
-        model = planted(first)
+        model = model_with_kernels(first)
         session = session_on(model, random_draft("head", model))
         exact = outputs(session, True, drafter="none")
         fast = outputs(session, False, drafter="none")
@@ -100,9 +103,9 @@ def problems(say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
             options: dict[str, Any] = {"drafter": drafter, "num_draft_tokens": num_draft_tokens}
             different = differing_tokens(outputs(session, True, **options), exact)
             if different:
-                which = f"drafter {drafter}, num_draft_tokens {num_draft_tokens}"
-                yield f"{name}: with {which} {different} tokens differ in exact mode"
+                mode = f"drafter {drafter}, num_draft_tokens {num_draft_tokens}"
+                yield f"{name}: {different} tokens differ in exact mode ({mode})"
             found += differing_tokens(outputs(session, False, **options), fast)
-        say(f"{name}: {found} tokens differ where classes are ignored, 0 are allowed in exact mode")
+        say(f"{name}: {found} tokens differ in inexact mode")
         if not found:
-            yield f"{name}: no token differs where classes are ignored, so the check can find nothing"
+            yield f"{name}: no token differs in inexact mode, so this check cannot find errors"

@@ -1,4 +1,4 @@
-"""Runs -> one row for each task and contender: medians, quartiles, and what follows from them. No formatting."""
+"""Summarizes runs: one row per task and contender, with medians and quartiles. report.py formats them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from speculative_decoding.decoding.modes import BASELINE
 from speculative_decoding.decoding.stats import GenerationStats
 
 from .interleave import Run
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class Spread(NamedTuple):
-    """The quartiles of repeats."""
+    """Quartiles over repeats."""
 
     low: float
     median: float
@@ -28,12 +29,24 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A contender on a task (see `Task` and `Contender`). Times in ms per token are over all prompts of a repeat,
-    encoder included but for decode_ms_per_token.
+    """A contender on a task (see `Task` and `Contender`). None marks unknown or meaningless figures.
 
-    tokens: of a repeat. gain: against plain decoding of the same run, task and temperature. same_ids: of the ids that
-    greedy plain decoding gives, the share that is the same at its place. share_of_limit: of the time of a token without
-    drafts (decoding alone), the part in which the weights of a pass could be read. None: not known, or of no sense.
+    Args:
+        model: name and dtype.
+        task: name.
+        slots: batch size.
+        label: of the contender.
+        setting: of the contender.
+        temperature: of the contender.
+        is_ours: false for peers.
+        tokens: generated in one repeat.
+        ms_per_token: over all prompts of a repeat, including the encoder.
+        speedup: over baseline decoding in the same run, on the same task at the same temperature.
+        same_ids: share of the greedy baseline's ids that this contender has at the same position.
+        decode_ms_per_token: without the encoder.
+        tokens_per_target_call: see `GenerationStats`.
+        acceptance: acceptance rate.
+        share_of_limit: share of the baseline's `decode_ms_per_token` that reading the weights once takes.
     """
 
     model: str
@@ -45,7 +58,7 @@ class Row:
     is_ours: bool
     tokens: int
     ms_per_token: Spread
-    gain: float
+    speedup: float
     same_ids: float | None = None
     decode_ms_per_token: float | None = None
     tokens_per_target_call: float | None = None
@@ -61,46 +74,62 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 def summarise(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: float) -> list[Row]:
-    """Rows in the order in which contenders first ran. Every task must have runs of "plain" at every temperature.
+    """Return rows in the order in which contenders first ran. Every task needs baseline runs at every temperature.
 
-    target_bytes: of weights that a pass of the target reads; bandwidth: how many the machine reads in a second.
+    Args:
+        model: name and dtype.
+        runs: of all tasks.
+        target_bytes: bytes of weights that a pass of the target reads.
+        bandwidth: bytes per second that the machine reads.
     """
-    model += f", {target_bytes / 1e6:.1f} MB a pass"
+    model += f", {target_bytes / 1e6:.1f} MB per pass"
     groups = grouped(runs, lambda run: (run.task, run.contender.temperature, run.contender.label))
-    return [row(model, groups[key], groups[*key[:2], "plain"], target_bytes, bandwidth) for key in groups]
+    return [row(model, groups[key], groups[*key[:2], BASELINE.name], target_bytes, bandwidth) for key in groups]
 
 
-def row(model: str, runs: Sequence[Run], plain: Sequence[Run], target_bytes: int, bandwidth: float) -> Row:
-    task, who = runs[0].task, runs[0].contender
-    ms, plain_ms = (Spread.of(per_repeat(each, lambda run: run.output.seconds)) for each in (runs, plain))
+def row(model: str, runs: Sequence[Run], baseline: Sequence[Run], target_bytes: int, bandwidth: float) -> Row:
+    task = runs[0].task
+    contender = runs[0].contender
+    ms, baseline_ms = (Spread.of(per_repeat(each, lambda run: run.output.seconds)) for each in (runs, baseline))
     values: dict[str, Any] = {}
-    if who.temperature == 0:
-        values["same_ids"] = share_of_same_ids(runs, plain)
+    if contender.temperature == 0:
+        values["same_ids"] = share_of_same_ids(runs, baseline)
     if is_ours := runs[0].output.stats is not None:
         total = GenerationStats()
         for run in runs:
             total.add(run.output.stats or GenerationStats())
         values["tokens_per_target_call"] = total.tokens_per_target_call
         values["acceptance"] = total.acceptance_rate if total.drafted_tokens else None
-        if task.slots is None:  # in batches the time of a round counts for each of its rows
+        if task.slots is None:  # in batches, the time of a round counts for each of its rows
             ms_of = per_repeat(runs, lambda run: run.output.stats.decode_seconds if run.output.stats else 0.0)
             values["decode_ms_per_token"] = decode_ms = statistics.median(ms_of)
             if not total.drafted_tokens:
                 values["share_of_limit"] = target_bytes / bandwidth / (decode_ms / 1e3)
     tokens = sum(len(run.output.tokens) for run in runs if run.repeat == runs[0].repeat)
-    about = (model, task.name, task.slots, who.label, who.setting, who.temperature, is_ours, tokens)
-    return Row(*about, ms, plain_ms.median / ms.median, **values)
+    return Row(
+        model=model,
+        task=task.name,
+        slots=task.slots,
+        label=contender.label,
+        setting=contender.setting,
+        temperature=contender.temperature,
+        is_ours=is_ours,
+        tokens=tokens,
+        ms_per_token=ms,
+        speedup=baseline_ms.median / ms.median,
+        **values,
+    )
 
 
 def per_repeat(runs: Sequence[Run], seconds: Callable[[Run], float]) -> list[float]:
-    """For each repeat, ms per token over all its prompts."""
+    """Return the ms per token of each repeat, over all its prompts."""
     repeats = grouped(runs, lambda run: run.repeat).values()
     return [1e3 * sum(map(seconds, each)) / sum(len(run.output.tokens) for run in each) for each in repeats]
 
 
-def share_of_same_ids(runs: Sequence[Run], plain: Sequence[Run]) -> float:
-    """In the first repeat."""
-    expected = {run.prompt: run.output.tokens for run in plain if run.repeat == plain[0].repeat}
+def share_of_same_ids(runs: Sequence[Run], baseline: Sequence[Run]) -> float:
+    """Compare the first repeats."""
+    expected = {run.prompt: run.output.tokens for run in baseline if run.repeat == baseline[0].repeat}
     found = {run.prompt: run.output.tokens for run in runs if run.repeat == runs[0].repeat}
     same = sum(a == b for prompt, ids in found.items() for a, b in zip(ids, expected[prompt], strict=False))
     longest = sum(max(len(ids), len(expected[prompt])) for prompt, ids in found.items())

@@ -1,4 +1,4 @@
-"""What is decoded: lists of source ids with a name. Knows nothing of who decodes them."""
+"""Tasks: named lists of sources to decode."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
 
-RANDOM_SOURCE = 40  # tokens
+RANDOM_LENGTH = 40  # tokens of a random source
 
 
 @dataclass(frozen=True)
 class Task:
-    """sources: ids that the encoder reads. ends: whether an end-of-sequence token ends an output. slots: how many are
-    decoded together; None: each by itself. num_beams: with which.
+    """Sources to decode, and how.
+
+    Args:
+        name: of the prompt file.
+        sources: token ids for the encoder.
+        max_tokens: per output.
+        ends: whether an end-of-sequence token ends an output.
+        slots: batch size; None decodes one prompt at a time.
+        num_beams: of beam search.
     """
 
     name: str
@@ -36,24 +43,24 @@ class Task:
 def tasks_from_files(
     paths: Sequence[Path], limit: int, max_tokens: int, model: EncoderDecoder, tokenizer: Tokenizer
 ) -> list[Task]:
-    """A task for each file, of its first `limit` prompts; without paths the bundled files."""
+    """Return a task for each file, with its first `limit` prompts. Without paths, use the bundled files."""
     tasks = []
     for path in paths or reversed(bundled_prompts()):
         prompts = read_prompts(path)[:limit]
         if not prompts:
-            raise InputError(f"prompts {path}: holds none; give it a prompt a line")
+            raise InputError(f"prompts {path}: no prompts found; write one per line")
         name = str(path) if sum(path.stem == other.stem for other in paths) > 1 else path.stem
         tasks.append(Task(name, tuple(tuple(encode_prompt(model, tokenizer, p)) for p in prompts), max_tokens))
     return tasks
 
 
 def at_slots(tasks: list[Task], slots: Sequence[int]) -> list[Task]:
-    """Each task at each number of slots; without numbers as they are."""
+    """Return each task with each batch size. Without batch sizes, return the tasks unchanged."""
     return [replace(task, slots=count) for task in tasks for count in slots] or tasks
 
 
 def random_task(vocab_size: int, count: int, max_tokens: int) -> Task:
-    """`count` sources of random ids, the same for the same arguments; outputs have exactly `max_tokens` tokens."""
-    ids = mx.random.randint(2, vocab_size, (count, RANDOM_SOURCE), key=mx.random.key(RANDOM_SOURCE))
+    """Return `count` sources of random ids, which depend on the arguments only. Outputs have `max_tokens` tokens."""
+    ids = mx.random.randint(2, vocab_size, (count, RANDOM_LENGTH), key=mx.random.key(RANDOM_LENGTH))
     sources = cast(list[list[int]], ids.tolist())
-    return Task(f"{RANDOM_SOURCE} tokens to {max_tokens}", tuple(map(tuple, sources)), max_tokens, ends=False)
+    return Task(f"{RANDOM_LENGTH} tokens to {max_tokens}", tuple(map(tuple, sources)), max_tokens, ends=False)

@@ -1,7 +1,7 @@
-"""A peer behind a pipe: token ids in, token ids and seconds out, one JSON object a line.
+"""A peer behind a pipe: token ids in, token ids and seconds out, one JSON object per line.
 
-Run by path in the peers' own Python, so that neither their libraries nor their threads touch ours; imports nothing of
-this package. It loads what the first line names, then answers requests until its input ends:
+peers.py runs this file in the peers' Python, to keep their libraries and threads out of our process, so it imports
+nothing from this package. It loads the peer of the first line, then answers requests until its input ends:
 
     {"peer": "ct2", "target": FOLDER, "draft": FOLDER or null, "scratch": FOLDER, "mode": {"threads": 2, ...},
      "ends": whether the end-of-sequence token ends an output}
@@ -9,8 +9,8 @@ this package. It loads what the first line names, then answers requests until it
     {"sources": [[ids], ...], "max_tokens": N, "slots": 1}
         -> {"tokens": [[ids], ...], "seconds": [s, ...]}
 
-Anything that goes wrong is {"error": "one line"}. Times are of encoder and decoder together, at temperature 0. So many
-sources as there are slots are decoded together, sorted by length so that little is padded; each gets its share of time.
+Errors are {"error": "one line"}. Times include encoder and decoder, at temperature 0. Sources are sorted by length, to
+reduce padding, and decoded in batches of `slots`; each source gets an equal share of its batch's time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import time
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: its files are no top-level modules
+    sys.path.pop(0)  # this folder, whose files must not shadow modules
 
 
 class HuggingFace:
-    """transformers' `generate`, with an assistant model if there is a draft. mode: threads, and for the assistant
-    num_assistant_tokens (a constant; without it the schedule is transformers' default).
+    """`generate` of transformers, with an assistant model if there is a draft.
+
+    Modes have `threads`, and `num_assistant_tokens` for a constant draft length instead of the default schedule.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -35,7 +36,8 @@ class HuggingFace:
         import transformers
 
         transformers.logging.set_verbosity(40)  # errors
-        self.torch, self.transformers = torch, transformers
+        self.torch = torch
+        self.transformers = transformers
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         torch.set_num_threads(job["mode"]["threads"])
         load: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained
@@ -47,25 +49,27 @@ class HuggingFace:
             assistant = self.options["assistant_model"] = load(job["draft"]).eval()
             if (constant := job["mode"].get("num_assistant_tokens")) is not None:
                 fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
-                assistant.generation_config.update(num_assistant_tokens=constant, **fixed)  # or drafting stops early
+                assistant.generation_config.update(
+                    num_assistant_tokens=constant, **fixed
+                )  # a threshold would end drafts early
 
     def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
         width, pad = max(map(len, sources)), self.model.config.pad_token_id
         ids = self.torch.tensor([source + [pad] * (width - len(source)) for source in sources])
         mask = self.torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in sources])
         caches = self.transformers.DynamicCache(), self.transformers.DynamicCache()
-        # Made here: from 4.57 on, generate's own has as many layers as the encoder, whatever the decoder has.
+        # Since 4.57, the cache that `generate` creates has the encoder's number of layers; the decoder may have others.
         options = {"past_key_values": self.transformers.EncoderDecoderCache(*caches), **self.options}
         started = time.perf_counter()
         with self.torch.inference_mode():
             out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max_tokens, num_beams=beams, **options)
-        rows = [row[1:] for row in out.tolist()]  # behind the start token
+        rows = [row[1:] for row in out.tolist()]  # without the start token
         seconds = time.perf_counter() - started
         return [until_end(row, self.ends) for row in rows], seconds
 
 
 class CTranslate2:
-    """mode: threads (of one request; there is one worker), compute_type."""
+    """CTranslate2 with one worker. Modes have `threads` and `compute_type`."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         import ctranslate2
@@ -76,7 +80,7 @@ class CTranslate2:
             ctranslate2.converters.TransformersConverter(job["target"]).convert(folder)
         options = {"compute_type": job["mode"]["compute_type"], "intra_threads": job["mode"]["threads"]}
         self.translator: Any = ctranslate2.Translator(folder, device="cpu", inter_threads=1, **options)
-        self.options = {"max_input_length": 0, "return_end_token": True}  # no limit to sources
+        self.options = {"max_input_length": 0, "return_end_token": True}  # 0: unlimited sources
         self.ends = job["ends"]
 
     def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
@@ -89,7 +93,7 @@ class CTranslate2:
 
 
 def until_end(tokens: list[int], ends: list[int]) -> list[int]:
-    """Without what pads a row that ended before others."""
+    """Cut off the padding after the first end token."""
     return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ends), tokens)
 
 
@@ -125,6 +129,6 @@ def serve(requests: Any, replies: Any) -> None:
 
 
 if __name__ == "__main__":
-    private = os.fdopen(os.dup(1), "w")  # libraries that print must not break the protocol
+    private = os.fdopen(os.dup(1), "w")  # libraries may print to stdout, which would break the protocol
     os.dup2(2, 1)
     serve(sys.stdin, private)

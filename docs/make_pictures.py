@@ -183,9 +183,9 @@ def every_command() -> None:
 
 
 def speed() -> None:
-    """Plain decoding against the default settings, the bundled pair on 15 prompts a task."""
-    ways = ["--drafter", "auto", "--num-draft", "auto"]
-    command = [sys.executable, "-m", "benchmarks", "--limit", "15", *ways]
+    """Baseline decoding against the default settings, the bundled pair on 15 prompts a task."""
+    modes = ["--drafter", "auto", "--num-draft", "auto"]
+    command = [sys.executable, "-m", "benchmarks", "--limit", "15", *modes]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
     draw_speed(json.loads(next(line for line in text.splitlines() if line.startswith("{")))["rows"])
 
@@ -200,13 +200,13 @@ def draw_speed(rows: Sequence[Mapping[str, Any]]) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     figure, axes = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
     for offset, (label, name, colour) in enumerate(
-        (("plain", "plain decoding", "#b0b7c3"), ("auto auto", "with a draft, default settings", "#2a7de1"))
+        (("baseline", "baseline decoding", "#b0b7c3"), ("auto auto", "with a draft, default settings", "#2a7de1"))
     ):
         found = [row for task in tasks for row in rows if (row["task"], row["label"]) == (task, label)]
         speeds = [1e3 / row["ms_per_token"][1] for row in found]
         bars = axes.barh([i + 0.38 * offset for i in range(len(tasks))], speeds, 0.36, color=colour, label=name)
-        gains = [f", {row['gain']:.2f}x" if offset else "" for row in found]
-        texts = [f"{speed:.0f} tokens/s{gain}" for speed, gain in zip(speeds, gains, strict=True)]
+        speedups = [f", {row['speedup']:.2f}x" if offset else "" for row in found]
+        texts = [f"{speed:.0f} tokens/s{speedup}" for speed, speedup in zip(speeds, speedups, strict=True)]
         axes.bar_label(bars, texts, padding=4, fontsize=9)
     axes.set_yticks([i + 0.19 for i in range(len(tasks))], tasks)
     axes.invert_yaxis()

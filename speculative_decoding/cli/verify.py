@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..decoding.divergence import first_divergence
-from ..decoding.ways import PLAIN, ways
+from ..decoding.modes import BASELINE, combine_modes
 from ..drafters import usual_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
@@ -70,8 +70,8 @@ def verify(chosen: argparse.Namespace) -> int:
     seeds = given.pop("seed", [0])
     slot_counts = getattr(chosen, "slots", [1])
 
-    modes = ways(drafters, lengths)
-    if modes == [PLAIN] and slot_counts == [1] and lengths != [0]:
+    modes = combine_modes(drafters, lengths)
+    if modes == [BASELINE] and slot_counts == [1] and lengths != [0]:
         raise InputError("--drafter none: nothing to compare without a draft; choose another --drafter")
     for mode in modes:
         make_plan(folders, given | mode.keywords, flags)  # raises for options without effect
@@ -93,7 +93,7 @@ def verify(chosen: argparse.Namespace) -> int:
 
         for mode, slots, seed in trials:
             name = f"drafter {mode.drafter}, num-draft {mode.num_draft_tokens}, seed {seed}, slots {slots}"
-            if mode == PLAIN:
+            if mode == BASELINE:
                 name = f"baseline, seed {seed}, slots {slots}"
             common.say(f"{name}: {len(prompts)} prompts")
             options = session.options.override({"seed": seed})

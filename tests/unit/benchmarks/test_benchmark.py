@@ -1,4 +1,4 @@
-"""The benchmark: its figures against oracles, its peers against a fake one, its command as a person calls it."""
+"""The benchmark: its figures against oracles, its handling of peers with a fake peer, and its command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.ours import ours
 from benchmarks.summary import Row, Spread, summarise
 from benchmarks.tasks import Task, at_slots, random_task
 from speculative_decoding import GenerationStats, InputError
-from speculative_decoding.decoding.ways import PLAIN, Way, ways
+from speculative_decoding.decoding.modes import BASELINE, DecodingMode, combine_modes
 from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.session import Session
@@ -38,8 +38,8 @@ TASK = Task("tiny", tuple(map(tuple, SOURCES)), 12)
 # --- figures ---
 
 
-def test_the_costs_of_a_draft_are_found_in_times_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass over L positions of .9 + .1 L seconds; .5 for a source, .25 for a draft, .04 for each of its tokens."""
+def test_costs_of_a_draft_are_recovered_from_synthetic_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times in s: 0.9 + 0.1 L for a pass over L positions, 0.5 for a source, 0.25 for a draft, 0.04 per draft token."""
 
     def timed(session: Session, number: int, num_draft_tokens: int) -> tuple[float, float, int, int]:
         calls = 10 + 7 * number // (1 + num_draft_tokens)
@@ -49,17 +49,17 @@ def test_the_costs_of_a_draft_are_found_in_times_made_of_them(monkeypatch: pytes
     monkeypatch.setattr(drafts, "timed", timed)
     target = tiny_model()
     *_, passes, shares = drafts.lines(Models(target, target), [TASK], repeats=1)
-    assert passes == "the target's pass over 1 / 2 / 4 / 8 positions: 1000000 / 1100000 / 1300000 / 1700000 us"
-    assert shares == "of a pass over one position: a source 0.50, a draft of it 0.25, each token of a draft 0.04"
+    assert passes == "target pass over 1 / 2 / 4 / 8 positions: 1000000 / 1100000 / 1300000 / 1700000 us"
+    assert shares == "relative to a pass over one position: source 0.50, start of a draft 0.25, draft token 0.04"
 
 
-def test_tokens_per_target_call_of_a_draft_that_is_the_target() -> None:
+def test_tokens_per_target_call_when_the_draft_is_the_target() -> None:
     target = tiny_model(eos_token_id=[])
-    first, *_ = drafts.lines(Models(target, target), [replace(TASK, max_tokens=drafts.MOST)], repeats=1)
+    first, *_ = drafts.lines(Models(target, target), [replace(TASK, max_tokens=drafts.MAX_TOKENS)], repeats=1)
     assert first == f"tiny: 7.69 tokens per target call, {len(SOURCES)} prompts, drafts of 7"  # 100 in 13 calls
 
 
-def test_quartiles_are_numpys() -> None:
+def test_quartiles_equal_numpy() -> None:
     rng = random.Random(3)
     for count in range(1, 12):
         values = [rng.expovariate(1) for _ in range(count)]
@@ -77,7 +77,7 @@ def test_bytes_per_pass_counted_by_hand(changes: dict[str, object]) -> None:
     assert bytes_per_pass(tiny_model(**changes)) == 4 * expected
 
 
-def test_a_quantised_pass_reads_fewer_bytes() -> None:
+def test_pass_of_a_quantized_model_reads_fewer_bytes() -> None:
     model = tiny_model(d_model=64, d_kv=32, d_ff=64)
     before = bytes_per_pass(model)
     nn.quantize(model, group_size=64, bits=4)
@@ -86,7 +86,7 @@ def test_a_quantised_pass_reads_fewer_bytes() -> None:
 
 
 class Fake(Contender):
-    """Writes down when it decodes."""
+    """Records when it decodes."""
 
     def __init__(self, label: str, seen: list[str]) -> None:
         super().__init__(label, f"--{label}", 0.0)
@@ -98,7 +98,7 @@ class Fake(Contender):
 
 
 def fake_run(label: str, repeat: int, prompt: int, tokens: list[int], seconds: float, task: str = "task") -> Run:
-    """model: four target calls for eight tokens, six drafted."""
+    """Return a run; labels that start with "model" take two tokens per target call."""
     drafts, calls = label.startswith("model"), len(tokens) // (1 + label.startswith("model"))
     stats = GenerationStats(generated_tokens=len(tokens), target_calls=calls, decode_seconds=seconds / 2)
     stats.drafted_tokens, stats.accepted_tokens = 3 * calls * drafts, calls * drafts
@@ -107,36 +107,36 @@ def fake_run(label: str, repeat: int, prompt: int, tokens: list[int], seconds: f
     )
 
 
-def test_rows_are_medians_over_repeats_of_all_prompts() -> None:
+def test_rows_are_medians_over_repeats() -> None:
     runs = []
     for repeat, factor in enumerate([1.0, 5.0, 2.0]):
-        runs += [fake_run("plain", repeat, i, [5 * i, 2, 3, 4], 0.016 * factor) for i in range(2)]
+        runs += [fake_run("baseline", repeat, i, [5 * i, 2, 3, 4], 0.016 * factor) for i in range(2)]
         runs += [fake_run("model 3", repeat, i, [5 * i, 2, 3, 4], 0.008 * factor) for i in range(2)]
         runs += [fake_run("peer", repeat, 0, [1, 2, 3, 4], 0.004 * factor)]
         runs += [fake_run("peer", repeat, 1, [9, 9, 9, 9], 0.004 * factor)]
-    plain, model, peer = summarise("tiny", runs, 30_000, 1e7)
-    assert [row.label for row in (plain, model, peer)] == ["plain", "model 3", "peer"]
-    assert [row.is_ours for row in (plain, model, peer)] == [True, True, False]
-    assert plain.ms_per_token == Spread(6.0, 8.0, 14.0) and plain.tokens == 8
-    assert (plain.gain, model.gain, peer.gain) == (1.0, 2.0, 4.0)
-    assert plain.same_ids == model.same_ids == 1.0
+    baseline, model, peer = summarise("tiny", runs, 30_000, 1e7)
+    assert [row.label for row in (baseline, model, peer)] == ["baseline", "model 3", "peer"]
+    assert [row.is_ours for row in (baseline, model, peer)] == [True, True, False]
+    assert baseline.ms_per_token == Spread(6.0, 8.0, 14.0) and baseline.tokens == 8
+    assert (baseline.speedup, model.speedup, peer.speedup) == (1.0, 2.0, 4.0)
+    assert baseline.same_ids == model.same_ids == 1.0
     assert peer.same_ids == pytest.approx(3 / 8) and peer.setting == "--peer"
-    assert plain.decode_ms_per_token == 4.0 and peer.decode_ms_per_token is None
-    assert (plain.acceptance, model.acceptance) == (None, pytest.approx(1 / 3))
-    assert (plain.tokens_per_target_call, model.tokens_per_target_call) == (1.0, 2.0)
-    assert plain.share_of_limit == pytest.approx(30_000 / 1e7 / 4e-3)
+    assert baseline.decode_ms_per_token == 4.0 and peer.decode_ms_per_token is None
+    assert (baseline.acceptance, model.acceptance) == (None, pytest.approx(1 / 3))
+    assert (baseline.tokens_per_target_call, model.tokens_per_target_call) == (1.0, 2.0)
+    assert baseline.share_of_limit == pytest.approx(30_000 / 1e7 / 4e-3)
     assert model.share_of_limit is None
 
 
-def test_a_shorter_or_longer_output_is_not_the_same() -> None:
-    runs = [fake_run("plain", 0, 0, [1, 2, 3, 4], 1.0)]
+def test_outputs_of_other_lengths_are_not_the_same() -> None:
+    runs = [fake_run("baseline", 0, 0, [1, 2, 3, 4], 1.0)]
     for tokens, share in (([1, 2, 3], 3 / 4), ([1, 2, 3, 4, 5], 4 / 5)):
         peer = summarise("tiny", [*runs, fake_run("peer", 0, 0, tokens, 1.0)], 1, 1.0)[1]
         assert peer.same_ids == pytest.approx(share)
 
 
 def lines_of(times: dict[str, tuple[float, ...]], *, temperature: float = 0.0) -> list[str]:
-    """ms per token of each way on a task of 10 tokens and, if there is a second, on one of 90."""
+    """Return the lines for modes with these ms per token on a task of 10 tokens and, optionally, on one of 90."""
     rows = [
         Row("m", task, None, label, f"--drafter {label}", temperature, True, tokens, Spread(ms, ms, ms), 1.0)
         for label, each in times.items()
@@ -145,23 +145,23 @@ def lines_of(times: dict[str, tuple[float, ...]], *, temperature: float = 0.0) -
     return report.fastest_lines([*rows, Row("m", "short", None, "peer", "", 0.0, False, 10, Spread(0, 0, 0), 9.0)])
 
 
-def test_the_fastest_flags_by_hand() -> None:
-    times = {"plain": (2.0, 2.0), "model": (1.0, 3.0), "ngram": (1.5, 1.9)}
+def test_fastest_flags() -> None:
+    times = {"baseline": (2.0, 2.0), "model": (1.0, 3.0), "ngram": (1.5, 1.9)}
     assert lines_of(times) == [
-        "fastest for short: --drafter model, 2.00x plain decoding",
-        "fastest for long: --drafter ngram, 1.05x plain decoding",
-        "fastest for all of them: --drafter ngram, 1.08x plain decoding",  # 200 ms, 280 ms and 186 ms
+        "fastest for short: --drafter model, 2.00x baseline decoding",
+        "fastest for long: --drafter ngram, 1.05x baseline decoding",
+        "fastest for all of them: --drafter ngram, 1.08x baseline decoding",  # 200 ms, 280 ms and 186 ms
     ]
-    slow = {"plain": (2.0,), "model": (2.0,), "ngram": (2.5,)}
-    said = ["fastest for short, temperature 1: --drafter plain, no draft beats plain decoding"]
-    assert lines_of(slow, temperature=1.0) == said
-    assert lines_of({"plain": (2.0, 2.0)}) == []  # no choice
+    slow = {"baseline": (2.0,), "model": (2.0,), "ngram": (2.5,)}
+    expected = ["fastest for short, temperature 1: --drafter baseline, no draft beats baseline decoding"]
+    assert lines_of(slow, temperature=1.0) == expected
+    assert lines_of({"baseline": (2.0, 2.0)}) == []  # no choice
 
 
-# --- who runs when ---
+# --- turns ---
 
 
-def test_contenders_take_turns_and_warm_up_does_not_count() -> None:
+def test_contenders_take_turns_and_warm_ups_do_not_count() -> None:
     seen: list[str] = []
     one, two = Task("one", ((1,), (2,)), 5), Task("two", ((3,),), 5)
     a, b, c = (Fake(name, seen) for name in "abc")
@@ -174,7 +174,7 @@ def test_contenders_take_turns_and_warm_up_does_not_count() -> None:
 
 
 def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only decoding moves: the third prompt of a turn is its last."""
+    """With a clock that only decoding advances, the third prompt of a turn is the last one."""
     now = 0.0
     monkeypatch.setattr(interleave.time, "perf_counter", lambda: now)
     seen: list[str] = []
@@ -193,23 +193,23 @@ def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None
     assert [run.prompt for run in runs if run.contender.label == "b"] == list(range(7))
 
 
-# --- ways and tasks ---
+# --- modes and tasks ---
 
 
-def test_ways_are_all_combinations_each_once() -> None:
-    found = ways(["model", "none", "ngram"], [0, 3, "auto"])
-    assert [way.name for way in found] == ["plain", "model 3", "model auto", "ngram 3", "ngram auto"]
-    assert found[1] == Way("model 3", "model", 3) and found[1].flags == "--drafter model --num-draft 3"
+def test_modes_are_all_combinations_without_duplicates() -> None:
+    found = combine_modes(["model", "none", "ngram"], [0, 3, "auto"])
+    assert [mode.name for mode in found] == ["baseline", "model 3", "model auto", "ngram 3", "ngram auto"]
+    assert found[1] == DecodingMode("model 3", "model", 3) and found[1].flags == "--drafter model --num-draft 3"
     assert found[1].keywords == {"drafter": "model", "num_draft_tokens": 3}
-    assert PLAIN.flags == "--drafter none" and PLAIN.keywords == {"drafter": "none"}
+    assert BASELINE.flags == "--drafter none" and BASELINE.keywords == {"drafter": "none"}
 
 
-def test_every_way_decodes_what_plain_decoding_does() -> None:
-    """Alone and in slots, at temperature 0: the ids of the loop itself."""
+def test_every_mode_decodes_the_baseline_output() -> None:
+    """One prompt at a time and in batches, at temperature 0."""
     target = tiny_model()
     models = Models(target, noisy_copy(target))
     expected = [tokens_of(run(target, source, max_tokens=TASK.max_tokens)) for source in SOURCES]
-    chosen = [PLAIN, *ways(["model", "ngram", "auto"], [2, "auto"])]
+    chosen = [BASELINE, *combine_modes(["model", "ngram", "auto"], [2, "auto"])]
     for task in (TASK, *at_slots([TASK], [1, 2, 9])):
         for contender in ours(task, chosen, [0.0], models):
             assert tokens_by(contender, task) == expected, (contender.label, task.slots)
@@ -223,18 +223,18 @@ def test_sampled_outputs_repeat_and_do_not_depend_on_slots() -> None:
     models = Models(tiny_model(), noisy_copy(tiny_model()))
     outputs = []
     for task in (TASK, TASK, *at_slots([TASK], [3])):
-        (way,) = ours(task, ways(["model"], [3]), [1.0], models)
-        outputs.append(tokens_by(way, task))
+        (contender,) = ours(task, combine_modes(["model"], [3]), [1.0], models)
+        outputs.append(tokens_by(contender, task))
     assert outputs[0] == outputs[1] == outputs[2] and len(set(map(tuple, outputs[0]))) > 1
 
 
-def test_random_tasks_are_fixed_and_of_the_length_wanted() -> None:
+def test_random_tasks_are_fixed() -> None:
     one, other = (random_task(100, 3, 7) for _ in range(2))
     assert one == other and [len(source) for source in one.sources] == [40] * 3 and not one.ends
     assert all(1 < token < 100 for source in one.sources for token in source)
 
 
-def test_random_models_have_published_sizes_and_never_end() -> None:
+def test_random_models_have_published_sizes_and_do_not_end() -> None:
     """Raffel et al. 2020: about 60, 220 and 770 million parameters."""
     for name, millions in (("t5-small", 60.5), ("t5-base", 222.9), ("t5-large", 737.7)):
         shape = SHAPES[name]
@@ -244,8 +244,8 @@ def test_random_models_have_published_sizes_and_never_end() -> None:
         decoder = depth * (8 * d * inner + 2 * d * ff + 3 * d) + d + 32 * shape["num_heads"]
         assert (encoder + decoder + shape["vocab_size"] * d) / 1e6 == pytest.approx(millions, abs=0.1)
     model = random_model(CONFIG | {"eos_token_id": [], "tie_word_embeddings": True})
-    (plain,) = ours(TASK, [PLAIN], [0.0], Models(model, None))
-    assert [*map(len, tokens_by(plain, TASK))] == [12] * len(SOURCES)
+    (baseline,) = ours(TASK, [BASELINE], [0.0], Models(model, None))
+    assert [*map(len, tokens_by(baseline, TASK))] == [12] * len(SOURCES)
 
 
 # --- peers ---
@@ -261,10 +261,10 @@ def test_random_models_have_published_sizes_and_never_end() -> None:
     ],
     ids=str,
 )
-def test_an_exported_folder_loads_back_identical(changes: dict[str, object], tmp_path: Path) -> None:
+def test_exported_folder_loads_identically(changes: dict[str, object], tmp_path: Path) -> None:
     model = tiny_model(**changes)
     folder = exported(model, tmp_path / "exported")
-    assert exported(tiny_model(1), folder) == folder  # made once
+    assert exported(tiny_model(1), folder) == folder  # an existing folder is kept
     opened = open_model(folder)
     opened.load_weights()
     assert opened.model.config.eos_token_ids == model.config.eos_token_ids
@@ -289,15 +289,15 @@ def test_bfloat16_weights_are_exported_without_loss(tmp_path: Path) -> None:
     assert_same(model, opened.model)
 
 
-def test_an_endless_model_is_exported_as_one(tmp_path: Path) -> None:
+def test_exported_model_without_end_token(tmp_path: Path) -> None:
     folder = exported(tiny_model(eos_token_id=[]), tmp_path / "exported")
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] is None
 
 
-def test_a_quantised_model_is_not_exported(tmp_path: Path) -> None:
+def test_quantized_model_is_not_exported(tmp_path: Path) -> None:
     model = tiny_model(d_model=64, d_kv=32, d_ff=64)
     nn.quantize(model, group_size=64, bits=4)
-    with pytest.raises(InputError, match="peers need weights that are not quantised"):
+    with pytest.raises(InputError, match="peers need unquantized weights"):
         exported(model, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 
@@ -306,14 +306,14 @@ def fake_worker(peer: str = "fake", **mode: object) -> peers.Worker:
     return peers.Worker([sys.executable, str(FAKE)], {"peer": peer, "mode": mode})
 
 
-def test_a_peer_answers_in_order() -> None:
+def test_peer_answers_in_order() -> None:
     with closing(fake_worker(threads=2)) as started:
         outputs = started.decode(Task("t", ((1, 2, 3), (4, 5)), 2))
         assert outputs == [Output([2, 1], 0.004), Output([5, 4], 0.004)]
         assert started.versions == {"fake": "1.0"}
 
 
-def test_the_fastest_mode_of_each_row_is_chosen_for_each_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastest_mode_is_chosen_for_each_label_and_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "WORKER", FAKE)
     rows = {"one": [{"threads": n} for n in (3, 1, 2)], "other": [{"threads": n} for n in (5, 4)]}
     monkeypatch.setitem(peers.PEERS, "fake", rows)
@@ -327,21 +327,21 @@ def test_the_fastest_mode_of_each_row_is_chosen_for_each_task(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("failure", "words"), [("raise", "ValueError: no such mode"), ("exit", "its process ended")])
-def test_a_peer_that_fails_is_one_line(failure: str, words: str) -> None:
-    said = pytest.raises(InputError, match=f"--peers fake: {words}.*leave this peer out")
-    with closing(fake_worker(fail=failure)) as started, said:
+def test_failing_peer_is_one_line(failure: str, words: str) -> None:
+    expected = pytest.raises(InputError, match=f"--peers fake: {words}.*omit this peer")
+    with closing(fake_worker(fail=failure)) as started, expected:
         started.decode(TASK)
 
 
-def test_a_peer_that_is_not_installed_is_one_line() -> None:
+def test_missing_peer_is_one_line() -> None:
     with pytest.raises(InputError, match="--peers missing: its process ended; install it"):
         fake_worker("missing")
     with pytest.raises(InputError, match="--peer-python /no/python: cannot be run"):
         peers.Worker(["/no/python"], {"peer": "fake", "mode": {}})
 
 
-def test_the_worker_reports_what_goes_wrong(tmp_path: Path) -> None:
-    """The real worker, in this Python, on a folder that holds nothing: an answer, whatever is installed here."""
+def test_worker_reports_errors(tmp_path: Path) -> None:
+    """The real worker fails on a missing folder, or because the peer is not installed here."""
     job = {"peer": "ct2", "target": str(tmp_path / "nothing"), "draft": None, "scratch": str(tmp_path), "ends": True}
     with pytest.raises(InputError, match="--peers ct2: [A-Z]"):
         peers.Worker([sys.executable, str(peers.WORKER)], {**job, "mode": {"threads": 1, "compute_type": "int8"}})
@@ -349,7 +349,7 @@ def test_the_worker_reports_what_goes_wrong(tmp_path: Path) -> None:
 
 
 class Reversing:
-    """Stands in for a peer in the worker: 7 ends an output, 0 pads it."""
+    """A fake peer that reverses sources; 7 ends an output, 0 pads it."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
@@ -361,7 +361,7 @@ class Reversing:
         return [worker.until_end(row, [7]) for row in rows], 1.0 * len(sources)
 
 
-def test_a_peer_gets_groups_of_like_length_and_answers_in_order() -> None:
+def test_worker_batches_similar_lengths_and_answers_in_order() -> None:
     sources = [[7, 1, 2, 3], [7], [7, 1, 2], [7, 5], [7, 1, 0, 0, 2]]
     peer = Reversing()
     answer = worker.decode_all(peer, sources, 9, 2, 1)
@@ -371,18 +371,18 @@ def test_a_peer_gets_groups_of_like_length_and_answers_in_order() -> None:
     assert worker.until_end([1, 2], [7]) == [1, 2] and worker.until_end([1, 7, 7], [7]) == [1, 7]
 
 
-# --- what is said ---
+# --- notes ---
 
 
-def test_a_busy_machine_is_said() -> None:
+def test_busy_machine_gives_notes() -> None:
     quiet, busy = {"load_before": 0.1}, {"load_before": 1.5}
     assert machine.notes(quiet, (10.0, 100.0), (10.4, 110.0), 5) == []
-    assert machine.notes(quiet, (0.0, 0.0), (0.0, 0.0), 5) == []  # where it is not known
+    assert machine.notes(quiet, (0.0, 0.0), (0.0, 0.0), 5) == []  # unknown
     load, used, few = machine.notes(busy, (10.0, 100.0), (13.0, 110.0), 3)
-    assert "load average 1.5" in load and "used 30% of the processors" in used and "medians of 3 only" in few
+    assert "load average 1.5" in load and "used 30% of the processors" in used and "medians of 3 repeats" in few
 
 
-def test_the_environment_is_complete() -> None:
+def test_environment_is_complete() -> None:
     found = machine.environment()
     assert found["cores"] >= 1 and found["load_before"] >= 0 and "/" not in found["blas"]
     assert all(found[name] for name in ("date", "version", "commit", "chip", "system", "python", "mlx", "device"))
@@ -404,7 +404,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "WORKER", FAKE)
 
 
-def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "one.txt", tmp_path / "two.txt"]
     files[0].write_text("translate English to German: Hello.\n\ngrammar: It were a cod.\n")
     files[1].write_text("grammar: It were a cod.\n")
@@ -415,10 +415,10 @@ def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFi
     summary = json.loads(json_line)
     assert status == 0
     labels = [(row["label"], row["temperature"]) for row in summary["rows"] if row["task"] == "one"]
-    ours_ = [("plain", 0), ("model 3", 0), ("plain", 1), ("model 3", 1)]
+    ours_ = [("baseline", 0), ("model 3", 0), ("baseline", 1), ("model 3", 1)]
     assert labels == [*ours_, ("ct2 float32", 0), ("ct2 int8", 0)] and summary["environment"]["fake"] == "1.0"
     rows = {(row["label"], row["temperature"]): row for row in summary["rows"] if row["task"] == "one"}
-    assert rows["model 3", 0]["same_ids"] == 1.0 and rows["plain", 0]["share_of_limit"] > 0
+    assert rows["model 3", 0]["same_ids"] == 1.0 and rows["baseline", 0]["share_of_limit"] > 0
     assert rows["ct2 int8", 0]["same_ids"] < 1.0 and rows["ct2 int8", 0]["setting"].endswith("threads 1")
     assert [line.partition(": ")[0] for line in fastest.split("\n")] == [
         f"fastest for {task}{where}" for where in ("", ", temperature 1") for task in ("one", "two", "all of them")
@@ -427,7 +427,7 @@ def test_a_run_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFi
     assert len(table) == 2 * (6 + 2) and len({line.count("|") for line in table}) == 1
 
 
-def test_many_prompts_at_once(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_with_slots(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"translate English to German: Open the {word}.\n" for word in ("file", "door", "box")))
     options = ["--slots", "1", "2", "--drafter", "auto", "model", "--num-draft", "2", "--max-tokens", "4"]
@@ -435,7 +435,7 @@ def test_many_prompts_at_once(quick: None, tmp_path: Path, capsys: pytest.Captur
     status, out, _ = command(capsys, str(prompts), *options)
     assert status == 0
     rows = json.loads(out.rstrip().rsplit("\n\n", 2)[1])["rows"]
-    labels = ["plain", "auto 2", "model 2", "ct2 float32", "ct2 int8"]
+    labels = ["baseline", "auto 2", "model 2", "ct2 float32", "ct2 int8"]
     expected = [("prompts", slots, label) for slots in (1, 2) for label in labels]
     assert [(row["task"], row["slots"], row["label"]) for row in rows] == expected
     ours_ = [row for row in rows if row["is_ours"]]
@@ -443,7 +443,7 @@ def test_many_prompts_at_once(quick: None, tmp_path: Path, capsys: pytest.Captur
     assert out.count("fastest for prompts, ") == 2 * 2  # in the summary, and at the end
 
 
-def test_without_a_choice_everything_that_fits_is_tried(
+def test_command_tests_all_supported_modes_by_default(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.txt"
@@ -452,10 +452,12 @@ def test_without_a_choice_everything_that_fits_is_tried(
     status, out, _ = command(capsys, str(prompts), *options)
     rows = json.loads(out.rstrip().rsplit("\n\n", 2)[1])["rows"]
     lengths = ("1", "3", "5", "7", "auto")
-    assert status == 0 and [row["label"] for row in rows] == ["plain", *(f"ngram {length}" for length in lengths)]
+    assert status == 0 and [row["label"] for row in rows] == ["baseline", *(f"ngram {length}" for length in lengths)]
 
 
-def test_random_weights(quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_with_random_weights(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny = CONFIG | {"eos_token_id": []}
     monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": tiny, "t5-base": tiny | {"d_ff": 64}})
     status, out, _ = command(capsys, "--random", "t5-small,t5-base", "--repeats", "1", "--slots", "1", "2", "-m", "4")
@@ -464,28 +466,28 @@ def test_random_weights(quick: None, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert [(row["task"], row["slots"], row["tokens"]) for row in rows] == [
         ("40 tokens to 4", n, 8) for n in (1, 2)
     ] * 2
-    assert "| 2 | plain |" in out and "### random t5-base, float32" in out
+    assert "| 2 | baseline |" in out and "### random t5-base, float32" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--peers", "ct2", "--temperature", "1"], "--peers: compared at temperature 0"),
-        (["--peer-python", "python"], "--peer-python: is of no use without --peers"),
-        (["--random", "t5-small", "--model", "x"], "--model: does not go with --random"),
-        (["--random", "t5-small", "file.txt"], "prompts file.txt: do not go with --random"),
-        (["--bits", "8"], "--bits: goes with --random, and without --peers"),
-        (["--random", "t5-small", "--bits", "8", "--peers", "ct2"], "--bits: goes with --random, and without --peers"),
-        (["--random", "t5-small", "--drafter", "ngram"], "--drafter: does not go with --random"),
-        (["--random", "t5-small", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --random"),
-        (["--slots", "2", "--peers", "hf-assisted"], "--peers hf-assisted: does not go with --slots"),
+        (["--peers", "ct2", "--temperature", "1"], "--peers: only compared at temperature 0"),
+        (["--peer-python", "python"], "--peer-python: no effect without --peers"),
+        (["--random", "t5-small", "--model", "x"], "--model: cannot be combined with --random"),
+        (["--random", "t5-small", "file.txt"], "prompts file.txt: cannot be combined with --random"),
+        (["--bits", "8"], "--bits: needs --random and excludes --peers"),
+        (["--random", "t5-small", "--bits", "8", "--peers", "ct2"], "--bits: needs --random and excludes --peers"),
+        (["--random", "t5-small", "--drafter", "ngram"], "--drafter: cannot be combined with --random"),
+        (["--random", "t5-small", "--peers", "hf-assisted"], "--peers hf-assisted: cannot be combined with --random"),
+        (["--slots", "2", "--peers", "hf-assisted"], "--peers hf-assisted: cannot be combined with --slots"),
         (["--model", "t5-web-docs", "--drafter", "model"], "--drafter model: needs a --draft-model"),
         (["--model", "t5-web-docs", "--peers", "hf-assisted"], "--peers hf-assisted: needs a draft model"),
-        (["--assistant", "t5-web-docs-draft"], "--assistant: is of no use without --peers hf-assisted"),
+        (["--assistant", "t5-web-docs-draft"], "--assistant: no effect without --peers hf-assisted"),
         (["no-such-file.txt"], "no-such-file.txt: not readable"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(
+def test_conflicting_options_are_one_line(
     quick: None, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = command(capsys, *arguments)
@@ -494,7 +496,7 @@ def test_what_does_not_go_together_is_one_line(
 
 
 @pytest.mark.parametrize("arguments", [["--peers", "llama"], ["--random", "t5-11b"]])
-def test_an_unknown_name_is_refused_with_those_known(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_name_is_refused_with_the_valid_names(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         benchmark.main(arguments)
     err = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Replayed acceptance: recorded is what drafts do, replayed is what was recorded, and the text is plain decoding's."""
+"""Replayed acceptance: recordings match real drafts, replays match recordings, outputs match the baseline."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FILE = Path(acceptance.__file__).with_suffix(".txt")
 TINY = "# about\na head 0210 10\na copy 0000 00\na found 3000 00\n"
 
 
-def test_what_is_recorded_is_what_shorter_drafts_do() -> None:
-    """Oracle: real rounds with drafts of three tokens."""
+def test_recording_matches_real_rounds() -> None:
+    """The recording predicts the acceptance of real drafts of three tokens."""
     target, task = tiny_model(eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 24)
     for kind, draft in (("head", tiny_head(target)), ("model", noisy_copy(target))):
         found = record(Session(target, Ids(task.sources), draft), task)
@@ -40,8 +40,8 @@ def test_what_is_recorded_is_what_shorter_drafts_do() -> None:
             assert seen == {count: accepted.count(count) for count in set(accepted)}
 
 
-def made(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:
-    """Plain decoding and the replays of one recorded task, with drafts of three tokens."""
+def replayed(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:
+    """Return the baseline and the replays of one recorded task, with drafts of three tokens."""
     monkeypatch.setattr(models, "SHAPES", {"t5-small": ENDLESS})
     recorded = acceptance.read(FILE, ["head", "model"])
     found = replays(task, models.random_model(ENDLESS), ["head", "t5-small"], {name: recorded[name]})
@@ -51,13 +51,11 @@ def made(task: Task, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Ours]:
 
 
 @pytest.mark.parametrize("name", ["translation", "grammar"])
-def test_replayed_rounds_accept_what_was_recorded_and_write_what_plain_decoding_does(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_accepts_as_recorded_and_writes_the_baseline_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, task = 40, random_task(24, 2, 40)
-    plain, *others = made(task, monkeypatch, name)
+    baseline, *others = replayed(task, monkeypatch, name)
     runs = acceptance.excerpt(acceptance.read(FILE, ())[name], 2 * tokens)
-    expected = tokens_by(plain, task)
+    expected = tokens_by(baseline, task)
     assert [each.label for each in others] == [f"{name}: copies and {draft}, auto" for draft in ("head", "t5-small")]
     for contender, kind in zip(others, ("head", "model"), strict=True):
         for number, output in contender.decode(task):
@@ -70,27 +68,26 @@ def test_replayed_rounds_accept_what_was_recorded_and_write_what_plain_decoding_
             assert output.stats is not None and output.stats.accepted_tokens == accepted > 0
 
 
-def test_a_target_whose_wide_passes_differ_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the script is of another output."""
+def test_output_that_differs_from_the_script_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     task = random_task(24, 1, 6)
     replay: Contender
-    _, replay, _ = made(task, monkeypatch, "grammar")
+    _, replay, _ = replayed(task, monkeypatch, "grammar")
     drafter = replay.session.options.drafter
     assert isinstance(drafter, ReplayDrafter)
     output = drafter.scripts[task.sources[0]].output
     output[2] = abs(output[2] - 1)
-    with pytest.raises(InputError, match="--acceptance: this target's arg-max is another in wide passes"):
+    with pytest.raises(InputError, match="--acceptance: the target's output depends on the width of a pass"):
         list(replay.decode(task))
 
 
-def test_an_excerpt_is_of_pieces_from_everywhere() -> None:
+def test_excerpt_has_evenly_spaced_pieces() -> None:
     outputs = [[*range(40)], [*range(40, 100)]]
     found = acceptance.excerpt({"head": outputs}, 50)["head"]
     assert found == [*range(16), *range(32, 48), *range(64, 80), 96, 97]
     assert acceptance.excerpt({"head": outputs}, 120)["head"] == [*range(100), *range(20)]
 
 
-def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_file_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "some.txt"
     tasks = {"a": {"head": [[0, 2, 1, 0], [1, 0]], "copy": [[0] * 4, [0, 1]], "found": [[16] * 4, [0, 1]]}}
     acceptance.write(file, tasks, "about")
@@ -102,16 +99,16 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("a copy 0000 00", "a copy 0000 0", "line 3 is no recorded acceptance"),
+        ("a copy 0000 00", "a copy 0000 0", "line 3 is not recorded acceptance"),
         ("a head 0210 10", "a head 02!0 10", "line 2 is"),
         ("a head 0210 10", "a", "line 2 is"),
         ("a copy 0000 00", "a copy", "line 3 is"),
-        ("a head", "a thing", 'a task without "head"'),
-        ("a found 3000 00\n", "", 'a task without "found"'),
-        (TINY, "", 'a task without "head"'),
+        ("a head", "a thing", 'a task has no "head"'),
+        ("a found 3000 00\n", "", 'a task has no "found"'),
+        (TINY, "", 'a task has no "head"'),
     ],
 )
-def test_a_damaged_file_is_one_line(
+def test_damaged_file_is_one_line(
     old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "damaged.txt"
@@ -123,24 +120,24 @@ def test_a_damaged_file_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--draft", "head"], "--draft and --acceptance: go with each other, and with --random"),
-        (["--random", "t5-small", "--draft", "head"], "--draft and --acceptance: go with each other"),
-        (["--random", "t5-small", "--acceptance", str(FILE)], "--draft and --acceptance: go with each other"),
-        (["--draft", "head", "--acceptance", str(FILE)], "--draft and --acceptance: go with each other"),
-        (["--slots", "2"], "--acceptance: goes with temperature 0, and without --slots"),
-        (["--temperature", "1"], "--acceptance: goes with temperature 0, and without --slots"),
+        (["--draft", "head"], "--draft, --acceptance: need each other and --random"),
+        (["--random", "t5-small", "--draft", "head"], "--draft, --acceptance: need each other and --random"),
+        (["--random", "t5-small", "--acceptance", str(FILE)], "--draft, --acceptance: need each other and --random"),
+        (["--draft", "head", "--acceptance", str(FILE)], "--draft, --acceptance: need each other and --random"),
+        (["--slots", "2"], "--acceptance: needs temperature 0 and excludes --slots"),
+        (["--temperature", "1"], "--acceptance: needs temperature 0 and excludes --slots"),
     ],
 )
-def test_what_does_not_go_with_replays_is_one_line(
+def test_options_that_conflict_with_replays_are_one_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replay = ["--random", "t5-small", "--draft", "head", "--acceptance", str(FILE)]
-    alone = arguments[0] in ("--draft", "--random")
-    status, out, err = command(capsys, *([] if alone else replay), *arguments)
+    is_complete = arguments[0] in ("--draft", "--random")
+    status, out, err = command(capsys, *([] if is_complete else replay), *arguments)
     assert status == 2 and out == "" and words in err
 
 
-def test_every_table_says_that_acceptance_was_replayed(
+def test_every_table_mentions_replayed_acceptance(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark, "SHAPES", {"t5-small": ENDLESS, "t5-base": ENDLESS})
@@ -155,5 +152,5 @@ def test_every_table_says_that_acceptance_was_replayed(
         titles = [line for line in out.split("\n") if line.startswith("### ")]
         assert status == 0 and len(titles) == 2 * max(1, len(bits) - 1) and "fastest for" not in out
         assert all("replayed acceptance" in title for title in titles) and all(name in out for name in names)
-        for label in ("plain", "grammar: copies and head, auto", "describe: copies and head, auto"):
+        for label in ("baseline", "grammar: copies and head, auto", "describe: copies and head, auto"):
             assert out.count(f"| {label} |") == len(titles)

@@ -1,4 +1,4 @@
-"""The simulation passes on some devices, and planted faults miss its bounds."""
+"""The simulation passes on some devices, and injected faults miss its bounds."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from speculative_decoding.draft_length.costs import RoundCosts
 
 @pytest.fixture
 def some_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The fourth curve has a step, the sixth is steep."""
+    """Return a file with two curves: one with a step, one that is steep."""
     curves = json.loads(simulated_devices.CURVES.read_text())["curves"]
     monkeypatch.setattr(simulated_devices, "generated_devices", lambda: [])
-    monkeypatch.setattr(simulated_kernels, "KERNELS", {})  # tested apart
+    monkeypatch.setattr(simulated_kernels, "KERNELS", {})  # tested separately
     monkeypatch.setattr(simulated_devices, "SEEDS", (0,))
     path = tmp_path / "curves.json"
     path.write_text(json.dumps({"curves": [curves[3], curves[5]]}))
     return str(path)
 
 
-def test_bounds_hold_and_runs_are_the_same(some_curves: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bounds_hold_and_runs_are_reproducible(some_curves: str, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
     for _ in range(2):
         assert simulated_devices.main([some_curves]) == 0
@@ -38,7 +38,7 @@ def always_eight(self: AdaptiveLength, kinds: Sequence[str], limits: Sequence[in
     return [min(8, limit) for limit in limits]
 
 
-def test_a_fixed_length_misses_the_bounds(
+def test_fixed_length_misses_the_bounds(
     some_curves: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(AdaptiveLength, "choose", always_eight)
@@ -46,29 +46,29 @@ def test_a_fixed_length_misses_the_bounds(
     assert "missed: minimum of the best fixed length" in capsys.readouterr().err
 
 
-def test_a_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, monkeypatch: pytest.MonkeyPatch) -> None:
     best = AdaptiveLength._best
     flat = RoundCosts({1: 1.0, 17: 1.0})
     monkeypatch.setattr(AdaptiveLength, "_best", lambda self, rows, costs: best(self, rows, flat))
     assert simulated_devices.main([some_curves]) == 1
 
 
-def test_exact_mode_is_exact_on_every_kind_of_kernels(
+def test_exact_mode_is_exact_with_all_simulated_kernels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(CALIBRATION_VARIABLE)
     assert [*simulated_kernels.problems(print)] == []
-    assert "tokens differ where classes are ignored" in capsys.readouterr().out
+    assert "tokens differ in inexact mode" in capsys.readouterr().out
 
 
-def test_classes_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_width_classes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setattr(simulated_kernels, "KERNELS", {"planted": (1, 2, 6, 16)})
     monkeypatch.setattr(Calibration, "same_bits", lambda self, rows, width: True)
     assert any("tokens differ in exact mode" in problem for problem in simulated_kernels.problems())
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "curves.json"
     path.write_text("{}")
     assert simulated_devices.main([str(path)]) == 2

@@ -14,7 +14,8 @@ FILES = {
     "decoding/__init__.py": "",
     "decoding/loop.py": (
         "def late():\n    from ..models.base import Model\n\n"
-        "class Round(NamedTuple):\n    def f(self, a, b, c, d, /, e, f, *, g, h): ...\n    def g(self, a, b, c, d, e, f, g, h, i): ...\n"
+        "class Round(NamedTuple):\n    def f(self, a, b, c, d, /, e, f, *, g, h): ...\n"
+        "    def g(self, a, b, c, d, e, f, g, h, i): ...\n"
     ),
     "models/__init__.py": "",
     "models/base.py": "A, B = 1, 2\nlower = 3\n\n@dataclass\nclass Model: ...\n",
