@@ -1,4 +1,4 @@
-"""The console: each command and what it changes, wrong arguments, interruptions, and a real terminal."""
+"""The console: commands and their effects, wrong arguments, interruptions, and a real terminal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def in_process(
     return status, *capsys.readouterr()
 
 
-def test_prompts_go_in_text_comes_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_are_decoded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = in_process(monkeypatch, capsys, f"\n  \n{GERMAN}\n//x\n/quit\nnever read\n", *FIXED)
     assert status == 0
     first, second, *rest = out.splitlines()
@@ -90,11 +90,11 @@ def test_prompts_go_in_text_comes_out(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "t5-web-docs" in err and "/help lists the commands" in err and " draft tokens" in err
     status, out, err = in_process(
         monkeypatch, capsys, GERMAN, "--show-draft", *FIXED
-    )  # the end of the input is a way out too
+    )  # the end of the input leaves too
     assert status == 0 and out == f"{TEXT}\n" and "accepted [-rejected-]" in err
 
 
-def test_mistakes_are_answered_and_the_console_goes_on(
+def test_mistakes_are_reported_and_the_console_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = in_process(
@@ -141,7 +141,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
+def test_wrong_arguments_print_the_usage_and_change_nothing(
     name: str, talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # type: ignore[no-untyped-def]
     state: ConsoleState = talk.state
@@ -161,7 +161,7 @@ def test_wrong_arguments_are_answered_with_the_usage_and_change_nothing(
     assert (state.options, state.modes, state.session) == before
 
 
-def test_settings_change_what_comes(talk) -> None:  # type: ignore[no-untyped-def]
+def test_settings_change_the_text(talk) -> None:  # type: ignore[no-untyped-def]
     out, err = talk("/max-tokens 3", GERMAN)
     assert out == "Die Methode gibt\n" and "; stopped at --max-tokens 3" in err
     assert "stopped" not in talk("/max-tokens 100", GERMAN)[1]
@@ -177,12 +177,12 @@ def test_settings_change_what_comes(talk) -> None:  # type: ignore[no-untyped-de
     assert talk("/top-k 1", GERMAN)[0] == f"{TEXT}\n"
 
 
-def test_every_switch_of_decoding_goes_on_and_off(talk) -> None:  # type: ignore[no-untyped-def]
+def test_every_switch_turns_on_and_off(talk) -> None:  # type: ignore[no-untyped-def]
     for name in ("strict", "allow-long-prompt"):
         assert f"{name}: on" in talk(f"/{name}")[1] and f"{name}: off" in talk(f"/{name}")[1]
 
 
-def test_delta_is_lossy_and_belongs_to_one_rule(talk) -> None:  # type: ignore[no-untyped-def]
+def test_delta_is_lossy_and_requires_the_rejection_rule(talk) -> None:  # type: ignore[no-untyped-def]
     assert "LOSSY" in talk("/delta 1", GERMAN)[1]
     with pytest.raises(ValueError, match="relaxes acceptance rejection only"):
         talk("/acceptance block")
@@ -213,7 +213,7 @@ def test_modes_are_compared_and_the_baseline_has_no_draft(talk) -> None:  # type
     assert "drafter: auto" in talk("/baseline", "/drafter auto")[1] and talk(GERMAN)[0] == f"{TEXT}\n"
 
 
-def test_unknown_characters_are_said_once(talk) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_characters_are_reported_once(talk) -> None:  # type: ignore[no-untyped-def]
     err = talk("grammar: 你好你", "grammar: 好 ж")[1]
     assert "note: the vocabulary has no '你' '好'; the model reads <unk> instead\n" in err
     assert err.count("'好'") == 1 and "no 'ж'" in err and "note" not in talk("grammar: ж He go.")[1]
@@ -269,7 +269,7 @@ def test_the_draft_is_shown_in_the_text_or_by_round(talk) -> None:  # type: igno
     assert "show-draft: off" in talk("/show-draft rounds")[1] and "round" not in talk(GERMAN)[1]
 
 
-def test_models_are_exchanged_and_stay_if_the_new_ones_cannot_be_opened() -> None:
+def test_other_models_are_opened_or_the_current_ones_stay() -> None:
     with open_console() as state:
         for wrong in ("/model nowhere", "/model t5-web-docs nowhere", "/draft-model nowhere"):
             with pytest.raises(ValueError, match="nowhere"):
@@ -289,7 +289,7 @@ def test_models_are_exchanged_and_stay_if_the_new_ones_cannot_be_opened() -> Non
         assert "draft models/t5-web-docs-draft" in state.plan.describe()
 
 
-def test_if_weights_fail_the_old_models_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previous_models_are_reopened_if_weights_fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     state = open_console()
     load, calls = Pair.load_weights, []
 
@@ -306,7 +306,7 @@ def test_if_weights_fail_the_old_models_come_back(monkeypatch: pytest.MonkeyPatc
     assert state.session.generate(GERMAN).text == TEXT
 
 
-def test_a_store_in_a_file_is_kept(tmp_path: Path) -> None:
+def test_an_ngram_store_is_saved(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     with open_console("--drafter", "ngram", "--ngram-store", str(path)) as state:
         answer(state, GERMAN)
@@ -323,7 +323,7 @@ def test_a_store_in_a_file_is_kept(tmp_path: Path) -> None:
         (["--input", "x.txt"], "--interactive does not go with --input"),
     ],
 )
-def test_options_that_a_console_would_ignore_are_refused(
+def test_options_without_effect_in_the_console_are_refused(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main_command.main(["--interactive", *arguments]) == 2
@@ -352,7 +352,7 @@ SETTINGS = {
 
 
 def interrupted(state: ConsoleState, moment: int, interrupt: Callable[[], None]) -> bool:
-    """Decode, and interrupt at that evaluation; whether there was one."""
+    """Decode and interrupt at this evaluation. Returns whether it happened."""
     evaluate, calls = mx.eval, 0
 
     def evaluated(*arrays: object) -> None:
@@ -385,7 +385,7 @@ def ask_twice() -> None:
     ("setting", "interrupt"),
     [*((setting, raise_at_once) for setting in SETTINGS), ("model", ask), ("store", ask), ("default", ask_twice)],
 )
-def test_interrupted_at_any_moment_the_next_output_is_unchanged(
+def test_an_interruption_at_any_moment_leaves_the_next_output_unchanged(
     setting: str, interrupt: Callable[[], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = open_console(*(str(tmp_path / each) if each == "STORE" else each for each in SETTINGS[setting]))
@@ -405,11 +405,11 @@ def test_interrupted_at_any_moment_the_next_output_is_unchanged(
 # --- a real terminal
 
 
-PATIENCE = 180  # seconds; machines stall, and nobody waits so long but for a fault
+TIMEOUT = 180  # seconds; long, because machines stall
 
 
 class Terminal:
-    """main.py --interactive at a pseudo-terminal."""
+    """main.py --interactive in a pseudo-terminal."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.master, slave = pty.openpty()
@@ -429,28 +429,29 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, text: str) -> str:
-        """What came up to and with this text."""
-        end = time.monotonic() + PATIENCE
+        """Read until this text appears, and return the output including it."""
+        end = time.monotonic() + TIMEOUT
         while text not in self.seen:
             self._read(end, text)
         before, _, self.seen = self.seen.partition(text)
         return before + text
 
-    def interrupt_the_line(self) -> None:
-        """Ctrl-C until there is a new line. Python's readline sleeps on if a signal comes just before it waits for a
-        key, until a key or another signal comes.
+    def interrupt_line(self) -> None:
+        """Press Ctrl-C until a new prompt appears.
+
+        Python's readline ignores a signal that arrives just before it waits for a key.
         """
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while "> " not in self.seen:
             self.type("\x03")
             while "> " not in self.seen and select.select([self.master], [], [], 2)[0]:
                 self._read(end, "> ")
-            assert time.monotonic() < end, f"Ctrl-C is not heard, saw {self.seen!r}"
+            assert time.monotonic() < end, f"Ctrl-C had no effect, saw {self.seen!r}"
         self.wait_for("> ")
 
     def wait_for_letters(self) -> None:
-        """Until a text has begun; what came stays unseen."""
-        end = time.monotonic() + PATIENCE
+        """Wait until a text begins, and keep the output for the next call."""
+        end = time.monotonic() + TIMEOUT
         while not re.search(r"[^\W\d_]{2}", re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", self.seen)):
             self._read(end, "a text")
 
@@ -460,7 +461,7 @@ class Terminal:
         try:
             self.seen += os.read(self.master, 4096).decode(errors="replace")
         except OSError as error:
-            raise AssertionError(f"the console is gone; saw {self.seen!r}") from error
+            raise AssertionError(f"the console ended; saw {self.seen!r}") from error
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -477,19 +478,19 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("> ")
-    terminal.type("/max\t3\n")  # completed
+    terminal.type("/max\t3\n")  # Tab completes it
     terminal.wait_for("max-tokens: 3")
     terminal.type(f"{GERMAN}\n")
     terminal.wait_for("Die Methode gibt\r\n")
     terminal.wait_for("> ")
     terminal.type("/max-tokens 100\n")
     terminal.wait_for("max-tokens: 100")
-    terminal.type("\x1b[A\x1b[A\n")  # twice up: the prompt again
+    terminal.type("\x1b[A\x1b[A\n")  # the arrow key twice: the prompt again
     terminal.wait_for(f"{TEXT}\r\n")
     terminal.wait_for("> ")
     terminal.type("half a line")
     terminal.wait_for("half a line")
-    terminal.interrupt_the_line()  # forgets it
+    terminal.interrupt_line()  # discards it
     terminal.type("/max-tokens 100000\n/temperature 50\n")  # a text of thousands of tokens
     terminal.wait_for("temperature: 50")
     terminal.wait_for("> ")
@@ -508,15 +509,15 @@ def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     shown = terminal.wait_for("tokens/s")
     assert "\x1b[32mDie" in shown and "\x1b[9;31mrejected" in shown and shown.count(TEXT) == 0
     terminal.type("/quit\n")
-    assert terminal.process.wait(timeout=PATIENCE) == 0
+    assert terminal.process.wait(timeout=TIMEOUT) == 0
     history = tmp_path / ".speculative_decoding_history"
     assert history.stat().st_mode & 0o777 == 0o600 and history.read_text().splitlines()[0] == "/max-tokens 3"
 
 
-def test_the_end_of_input_is_a_way_out(terminal: Terminal) -> None:
+def test_the_end_of_input_leaves(terminal: Terminal) -> None:
     terminal.wait_for("> ")
     terminal.type("\x04")
-    assert terminal.process.wait(timeout=PATIENCE) == 0
+    assert terminal.process.wait(timeout=TIMEOUT) == 0
 
 
 def test_quit_leaves() -> None:

@@ -1,7 +1,6 @@
-"""What the README and docs/ say to type is typed, their Python runs; what is left out is skipped, with a reason.
+"""Runs the commands and the Python code of README.md and docs/.
 
-A block that must not run has a line `<!-- not run: REASON -->` in front of it. Long commands are shortened here, in
-`SHORTER`, and nowhere else.
+A block that must not run follows a line `<!-- not run: REASON -->`. `SHORTER` shortens long commands.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ INSTALLING = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r
 
 TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
 
-# Commands that take minutes -> the same over two prompts.
+# Commands that take minutes, and the same commands over two prompts.
 SHORTER = (
     (INSTALLING, ""),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
@@ -64,7 +63,7 @@ PYTHON = {page: [block for block in blocks(page) if block.language == "python"] 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like the repository's, so that nothing is written into that."""
+    """A folder that looks like the repository, so that commands write nothing into the repository."""
     made = tmp_path_factory.mktemp("docs")
     for name in (
         "main.py",
@@ -92,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(command: str, folder: Path) -> str:
-    """Standard output, of a command that has to succeed."""
+    """Return the standard output of a command that must succeed."""
     bash = shutil.which("bash")
     assert bash is not None
     done = subprocess.run(
@@ -121,13 +120,13 @@ def test_commands_run(block: Block, folder: Path) -> None:
     "arguments", [each[1] for block in SHELL if block.reason is None for each in TESTS.finditer(block.text)]
 )
 def test_tests_are_found(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By pytest within this process, which has imported them."""
+    """Collected by pytest in this process, which has imported them."""
     monkeypatch.chdir(ROOT)
     found = shlex.split(arguments, comments=True)
     assert pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", *found]) == 0
 
 
-def test_tests_that_are_not_there_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tests_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault."""
     for arguments in ("tests/unit/test_nowhere.py", "tests/unit/decoding/test_ending.py -k nothing"):
         with pytest.raises(AssertionError):
@@ -136,13 +135,13 @@ def test_tests_that_are_not_there_are_not_found(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]], ids=lambda page: page.name)
 def test_python_runs(page: Path, folder: Path) -> None:
-    """All blocks of a page, in their order."""
+    """All blocks of a page, in order."""
     assert all(block.reason is None for block in PYTHON[page])
     (folder / "page.py").write_text("\n\n".join(block.text for block in PYTHON[page]))
     assert shell("PYTHONPATH=. python page.py", folder).strip()
 
 
-def test_every_block_is_found_and_every_exception_has_a_block() -> None:
+def test_every_block_is_found_and_every_reason_has_a_block() -> None:
     for page in PAGES:
         content = page.read_text(encoding="utf-8")
         found = blocks(page)
@@ -151,15 +150,15 @@ def test_every_block_is_found_and_every_exception_has_a_block() -> None:
     assert len(SHELL) > 20 and sum(block.reason is None for block in SHELL) > 12
 
 
-def test_links_within_the_repository_lead_somewhere() -> None:
+def test_links_within_the_repository_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_examples_of_output_are_what_comes_out(folder: Path) -> None:
-    """The view without colours in docs/compare.md, and the README's first output up to its numbers."""
+def test_example_outputs_are_printed(folder: Path) -> None:
+    """The view without colours in docs/compare.md, and the first output in README.md except its numbers."""
     shown = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(accepted .*?)^```$", shown, re.MULTILINE | re.DOTALL)
     (command,) = (block.text for block in SHELL if block.page.name == "compare.md" and "NO_COLOR" in block.text)

@@ -1,4 +1,4 @@
-"""Traces: each number against what the run says of itself."""
+"""Traces: each number is compared with the statistics of the run."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_a_trace_adds_up_to_the_statistics(tmp_path: Path, capsys: pytest.Captur
     assert lines[-1]["finish_reason"] == "stop"
 
 
-def test_a_trace_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_trace_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_command.main(["--prompt", PROMPT, "--trace", "/nonexistent/x.jsonl"]) == 2
     assert "--trace /nonexistent/x.jsonl: cannot be written" in capsys.readouterr().err

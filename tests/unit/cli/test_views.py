@@ -1,4 +1,4 @@
-"""The view of a draft: the text is all there, what was rejected stands beside it, with and without colour."""
+"""The view of a draft: the whole text and the rejected tokens, with and without colour."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.loading.test_tokenizer import Bytes
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
-GREEN, RED, BLUE = "color(2)", "strike color(1)", "color(12)"  # as ANSI has them
+GREEN, RED, BLUE = "color(2)", "strike color(1)", "color(12)"  # in ANSI
 
 
 def screen(*, colour: bool, width: int = 80) -> Console:
@@ -41,7 +41,7 @@ def show(
     rounds: bool = False,
     **options: object,
 ) -> tuple[str, str, list[Round]]:
-    """(what was shown, the text, the rounds)."""
+    """Return (output, text, rounds)."""
     events: list[Round] = []
 
     draft = options.pop("draft_model", None)
@@ -52,7 +52,7 @@ def show(
 
 
 def pieces(shown: str) -> dict[str, str]:
-    """What stands in each style, joined."""
+    """Return the text in each style, joined."""
     found: dict[str, str] = {}
     text = Text.from_ansi(shown)
     for span in text.spans:
@@ -62,7 +62,7 @@ def pieces(shown: str) -> dict[str, str]:
 
 
 def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
-    """By hand: what each rejected token adds to everything that stands before it."""
+    """Compute the text that each rejected token adds to all earlier tokens."""
     tokens: list[int] = []
     text = ""
     for event in events:
@@ -77,11 +77,11 @@ def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
 
 
 @pytest.mark.parametrize("drafter", OBJECTS)
-def test_the_text_is_what_was_not_struck_out(drafter: str) -> None:
+def test_text_without_rejected_tokens_is_the_output(drafter: str) -> None:
     for source, colour in zip(SOURCES, (True, False), strict=False):
         letters = Letters().decode(source)
-        regular = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
-        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+        baseline = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
+        made = DRAFTERS[drafter](TARGET, DRAFT, baseline)
         shown, text, events = show(
             TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft_tokens=4
         )
@@ -109,7 +109,7 @@ def test_characters_stay_whole_in_every_part(tokenizer) -> None:  # type: ignore
         assert re.sub(r"\{\+|\+\}|\n$", "", shown) == text == tokenizer.decode(ids)
 
 
-def test_a_rejected_word_comes_with_its_space_and_a_rejected_end_with_its_name() -> None:
+def test_a_rejected_word_has_its_space_and_a_rejected_end_its_name() -> None:
     tokenizer = bundled()
     ids = tokenizer.encode("Die Methode gibt den Wert.")
     wrong = tokenizer.encode("Das")[0]
@@ -119,7 +119,7 @@ def test_a_rejected_word_comes_with_its_space_and_a_rejected_end_with_its_name()
 
 
 @pytest.mark.parametrize("colour", [True, False])
-def test_a_line_per_round_adds_up_to_the_text(colour: bool) -> None:
+def test_lines_of_rounds_add_up_to_the_text(colour: bool) -> None:
     shown, text, events = show(
         TARGET,
         Letters(),
@@ -154,7 +154,7 @@ def test_no_color_pipes_and_dumb_terminals_get_marks(monkeypatch: pytest.MonkeyP
     assert not has_colour(Console(file=io.StringIO(), force_terminal=True))
 
 
-def test_the_legend_uses_what_it_explains() -> None:
+def test_the_legend_uses_the_marks_it_explains() -> None:
     console = screen(colour=False)
     DraftView(console, Letters()).legend()
     assert console.file.getvalue() == "accepted [-rejected-] {+correction or bonus+}\n"  # type: ignore[attr-defined]
@@ -164,11 +164,11 @@ def test_the_legend_uses_what_it_explains() -> None:
     assert found == {GREEN: "accepted", RED: "rejected", BLUE: "correction or bonus"}
 
 
-def test_a_model_cannot_command_the_terminal() -> None:
+def test_control_characters_are_not_executed() -> None:
     assert visible("a\x1b[2Jb\x07\x7f\x9b\n\tü🎉") == "a\u241b[2Jb\u2407\u2421\ufffd\n\tü🎉"
 
 
-def test_nothing_that_looks_like_markup_is_taken_for_it() -> None:
+def test_text_is_not_interpreted_as_markup() -> None:
     tokenizer = Bytes()
     ids = tokenizer.encode("[bold]x[/bold] :smile: [red]")
     shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(colour=True), drafter=Cuts(ids, (4,)))

@@ -1,4 +1,4 @@
-"""A checkpoint goes in, the same model comes out; whatever is wrong is named, and nothing is left half-written."""
+"""Converted models equal their sources. Errors name the problem and leave no partial folder."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> Non
     assert mx.array_equal(*logits)
 
 
-def test_sharded_equals_whole(source: Path, tmp_path: Path) -> None:
-    whole = checkpoints.read(convert(str(source), tmp_path / "whole"))
+def test_shards_equal_a_single_file(source: Path, tmp_path: Path) -> None:
+    single = checkpoints.read(convert(str(source), tmp_path / "single"))
     shard(source)
     parts = checkpoints.read(convert(str(source), tmp_path / "parts"))
-    assert whole.keys() == parts.keys()
-    assert all(mx.array_equal(whole[name], parts[name]) for name in whole)
+    assert single.keys() == parts.keys()
+    assert all(mx.array_equal(single[name], parts[name]) for name in single)
 
 
 def as_torch(form: str) -> Callable[[Path], None]:
@@ -115,7 +115,7 @@ FORMATS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("rewrite", FORMATS.values(), ids=FORMATS.keys())
 def test_every_format_converts_to_the_same_bytes(rewrite: Callable[[Path], None], source: Path, tmp_path: Path) -> None:
-    """GGUF, which has other names, is compared in tests/unit/checkpoints/test_gguf.py."""
+    """tests/unit/checkpoints/test_gguf.py compares GGUF, which has other tensor names."""
     expected = (convert(str(source), tmp_path / "expected") / "weights.npz").read_bytes()
     rewrite(source)
     assert (convert(str(source), tmp_path / "out") / "weights.npz").read_bytes() == expected
@@ -136,27 +136,27 @@ def test_a_gguf_file_converts_to_the_same_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_are_stored_in_the_type_asked_for(dtype: str, source: Path, tmp_path: Path) -> None:
+def test_weights_are_stored_in_the_requested_type(dtype: str, source: Path, tmp_path: Path) -> None:
     output = convert(str(source), tmp_path / "out", Storage(dtype))
-    ours, theirs = checkpoints.read(output), checkpoints.read(source)
+    converted, original = checkpoints.read(output), checkpoints.read(source)
     by_mlx = mx.load(str(output / "weights.npz"))
-    assert by_mlx.keys() == ours.keys() <= theirs.keys()
-    for name in ours:
-        expected = theirs[name].astype(getattr(mx, dtype))
-        assert ours[name].dtype == by_mlx[name].dtype == expected.dtype == ours.info(name).dtype
-        assert mx.array_equal(ours[name], expected) and mx.array_equal(by_mlx[name], expected)
-    if dtype != "bfloat16":  # numpy cannot name that type
+    assert by_mlx.keys() == converted.keys() <= original.keys()
+    for name in converted:
+        expected = original[name].astype(getattr(mx, dtype))
+        assert converted[name].dtype == by_mlx[name].dtype == expected.dtype == converted.info(name).dtype
+        assert mx.array_equal(converted[name], expected) and mx.array_equal(by_mlx[name], expected)
+    if dtype != "bfloat16":  # numpy does not have this type
         by_numpy = np.load(output / "weights.npz")
-        assert all(np.array_equal(by_numpy[name], np.array(ours[name])) for name in ours)
+        assert all(np.array_equal(by_numpy[name], np.array(converted[name])) for name in converted)
 
 
-def test_only_what_the_model_needs_is_written_once(tmp_path: Path) -> None:
-    folder = make_source(tmp_path, "flan-t5")  # its file carries copies of the embedding
+def test_each_needed_tensor_is_written_once(tmp_path: Path) -> None:
+    folder = make_source(tmp_path, "flan-t5")  # its file has copies of the embedding
     names = list(checkpoints.read(convert(str(folder), tmp_path / "out")))
     assert len([name for name in names if "embed" in name or name == "shared.weight"]) == 1
 
 
-def test_the_manifest_tells_damage(source: Path, tmp_path: Path) -> None:
+def test_the_manifest_detects_damage(source: Path, tmp_path: Path) -> None:
     output = convert(str(source), tmp_path / "out")
     assert manifest.verify(output) == 3 + (source / "generation_config.json").exists()
     weights = bytearray((output / "weights.npz").read_bytes())
@@ -193,7 +193,7 @@ def truncate(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def lose_a_shard(folder: Path) -> None:
+def delete_a_shard(folder: Path) -> None:
     shard(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
 
@@ -208,7 +208,7 @@ def other_architecture(folder: Path) -> None:
         (drop_tensor, "decoder.block.1.layer.2.DenseReluDense.wo.weight' is missing"),
         (transpose_tensor, "encoder.block.0.layer.1.DenseReluDense.wi.weight' has shape"),
         (truncate, "model.safetensors: not a readable safetensors file"),
-        (lose_a_shard, "model-00002-of-00002.safetensors' is missing"),
+        (delete_a_shard, "model-00002-of-00002.safetensors' is missing"),
         (other_architecture, "unsupported model_type 'whisper'"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("]"), "not readable as JSON"),
@@ -216,7 +216,7 @@ def other_architecture(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
     ],
 )
-def test_a_damaged_source_is_named_and_nothing_is_written(
+def test_a_damaged_source_is_reported_and_nothing_is_written(
     damage: Callable[[Path], object], named: str, source: Path, tmp_path: Path
 ) -> None:
     damage(source)
@@ -225,7 +225,7 @@ def test_a_damaged_source_is_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_instead_of_a_folder_is_named(source: Path, tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name its folder"):
         convert(str(source / "model.safetensors"), tmp_path / "out")
 
@@ -240,7 +240,7 @@ def test_an_interrupted_conversion_leaves_nothing(source: Path, tmp_path: Path) 
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_existing_folder_is_replaced_only_when_asked(source: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced_only_with_force(source: Path, tmp_path: Path) -> None:
     output = convert(str(source), tmp_path / "out")
     with pytest.raises(InputError, match="--force"):
         convert(str(source), output)
@@ -248,9 +248,7 @@ def test_an_existing_folder_is_replaced_only_when_asked(source: Path, tmp_path: 
     assert checkpoints.read(output).info("shared.weight").dtype == mx.float32
 
 
-def test_a_full_disk_is_noticed_before_anything_is_written(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_writing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(InputError, match="are free"):
@@ -267,7 +265,7 @@ def test_progress_ends_at_the_total(source: Path, tmp_path: Path) -> None:
 def test_a_local_folder_never_touches_the_network(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("asked the Hub"))
+    monkeypatch.setattr(hub, "fetch", lambda *_: pytest.fail("called the Hub"))
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("opened a connection"))
     convert(str(source), tmp_path / "out")
 
@@ -281,7 +279,7 @@ def test_a_name_is_fetched_from_the_hub(source: Path, tmp_path: Path, monkeypatc
     assert manifest.verify(tmp_path / "models" / "t5-small")
 
 
-def test_of_a_repository_only_what_is_needed_is_downloaded() -> None:
+def test_only_needed_files_of_a_repository_are_downloaded() -> None:
     files = ["README.md", "config.json", "flax_model.msgpack", "spiece.model", "tf_model.h5", "onnx/model.onnx"]
     torch = ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
     safe = ["model.safetensors"]
@@ -291,7 +289,7 @@ def test_of_a_repository_only_what_is_needed_is_downloaded() -> None:
 
 
 @pytest.mark.parametrize("thing", ["thesis.txt", "chapters/", "weights.npz -> ", "no manifest"])
-def test_a_folder_with_anything_that_is_not_ours_is_never_replaced(thing: str, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_never_replaced(thing: str, tmp_path: Path) -> None:
     output = convert(str(BUNDLED_DRAFT), tmp_path / "out")
     if thing.endswith("/"):
         (output / thing).mkdir()
@@ -301,7 +299,7 @@ def test_a_folder_with_anything_that_is_not_ours_is_never_replaced(thing: str, t
         (output / "weights.npz").rename(tmp_path / "elsewhere")
         (output / "weights.npz").mkdir()
     else:
-        (output / thing).write_text("years of work")
+        (output / thing).write_text("unrelated")
     before = {path.name for path in output.iterdir()}
     with pytest.raises(InputError, match="which no conversion wrote; name another folder"):
         convert(str(BUNDLED_DRAFT), output, force=True)
@@ -327,7 +325,7 @@ def test_the_source_a_link_and_a_file_are_never_replaced(tmp_path: Path) -> None
     assert manifest.verify(source) and (tmp_path / "file").read_text() == "mine" and not any((tmp_path / "x").iterdir())
 
 
-def test_an_empty_folder_is_replaced_if_it_is_said(tmp_path: Path) -> None:
+def test_an_empty_folder_is_replaced_with_force(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(InputError, match="already exists; name another folder, or replace it with --force"):
         convert(str(BUNDLED_DRAFT), tmp_path / "out")

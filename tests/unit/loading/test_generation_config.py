@@ -1,4 +1,4 @@
-"""What a folder's generation_config.json asks for is kept to, with any draft; languages; an encoder that is shared."""
+"""generation_config.json applies with every drafter. Languages and a shared encoder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LENGTH = 24
 
 
 def greedy(source: Sequence[int], asked: Mapping[str, Any], length: int = LENGTH) -> list[int]:
-    """By a plain reading, one token at a time, each pass from the beginning."""
+    """Decode greedily without a cache, one token at a time."""
     config = GenerationConfig.from_dict(asked, VOCAB, [EOS])
     options = config.with_defaults(GenerationOptions(max_tokens=length), 1)
     own = config.constraints(options, [EOS], 1, config.forced_bos_token_id)
@@ -64,38 +64,38 @@ def greedy(source: Sequence[int], asked: Mapping[str, Any], length: int = LENGTH
 
 
 @cache
-def regular(number: int) -> list[int]:
+def baseline(number: int) -> list[int]:
     return greedy(SOURCES[number], ASKED)
 
 
 def test_the_file_changes_the_text() -> None:
     for number, source in enumerate(SOURCES):
-        text = regular(number)
+        text = baseline(number)
         assert text[0] == 5 and text[-1] == EOS and (len(text) >= 13) and text != greedy(source, {})
         assert len({*pairwise(text)}) == len(text) - 1
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_any_draft_gives_the_text_that_the_file_asks_for(drafter: str) -> None:
-    """Side by side and alone; a text that is cut ends with the forced end, and says that it was cut."""
+def test_every_drafter_obeys_the_file(drafter: str) -> None:
+    """In a batch. A text cut at max_tokens ends with the forced end, and its finish_reason is "length"."""
     requests = [(source, options_of(max_tokens=LENGTH)) for source in SOURCES]
-    made = drafter_of_rows(drafter, MODEL, DRAFT, lambda row: regular(SOURCES.index(row.source_tokens)))
+    made = drafter_of_rows(drafter, MODEL, DRAFT, lambda row: baseline(SOURCES.index(row.source_tokens)))
     for number, told in enumerate(together(MODEL, requests, made, slots=3)):
-        assert told.tokens == regular(number)
+        assert told.tokens == baseline(number)
         assert told.finish_reason == ("length" if len(told.tokens) == LENGTH else "stop")
 
 
-def test_a_history_that_is_one_token_too_short_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_is_too_short_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_short(rows: Sequence[RequestView], drafted: mx.array) -> History:
-        hidden = 0 * drafted[:, -1:]  # the start token, which every history has
+        hidden = 0 * drafted[:, -1:]  # the start token, which is in every history
         return history_of(rows, mx.concatenate([drafted[:, :-1], hidden], axis=1))
 
     monkeypatch.setattr(acceptance, "history_of", too_short)
     with pytest.raises(AssertionError):
-        test_any_draft_gives_the_text_that_the_file_asks_for("target itself")
+        test_every_drafter_obeys_the_file("target itself")
 
 
-def test_an_option_goes_before_the_file() -> None:
+def test_options_override_the_file() -> None:
     prompt = Letters().decode(SOURCES[0])
     bare = {"no_repeat_ngram_size": 0, "min_tokens": 0, "repetition_penalty": 1.0}
     kept = {name: ASKED[name] for name in ASKED if name not in (*bare, "min_length")}
@@ -106,31 +106,31 @@ def test_an_option_goes_before_the_file() -> None:
     assert found.tokens == greedy(SOURCES[0], {"no_repeat_ngram_size": 3, "min_new_tokens": 10})
 
 
-def test_a_prefix_stands_behind_the_forced_beginning() -> None:
+def test_a_prefix_follows_the_forced_token() -> None:
     prompt = Letters().decode(SOURCES[0])
-    whole = regular(0)
+    whole = baseline(0)
     for given in (whole[1:6], whole[:6]):
         found = generate(MODEL, Letters(), prompt, decoder_prefix=given, max_tokens=LENGTH - 6, draft_model=DRAFT)
         assert found.tokens == whole[6:]
 
 
-def test_a_text_is_scored_behind_the_forced_beginning() -> None:
+def test_a_scored_text_follows_the_forced_token() -> None:
     assert score(MODEL, Letters(), "abc", "bc").tokens == [5, *Letters().encode("bc")]
     assert score(BARE, Multilingual(), "abc", [3], src_lang="fra_Latn", tgt_lang="deu_Latn").tokens == [3]
     with pytest.raises(InputError, match="^tgt_lang must be given"):
         score(BARE, Multilingual(), "abc", "bc")
 
 
-def test_divergence_reads_the_file_too() -> None:
+def test_divergence_obeys_the_file() -> None:
     prompt = Letters().decode(SOURCES[0])
-    text = regular(0)
+    text = baseline(0)
     found = first_divergence(MODEL, Letters(), prompt, text, [*text[:3], 2], GenerationOptions(max_tokens=LENGTH))
     assert found is not None and found.position == 3 and found.logit_gap is not None and found.logit_gap > 0
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
-def test_rows_of_a_batch_differ_in_what_may_come(rule: str) -> None:
-    """Single and batch agree also where rows have limits of their own."""
+def test_rows_of_a_batch_have_their_constraints(rule: str) -> None:
+    """Rows with different constraints give the same tokens in a batch and individually."""
     rows = [{"prompt": "abc"}, {"prompt": "abc", "no_repeat_ngram_size": 1}, {"prompt": "cab", "min_tokens": 9}]
     own = {
         "temperature": 1.0,
@@ -168,7 +168,7 @@ def folder_of(path: Path, generation: Mapping[str, Any] | None, **config: Any) -
         ("repetition_penalty", 0, "a number, 1e-10"),
     ],
 )
-def test_an_impossible_field_is_named(tmp_path: Path, field: str, value: Any, wanted: str) -> None:
+def test_an_invalid_field_is_reported(tmp_path: Path, field: str, value: Any, wanted: str) -> None:
     folder = folder_of(tmp_path / "model", {field: value})
     for use in (lambda: load(folder), lambda: convert(str(folder), tmp_path / "out")):
         with pytest.raises(CheckpointError, match=f"^generation_config.json: '{field}' must be {wanted}") as error:
@@ -176,8 +176,8 @@ def test_an_impossible_field_is_named(tmp_path: Path, field: str, value: Any, wa
         assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_older_files_have_it_in_config_json_and_a_conversion_keeps_it(tmp_path: Path) -> None:
-    """A generation_config.json goes before all of config.json's, as in transformers."""
+def test_older_folders_use_config_json_and_conversion_keeps_it(tmp_path: Path) -> None:
+    """generation_config.json replaces these fields of config.json, as in transformers."""
     old = folder_of(tmp_path / "old", None, **ASKED)
     assert load(old).model.generation_config == MODEL.generation_config
     assert load(convert(str(old), tmp_path / "converted")).model.generation_config == MODEL.generation_config
@@ -187,7 +187,7 @@ def test_older_files_have_it_in_config_json_and_a_conversion_keeps_it(tmp_path: 
     assert load(first).model.generation_config.forced_bos_token_id == 4
 
 
-def test_what_is_not_supported_is_said_once_in_a_line(tmp_path: Path) -> None:
+def test_unsupported_fields_are_reported_once_in_a_line(tmp_path: Path) -> None:
     asked = {"num_beams": 4, "length_penalty": 2.0, "do_sample": True, "encoder_repetition_penalty": 1.0}
     folder = folder_of(tmp_path / "model", asked)
     with warnings.catch_warnings(record=True) as said:
@@ -202,7 +202,7 @@ def test_what_is_not_supported_is_said_once_in_a_line(tmp_path: Path) -> None:
 
 
 class Multilingual(Letters):
-    """Source ids begin with their language, as NLLB's do."""
+    """Source ids begin with the language token, as with NLLB."""
 
     languages: Mapping[str, int] = {"deu_Latn": 20, "eng_Latn": 21, "fra_Latn": 22}
 
@@ -210,7 +210,7 @@ class Multilingual(Letters):
         return [self.languages[language or "eng_Latn"], *super().encode(text)]
 
 
-def test_rows_of_a_batch_are_written_in_languages_of_their_own() -> None:
+def test_rows_of_a_batch_have_different_languages() -> None:
     languages = ["deu_Latn", "fra_Latn", "deu_Latn", "eng_Latn"]
     rows = [{"prompt": "abc", "tgt_lang": each} for each in languages]
     rows[2]["src_lang"] = "fra_Latn"
@@ -239,7 +239,7 @@ def test_rows_of_a_batch_are_written_in_languages_of_their_own() -> None:
         (Letters(), {"src_lang": "de"}, "^src_lang 'de' has no effect: this model has no languages"),
     ],
 )
-def test_a_wrong_or_missing_language_is_said_with_those_there_are(
+def test_a_wrong_or_missing_language_is_reported_with_the_choices(
     tokenizer: Letters, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as error:
@@ -247,8 +247,8 @@ def test_a_wrong_or_missing_language_is_said_with_those_there_are(
     assert "\n" not in str(error.value)
 
 
-def test_a_model_that_knows_its_language_needs_none() -> None:
-    """By its file, or because it starts with it, as the first mBART does."""
+def test_a_model_with_a_fixed_language_needs_none() -> None:
+    """By its file, or by its start token, as with the first mBART."""
     one = tiny_model()
     one.generation_config = GenerationConfig(forced_bos_token_id=20)
     assert generate(one, Multilingual(), "abc", max_tokens=2).tokens[0] == 20
@@ -260,7 +260,7 @@ def test_a_model_that_knows_its_language_needs_none() -> None:
 
 
 def same_encoder(noise: float = 0.0) -> EncoderDecoder:
-    """The noisy copy with the target's encoder, in arrays of its own; noise: in its last array."""
+    """A noisy copy with a copy of the target's encoder. noise: added to the encoder's last array."""
     copy = noisy_copy(BARE)
     own = {path: array + 0 for path, array in parameters(BARE).items() if not path.startswith(("decoder.", "head."))}
     last = max(own)
@@ -274,7 +274,7 @@ def parameters(model: EncoderDecoder) -> dict[str, mx.array]:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_draft_with_the_targets_encoder_encodes_nothing(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_with_the_targets_encoder_does_not_encode(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[EncoderDecoder] = []
     draft, encode = same_encoder(), type(BARE).encode
     assert not shares_encoder(BARE, draft) and share_encoder(BARE, draft) and shares_encoder(BARE, draft)
@@ -309,7 +309,7 @@ def test_an_almost_equal_encoder_is_not_shared() -> None:
     assert not share_encoder(BARE, other)
 
 
-def test_a_pair_that_is_loaded_shares_its_encoder(tmp_path: Path) -> None:
+def test_a_loaded_pair_shares_its_encoder(tmp_path: Path) -> None:
     draft = same_encoder()
     folders = save_hugging_face(BARE, tmp_path / "target", CONFIG), save_hugging_face(draft, tmp_path / "draft", CONFIG)
     session = load(folders[0], draft=folders[1])

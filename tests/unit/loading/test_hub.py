@@ -1,4 +1,4 @@
-"""Names on the Hub, with the client's network replaced."""
+"""Models on the Hub, with a fake network."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NEEDED = ["config.json", "source.spm", "target.spm", "sentencepiece.bpe.model", 
 
 
 class NetworkError(Exception):
-    """The client raises those of its HTTP library, which is another one in each of its generations."""
+    """An error of the client's HTTP library, which differs between versions of the client."""
 
 
 def unreachable(*_: object, **__: object) -> None:
     raise NetworkError("no network")
 
 
-def test_only_needed_files_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_needed_files_are_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, object] = {}
 
     def download(name: str, **options: object) -> str:
@@ -57,7 +57,7 @@ def test_without_a_network_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tm
     assert hub.fetch("google-t5/t5-small") == tmp_path
 
 
-def test_without_network_and_cache_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_reports_a_missing_network_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
 
     def nothing(*_: object, **__: object) -> None:
@@ -68,21 +68,21 @@ def test_without_network_and_cache_the_error_says_so(monkeypatch: pytest.MonkeyP
         hub.fetch("google-t5/t5-small")
 
 
-def test_an_impossible_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="'a/b/c'"):
         hub.fetch("a/b/c")
 
 
-def test_load_takes_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_accepts_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "fetch", lambda name, **_: BUNDLED / {"google-t5/t5-small": "t5-web-docs-draft"}[name])
     model, _ = load("google-t5/t5-small")
     assert model.config.vocab_size == 8192
-    for local in ("./no/such", "../x/y", "no-such-model", "a/b/c"):  # paths and bare names stay off the network
+    for local in ("./no/such", "../x/y", "no-such-model", "a/b/c"):  # paths and bare names do not use the network
         with pytest.raises(InputError, match="neither a folder"):
             load(local)
 
 
-def test_the_command_line_takes_a_name_on_the_hub(
+def test_the_command_line_accepts_a_name_on_the_hub(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hub, "fetch", lambda name, **_: BUNDLED / {"google/flan-t5-base": "t5-web-docs-draft"}[name])
@@ -90,7 +90,7 @@ def test_the_command_line_takes_a_name_on_the_hub(
     assert main(command) == 0 and "t5-web-docs-draft" in capsys.readouterr().err
 
 
-def test_without_a_network_the_command_line_says_how_to_convert(
+def test_without_a_network_the_command_line_explains_conversion(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
@@ -124,7 +124,7 @@ def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: st
     assert hub.suggested_draft(target) == draft
 
 
-def test_the_suggested_draft_is_said_where_none_was_given() -> None:
+def test_a_draft_is_suggested_if_none_was_given() -> None:
     def said(draft: Path | None, **options: str) -> str:
         return Plan(Folders(Path("models/flan-t5-xl"), draft), GenerationOptions(**options), DraftFlags()).describe()
 

@@ -1,4 +1,4 @@
-"""Ids, text, and text that streams."""
+"""Ids, text, and streamed text."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def golden_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_each_family_has_the_ids_and_texts_of_hugging_face(folder: Path) -> None:
-    """See goldens/make_tokenizer_goldens.py. Also streamed, as one token comes after the other."""
+    """See make_tokenizer_goldens.py. The streamed text must be the same."""
     tokenizer, golden = load_tokenizer(folder), golden_of(folder)
     assert tokenizer.languages == golden["languages"]
     for each in golden["texts"]:
@@ -82,7 +82,7 @@ def test_each_family_has_the_ids_and_texts_of_hugging_face(folder: Path) -> None
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_what_conversion_copies_is_the_whole_tokenizer(folder: Path, tmp_path: Path) -> None:
+def test_conversion_copies_the_whole_tokenizer(folder: Path, tmp_path: Path) -> None:
     for name in ("config.json", *TOKENIZER_FILES):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, tmp_path / name)
@@ -130,7 +130,7 @@ def nllb_with(folder: Path, **settings: Any) -> FastTokenizer:
     return FastTokenizer(folder)
 
 
-def test_the_default_language_and_its_place_are_those_of_the_settings(tmp_path: Path) -> None:
+def test_settings_define_the_default_language_and_its_place(tmp_path: Path) -> None:
     german = nllb_with(tmp_path).languages["deu_Latn"]
     assert nllb_with(tmp_path, src_lang="deu_Latn").encode("a word")[0] == german
     assert nllb_with(tmp_path, src_lang="deu_Latn", legacy_behaviour=True).encode("a word")[-1] == german
@@ -139,7 +139,7 @@ def test_the_default_language_and_its_place_are_those_of_the_settings(tmp_path: 
             nllb_with(tmp_path, src_lang=src_lang)
 
 
-def test_an_unknown_language_is_named(bundled: Path) -> None:
+def test_an_unknown_language_is_reported(bundled: Path) -> None:
     nllb = load_tokenizer(next(each for each in GOLDENS if each.name == "nllb"))
     with pytest.raises(InputError, match="language 'de': unknown to this model; choose one of ace_Arab, "):
         nllb.encode("a word", "de")
@@ -147,8 +147,8 @@ def test_an_unknown_language_is_named(bundled: Path) -> None:
         load_tokenizer(bundled).encode("a word", "de")
 
 
-def test_an_output_begins_behind_the_start_and_has_an_end() -> None:
-    """T5Gemma's tokenizer writes the start token in front, which the decoder has read already, and no end."""
+def test_an_output_has_no_start_token_and_has_an_end() -> None:
+    """T5Gemma's tokenizer adds the start token, which the decoder prompt has, and no end token."""
     model = tiny_model(vocab_size=600, decoder_start_token_id=2)
     tokenizer = load_tokenizer(next(each for each in GOLDENS if each.name == "t5gemma"))
     start, *ids = tokenizer.encode_output("the method")
@@ -166,7 +166,7 @@ def test_streamed_text_is_the_whole_text(bundled: Path) -> None:
 
 
 class Bytes(OneLanguage):
-    """ByT5's way: id = byte + 3. Characters of several bytes arrive in pieces."""
+    """Like ByT5: id = byte + 3. A character may have several ids."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [byte + 3 for byte in text.encode()] + [1]
@@ -183,21 +183,21 @@ def test_a_stream_never_shows_half_a_character() -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_a_character_cut_off_at_the_end_is_given_at_the_end() -> None:
+def test_an_incomplete_last_character_is_returned_by_finish() -> None:
     stream = StreamingDetokenizer(Bytes())
     tokens = Bytes().encode("ab🎉")[:-2]
     assert "".join(map(stream.add, tokens)) == "ab"
     assert stream.finish() == "\ufffd"
 
 
-def test_fingerprints_are_equal_where_every_piece_is() -> None:
+def test_fingerprints_are_equal_if_all_pieces_are() -> None:
     one, same = Vocabulary({"a": 0, "b": 1, "c": 2}), Vocabulary({"c": 2, "b": 1, "a": 0})
     assert one.fingerprint == same.fingerprint and one.pieces == same.pieces
     for other in ({"a": 0, "c": 1, "b": 2}, {"a": 0, "b": 1}, {"a": 0, "b": 1, "c": 3}):
         assert Vocabulary(other).fingerprint != one.fingerprint
 
 
-def test_a_draft_with_other_tokens_is_refused_with_the_first_that_differs() -> None:
+def test_a_draft_with_other_tokens_is_refused_with_the_first_difference() -> None:
     target, draft = tiny_model(), tiny_model()
     target.pieces, draft.pieces = Bytes().vocabulary.pieces, Bytes().vocabulary.pieces
     require_same_tokens(target, draft)
@@ -208,14 +208,14 @@ def test_a_draft_with_other_tokens_is_refused_with_the_first_that_differs() -> N
         require_same_tokens(target, tiny_model(decoder_start_token_id=3))
 
 
-def test_pieces_that_transformers_would_make_are_few(bundled: Path, tmp_path: Path) -> None:
+def test_the_number_of_extra_ids_is_limited(bundled: Path, tmp_path: Path) -> None:
     shutil.copyfile(bundled / "spiece.model", tmp_path / "spiece.model")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 1 << 31}))
     with pytest.raises(InputError, match="'extra_ids' must be at most 65536, not 2147483648"):
         load_tokenizer(tmp_path)
 
 
-def test_a_folder_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_usable_tokenizer_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no tokenizer found"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
