@@ -22,7 +22,7 @@ from speculative_decoding import linux_cpu
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.models import ModelNames, find
 from speculative_decoding.cli.parser import flags_from
-from speculative_decoding.decoding.modes import BASELINE, combine_modes
+from speculative_decoding.comparison.modes import BASELINE, combine_modes
 from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES, open_model

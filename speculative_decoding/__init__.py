@@ -14,12 +14,12 @@ if sys.platform.startswith("linux"):
 
 from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.scoring import Score, encode, score
 from .decoding.stats import GenerationStats, Round
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
 from .sampling import GenerationOptions
+from .scoring import Score, encode, score
 from .session import Session, load
 from .version import __version__
 

@@ -12,7 +12,6 @@ import mlx.core as mx
 
 from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
-from .decoding.scoring import Score, encode, score
 from .decoding.stats import Round
 from .draft_length.base import DraftLength
 from .draft_length.exactness import Price
@@ -41,6 +40,7 @@ from .sampling import GenerationOptions
 from .sampling.keywords import takes_keywords_of
 from .sampling.options import accepts_aliases, default, short_repr, validate
 from .sampling.values import Int, Number
+from .scoring import Score, encode, score
 
 
 @dataclass(frozen=True, kw_only=True)

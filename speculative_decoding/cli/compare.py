@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 
-from ..decoding.divergence import first_divergence
+from ..comparison.divergence import first_divergence
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
 from ..drafters import DraftHead, DraftModel

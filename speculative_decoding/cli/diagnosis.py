@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import checkpoints, models
-from ..decoding.divergence import first_divergence
+from ..comparison.divergence import first_divergence
 from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 
-from ..decoding.divergence import first_divergence
+from ..comparison.divergence import first_divergence
 from ..decoding.prompt import encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError

@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..decoding.divergence import first_divergence
-from ..decoding.modes import BASELINE, combine_modes
+from ..comparison.divergence import first_divergence
+from ..comparison.modes import BASELINE, combine_modes
 from ..drafters import usual_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions

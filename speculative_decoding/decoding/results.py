@@ -1,4 +1,4 @@
-"""What callers get: a token of a stream, a whole generation, or one of many."""
+"""Results for callers: a token of a stream, a generation, or one generation of a batch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from .stats import GenerationStats
 class GenerationResponse:
     """One token of a stream.
 
-    text: what it adds; empty while a character is incomplete, or while it may belong to a stop string.
-    logprob: its log-probability under the target, at temperature 1; None unless `logprobs=True` was given.
-    from_draft: whether it was drafted. accepted: how many drafted tokens its round accepted.
-    finish_reason: of the last token, see `Round`.
-    stats: so far; one object that runs along.
+    Args:
+        text: the text that it releases; empty while a character or a stop string may be incomplete.
+        token: its id.
+        logprob: its log-probability under the target, at temperature 1; None unless `logprobs=True`.
+        from_draft: whether it is an accepted draft token.
+        accepted: the number of draft tokens that its round accepted.
+        finish_reason: set on the last token; see `Round`.
+        stats: the statistics so far; the same object is updated in place.
     """
 
     text: str
@@ -30,12 +33,16 @@ class GenerationResponse:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """`tokens` as the target wrote them, up to and including the one that ended it: an end-of-sequence token, or the
-    one that completed a stop string. `text` ends in front of the stop string. `logprobs`: one for each of the tokens,
-    None unless `logprobs=True` was given.
+    """A finished generation.
 
-    score: with beams, the log-probability / length ** length_penalty. sequences: where several were asked for, all of
-    them, the best first; this is the first. With beams they have the statistics of the search in common.
+    Args:
+        text: the text, without the stop string that ended it.
+        tokens: the generated ids, including the one that ended the output.
+        finish_reason: see `Round`.
+        stats: counts and times; with beams, those of the search.
+        logprobs: one for each token; None unless `logprobs=True`.
+        score: with beams, log-probability / length ** length_penalty.
+        sequences: all outputs, best first, if several were requested; this is the first of them.
     """
 
     text: str
@@ -49,7 +56,7 @@ class GenerationResult:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """index: the prompt's position in the input, from 0. error: one line, instead of a result."""
+    """The result of one prompt of a batch, or a one-line error. index: the position of the prompt, from 0."""
 
     index: int
     result: GenerationResult | None

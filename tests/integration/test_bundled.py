@@ -63,7 +63,7 @@ def test_strict_changes_nothing_in_bfloat16(acceptance: str, bfloat16_pair: Sess
 
 
 def test_a_divergence_is_reported_with_its_gap(pair: Session) -> None:
-    from speculative_decoding.decoding.divergence import first_divergence
+    from speculative_decoding.comparison.divergence import first_divergence
 
     model, tokenizer = pair
     prompt, options = TEXTS[0], GenerationOptions()
@@ -75,5 +75,5 @@ def test_a_divergence_is_reported_with_its_gap(pair: Session) -> None:
     for words in ("at token 3", f"{tokens[3]} ", f"{other[3]} ", "logit gap"):
         assert words in difference.text(tokenizer)
     cut = first_divergence(model, tokenizer, prompt, tokens, tokens[:-1], options)
-    assert cut is not None and (cut.position, cut.regular, cut.speculative) == (len(tokens) - 1, tokens[-1], None)
+    assert cut is not None and (cut.position, cut.baseline, cut.speculative) == (len(tokens) - 1, tokens[-1], None)
     assert "the end with it" in cut.text(tokenizer)

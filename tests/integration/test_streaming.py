@@ -12,7 +12,6 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import Session, load, stream_generate
-from speculative_decoding.decoding.scoring import score
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.drafters import Draft, Drafter
 from speculative_decoding.loading.load import BUNDLED
@@ -25,6 +24,7 @@ from speculative_decoding.loading.tokenizer import (
 )
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import LEAST_CAPACITY, DecoderCache
+from speculative_decoding.scoring import score
 from tests.parity.test_scoring import Numbers, text_of
 from tests.support.tiny import DRAFTERS, EOS, SOURCES, noisy_copy, run, tiny_model, tokens_of
 from tests.unit.loading.test_tokenizer import Bytes

@@ -16,12 +16,12 @@ from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load, models
 from speculative_decoding.decoding.prompt import make_request
-from speculative_decoding.decoding.scoring import score
 from speculative_decoding.draft_length import choose_length
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, checked_generation_config
 from speculative_decoding.models.bart import BART, FAMILIES, BartConfig
 from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.scoring import score
 from speculative_decoding.training.students import flatten_states, output_matrix_of
 from tests.parity.test_scoring import Numbers, text_of
 from tests.parity.test_t5 import load_golden

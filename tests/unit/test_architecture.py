@@ -25,7 +25,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("drafters",),
     ("draft_length",),
     ("decoding",),
-    ("engine",),
+    ("engine", "scoring", "comparison"),
     ("session",),
     ("generate",),
     ("jobs", "training"),

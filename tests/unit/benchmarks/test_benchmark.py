@@ -24,7 +24,7 @@ from benchmarks.ours import ours
 from benchmarks.summary import Row, Spread, summarise
 from benchmarks.tasks import Task, at_slots, random_task
 from speculative_decoding import GenerationStats, InputError
-from speculative_decoding.decoding.modes import BASELINE, DecodingMode, combine_modes
+from speculative_decoding.comparison.modes import BASELINE, DecodingMode, combine_modes
 from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.session import Session

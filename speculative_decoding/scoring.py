@@ -1,4 +1,4 @@
-"""What a model makes of given text: its encoder states, and how likely an output is. No drafts, no sampling."""
+"""Scores a given output, and returns encoder outputs. No drafts, no sampling."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..errors import InputError
-from ..loading.tokenizer import Tokenizer
-from ..models.base import EncoderDecoder
-from ..sampling import token_logprobs
-from ..sampling.options import validate
-from ..sampling.values import Int, ListOf
-from .prompt import check_token_ids, encode_output, encode_prompt, first_token, require_positions
-from .request import not_finite
+from .decoding.prompt import check_token_ids, encode_output, encode_prompt, first_token, require_positions
+from .decoding.request import not_finite
+from .errors import InputError
+from .loading.tokenizer import Tokenizer
+from .models.base import EncoderDecoder
+from .sampling import token_logprobs
+from .sampling.options import validate
+from .sampling.values import Int, ListOf
 
 
 @dataclass(frozen=True)
 class Score:
-    """logprob: log P(tokens | source), the sum of `logprobs`, one for each of `tokens`. Natural logarithms."""
+    """The log-probability of an output, log P(tokens | source), in natural logarithms.
+
+    Args:
+        logprob: the sum of `logprobs`.
+        tokens: the ids of the output.
+        logprobs: one for each token.
+    """
 
     logprob: float
     tokens: list[int]
@@ -37,13 +43,20 @@ def score(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
 ) -> Score:
-    """How likely the model is to write `target` for `source`, at temperature 1, in one pass.
+    """Compute the log-probability of an output in one pass, at temperature 1.
 
-    target: a text, then the end of sequence counts as its last token, and as its first what every output begins with,
-        such as the token of its language; or ids, which are taken as they are.
-    src_lang, tgt_lang: as in `GenerationOptions`.
+    Args:
+        model: the model.
+        tokenizer: the model's.
+        source: the prompt.
+        target: the output. A text is completed with the end token and with the tokens that every output begins with,
+            such as that of its language; ids are used as they are.
+        allow_long_prompt: see `GenerationOptions`.
+        src_lang: see `GenerationOptions`.
+        tgt_lang: see `GenerationOptions`.
 
-    Raises `InputError` for an empty or too long source, and for ids or languages that the model does not have.
+    Raises:
+        InputError: the source is empty or too long, or the model does not have these ids or languages.
     """
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang)
     first = first_token(model, tokenizer, tgt_lang)
@@ -71,8 +84,8 @@ def encode(
     allow_long_prompt: bool = False,
     src_lang: str | None = None,
 ) -> mx.array:
-    """Text -> the encoder's last states, (1, S, d_model), one for each token; the last is that of the end of sequence.
+    """Text -> the encoder output, (1, S, d_model). Its last position is the end-of-sequence token.
 
-    Raises `InputError` for an empty or too long text.
+    Raises `InputError` if the text is empty or too long.
     """
     return model.encode(mx.array([encode_prompt(model, tokenizer, text, allow_long_prompt, src_lang)]))

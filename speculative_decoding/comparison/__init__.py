@@ -1,0 +1,1 @@
+"""Compares decoding modes: which modes there are, and where two outputs differ."""

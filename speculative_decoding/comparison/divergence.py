@@ -1,0 +1,72 @@
+"""Finds where two outputs of a prompt differ, and how close the target's decision was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..decoding.acceptance import Greedy, rule_for
+from ..decoding.prompt import build_decoder_prompt, encode_prompt
+from ..loading.tokenizer import Tokenizer
+from ..models.base import EncoderDecoder
+from ..sampling import GenerationOptions, History
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first position at which two outputs differ.
+
+    Args:
+        position: from 0.
+        baseline: the baseline's token; None if its output has ended.
+        speculative: the token of speculative decoding; None if its output has ended.
+        logit_gap: how much larger the target's score of the baseline token is. A gap of about 0 is a near-tie, which a
+            different order of additions may flip.
+    """
+
+    position: int
+    baseline: int | None
+    speculative: int | None
+    logit_gap: float | None = None
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        def name(token: int | None) -> str:
+            return "the end" if token is None else f"{token} {tokenizer.vocabulary.pieces.get(token)!r}"
+
+        gap = "" if self.logit_gap is None else f"; logit gap {self.logit_gap:.4g}"
+        return (
+            f"first divergence at token {self.position}: {name(self.baseline)} without the draft, "
+            f"{name(self.speculative)} with it{gap}"
+        )
+
+
+def first_divergence(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    baseline: Sequence[int],
+    speculative: Sequence[int],
+    options: GenerationOptions,
+) -> Divergence | None:
+    """Compare two outputs of a prompt, decoded with comparable options. None if they are identical."""
+    if list(baseline) == list(speculative):
+        return None
+    shortest = min(len(baseline), len(speculative))
+    position = next((i for i in range(shortest) if baseline[i] != speculative[i]), shortest)
+    if position == shortest:
+        ends = [tokens[position] if len(tokens) > position else None for tokens in (baseline, speculative)]
+        return Divergence(position, *ends)
+
+    rule = rule_for([options])
+    assert isinstance(rule, Greedy)
+    source = encode_prompt(model, tokenizer, prompt, allow_long=True, language=options.src_lang)
+    cache = model.make_cache(model.encode(mx.array([source])))
+    start = build_decoder_prompt(model, tokenizer, options)
+    tokens = [*start.tokens, *baseline[:position]]
+    logits = model.decode(mx.array([tokens]), cache)[:, -1:]  # (1, 1, V)
+    history = History([tokens], constraints=[start.constraints])
+    scores = rule.scores(logits, [start.options], history)[0, 0].astype(mx.float32)  # (V,)
+    gap = float(scores[baseline[position]] - scores[speculative[position]])
+    return Divergence(position, baseline[position], speculative[position], gap)
