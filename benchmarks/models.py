@@ -17,7 +17,6 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder, quantizable
 from speculative_decoding.models.draft_head import DraftHead, default_layers
-from speculative_decoding.models.head_init import new_head
 
 COMMON = {"model_type": "t5", "vocab_size": 32128, "d_kv": 64, "eos_token_id": []}  # no output ends early
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -101,7 +100,7 @@ def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHea
     """Return an untrained head, or a model of this shape, in the target's dtype."""
     if name != HEAD:
         return random_model(SHAPES[name], dtype_of(target), seed=1)
-    head = new_head(target, default_layers(target.config.decoder_layers), 1.0).folded()
+    head = DraftHead.for_target(target, default_layers(target.config.decoder_layers))
     head.set_dtype(dtype_of(target))
     return head.with_frequent(range(min(1024, target.config.vocab_size)))
 

@@ -78,7 +78,7 @@ def open_draft(
 
 def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> DraftHeadConfig:
     """Raises `CheckpointError` that names what is missing, impossible or not of this target's size."""
-    known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw.keys() - {"scales"}}
+    known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
     ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
     facts = target_facts(target)
     limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
@@ -149,11 +149,9 @@ def write_draft_head(
     **facts: Any,
 ) -> None:
     """A folder that appears whole or not at all. also: adds files to it. facts: for its manifest."""
-    folded = head.folded()
-    content = {"kind": KIND, "version": VERSION, **asdict(folded.config), "target": target_facts(target)}
-    del content["scales"]
+    content = {"kind": KIND, "version": VERSION, **asdict(head.config), "target": target_facts(target)}
     with atomic_directory(output) as partial:
-        parameters: list[tuple[str, mx.array]] = tree_flatten(folded.parameters())  # type: ignore[assignment]
+        parameters: list[tuple[str, mx.array]] = tree_flatten(head.parameters())  # type: ignore[assignment]
         write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
         (partial / CONFIG).write_text(json.dumps(content) + "\n", encoding="utf-8")
         also(partial)

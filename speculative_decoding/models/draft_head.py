@@ -18,24 +18,12 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .attention import attend, split_heads
+from .base import EncoderDecoder
 from .compiled import Compiled
 from .config import ACTIVATIONS
 from .linear import Linear, finalize_layers
 
 EPSILON = 1e-6
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Approximate sizes of a head's inputs and outputs, which let the trained weights have similar sizes.
-
-    state: the target's states. token: the target's embeddings. logits: multiplies the input of the output head.
-    All are 1 in a `folded` head.
-    """
-
-    state: float = 1.0
-    token: float = 1.0
-    logits: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,6 @@ class DraftHeadConfig:
     is_gated: bool
     frequent: Sequence[int] = ()
     by_source: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    scales: Scales = Scales()
     acceptance: Sequence[float] = ()
 
 
@@ -84,6 +71,56 @@ class DraftHead(nn.Module):
         self.wo = Linear(config.d_ff, width)
         self._activation = ACTIVATIONS[config.activation]
         self._compiled: tuple[Compiled, Compiled] | None = None
+
+    @classmethod
+    def for_target(cls, target: EncoderDecoder, layers: Sequence[int], seed: int = 0) -> DraftHead:
+        """An untrained head for this target, which reads the states of these decoder layers."""
+        width = target.config.d_model
+        decoder = target.config.decoder
+        head = cls(
+            DraftHeadConfig(
+                d_model=width,
+                heads=decoder.num_heads,
+                head_width=decoder.head_dim,
+                d_ff=min(2 * width, decoder.d_ff),
+                layers=tuple(layers),
+                activation=decoder.activation,
+                is_gated=decoder.is_gated,
+            )
+        )
+        ids = mx.arange(min(1024, target.config.vocab_size))
+        probe = 0.01 * mx.random.normal((64, width), key=mx.random.key(seed))
+        output_head = target.head_of(ids)
+        products = (output_head(probe) - output_head(-probe)) / 0.02  # without a bias, and below any soft cap
+        weights = head.initial_weights(root_mean_square(target.embed(ids[None])), root_mean_square(products), seed)
+        head.load_weights([*weights.items()])
+        mx.eval(head.parameters())
+        return head
+
+    def initial_weights(self, embedding_size: float, logit_size: float, seed: int) -> dict[str, mx.array]:
+        """Random weights with which a state is close to a weighted sum of its inputs.
+
+        See docs/decisions/head-initialisation.md.
+
+        Args:
+            embedding_size: RMS of the target's embeddings.
+            logit_size: RMS of the target's logits for states of RMS 1.
+        """
+        gains = {"q.weight": self.config.head_width**-0.5, "wi.weight": 1.0, "o.weight": 0.25, "wo.weight": 0.25}
+        weights = {}
+        parameters: Any = tree_flatten(self.parameters())
+        for i, (name, parameter) in enumerate(parameters):
+            noise = mx.random.normal(parameter.shape, key=mx.random.key(seed + i))
+            gain = gains.get(name, 0.02) * parameter.shape[1] ** -0.5 if parameter.ndim == 2 else 1.0
+            weights[name] = gain * noise
+        width = self.config.d_model
+        count = len(self.config.layers)
+        shares = [*[0.0] * (count - 2), 0.3, 0.7][-count:]  # mostly the states of the last layer
+        weights["combine.weight"] += mx.concatenate([share * mx.eye(width) for share in shares], axis=1)
+        weights["join_state.weight"] += 0.7 * mx.eye(width)
+        weights["join_token.weight"] = (weights["join_token.weight"] + 0.3 * mx.eye(width)) / embedding_size
+        weights["norm"] = mx.full((width,), 2.0 / logit_size)
+        return weights
 
     @property
     def start_state(self) -> mx.array:
@@ -111,43 +148,25 @@ class DraftHead(nn.Module):
             source_mask: Additive, (B, 1, 1, S).
         """
         shape = state.shape
-        scales = self.config.scales
         rows = (state.size // shape[-1], shape[-1])
         embedded = embedded.reshape(rows)
         state = state.reshape(rows)
-        x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed, alpha=1 / scales.token)
+        x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed)
         (queries,) = split_heads(self.q(x), len(keys), 1, self.config.heads)
         attended = attend(queries, keys, values, source_mask)
-        x = mx.addmm(x, attended, self.o.transposed, alpha=1 / scales.state)
+        x = mx.addmm(x, attended, self.o.transposed)
         inner = self.wi(x)
         if self.config.is_gated:
             gate, linear = mx.split(inner, 2, axis=-1)
             inner = self._activation(gate) * linear
         else:
             inner = self._activation(inner)
-        x = mx.addmm(x, inner, self.wo.transposed, alpha=1 / scales.state)
+        x = mx.addmm(x, inner, self.wo.transposed)
         return normed(x).reshape(shape)
 
     def outputs(self, state: mx.array) -> mx.array:
         """The input of the target's output head, with the shape of the state."""
-        scale = self.config.scales.logits
-        return state * self.norm if scale == 1 else state * self.norm * scale
-
-    def folded(self) -> DraftHead:
-        """The same function with the scales folded into the weights: fewer graph nodes per step."""
-        return self.scaled(Scales())
-
-    def scaled(self, scales: Scales) -> DraftHead:
-        """The same function with these scales and adjusted weights."""
-        previous = self.config.scales
-        head = DraftHead(replace(self.config, scales=scales))
-        parameters = dict(tree_flatten(self.parameters()))
-        parameters["join_token.weight"] = parameters["join_token.weight"] * (scales.token / previous.token)
-        for name in ("o.weight", "wo.weight"):
-            parameters[name] = parameters[name] * (scales.state / previous.state)
-        parameters["norm"] = parameters["norm"] * (previous.logits / scales.logits)
-        head.load_weights([*parameters.items()])
-        return head
+        return state * self.norm
 
     def with_frequent(self, ids: Sequence[int], by_source: Mapping[int, Sequence[int]] | None = None) -> DraftHead:
         """A copy of the head that may propose other ids. by_source: None keeps the current lists."""
@@ -206,6 +225,10 @@ class DraftHead(nn.Module):
 def normed(x: mx.array) -> mx.array:
     """RMS norm without a weight."""
     return mx.fast.rms_norm(x, None, EPSILON)
+
+
+def root_mean_square(x: mx.array) -> float:
+    return float(mx.sqrt(mx.square(x.astype(mx.float32)).mean()))
 
 
 def default_layers(decoder_layers: int) -> tuple[int, ...]:

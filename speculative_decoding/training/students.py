@@ -103,7 +103,7 @@ class HeadStudent(Student):
         return self.target.logit_cap
 
     def draft(self) -> DraftHead:
-        return self.module.folded().with_frequent(self.vocabulary.ids, self.vocabulary.by_source)
+        return self.module.with_frequent(self.vocabulary.ids, self.vocabulary.by_source)
 
 
 @dataclass(frozen=True)

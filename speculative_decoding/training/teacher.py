@@ -77,15 +77,6 @@ class Teacher:
             )
         return targets
 
-    def state_scale(self, examples: Sequence[Example]) -> float:
-        """Return the mean RMS of the last layer's states."""
-        examples = examples[:TEACHER_BATCH]
-        source, mask, tokens = pad_examples(self.target, examples)
-        hidden = self.target.teacher_forced_hidden(tokens, self.target.encode(source, mask), mask)[-1]
-        is_real = mx.arange(tokens.shape[1]) < mx.array([len(each.output) for each in examples])[:, None]
-        sizes = mx.sqrt(mx.square(hidden.astype(mx.float32)).mean(axis=-1))
-        return to_float((sizes * is_real).sum() / is_real.sum())
-
 
 def to_float(array: mx.array) -> float:
     return array.item()  # type: ignore[return-value]

@@ -30,8 +30,7 @@ from ..loading.draft_head import OpenedHead, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, Opened
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
-from ..models.draft_head import default_layers
-from ..models.head_init import new_head
+from ..models.draft_head import DraftHead, default_layers
 from ..sampling.values import Int, Number, Text
 from ..session import Session
 from .batches import (
@@ -181,11 +180,11 @@ class TrainingRun:
         frequent = np.array(DraftVocabulary.most_frequent(FREQUENT_CANDIDATES, outputs, eos).ids, np.int32)
         if isinstance(self.draft, Opened):
             return ModelStudent(target, self.draft.model, frequent)
-        scale = self.processes.from_first(self.store.teacher.state_scale(self.examples))
-        head = new_head(target, self.layers, scale, self.options.seed)
+        vocabulary = DraftVocabulary.learned(self.options.frequent, pairs, eos)
         if self.draft is not None:
-            head = self.draft.model.scaled(head.config.scales)
-        return HeadStudent(target, head, frequent, DraftVocabulary.learned(self.options.frequent, pairs, eos))
+            return HeadStudent(target, self.draft.model, frequent, vocabulary)
+        head = DraftHead.for_target(target, self.layers, self.options.seed)
+        return HeadStudent(target, head, frequent, vocabulary)
 
     @cached_property
     def trainer(self) -> Trainer:

@@ -29,7 +29,6 @@ from speculative_decoding.models.attention import capped
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, default_layers
-from speculative_decoding.models.head_init import new_head
 from speculative_decoding.training import batches as batches_module
 from speculative_decoding.training import trainer as trainer_module
 from speculative_decoding.training import training_run as training_run_module
@@ -78,7 +77,7 @@ def head_student(target: EncoderDecoder) -> HeadStudent:
     layers = default_layers(target.config.decoder_layers)
     frequent = frequent_of(target)
     vocabulary = DraftVocabulary(tuple(map(int, frequent)))
-    return HeadStudent(target, new_head(target, layers, 2.0), frequent, vocabulary)
+    return HeadStudent(target, DraftHead.for_target(target, layers), frequent, vocabulary)
 
 
 def model_student(target: EncoderDecoder) -> ModelStudent:
@@ -509,7 +508,7 @@ def test_training_continues_from_a_head(command: Callable[..., tuple[int, str]],
     assert command(output=str(after), **still)[0] == 0
     old, new = (read_npz(folder / "weights.npz") for folder in (begun, after))
     assert all(mx.allclose(old[name], new[name], rtol=1e-5, atol=1e-6) for name in old)
-    first = new_head(load(tmp_path / "target").model, LAYERS, 1.0)
+    first = DraftHead.for_target(load(tmp_path / "target").model, LAYERS)
     assert not mx.allclose(old["wo.weight"], first.wo.weight, rtol=1e-5, atol=1e-6)
 
 

@@ -23,7 +23,7 @@ from speculative_decoding.models import attention, base, gemma, t5gemma, t5gemma
 from speculative_decoding.models.attention import Keys, attend, attend_together
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.config import ACTIVATIONS
-from speculative_decoding.models.head_init import new_head
+from speculative_decoding.models.draft_head import DraftHead
 from speculative_decoding.models.rope import Rope, Window
 from speculative_decoding.training.students import output_matrix_of
 from tests.parity.test_scoring import Numbers
@@ -252,7 +252,7 @@ def test_attention_over_two_parts_equals_attention_over_their_concatenation(head
 
 def test_draft_head_with_grouped_queries_equals_one_with_repeated_keys() -> None:
     target = target_of("t5gemma")
-    head = new_head(target, (0, 1), 2.0)
+    head = DraftHead.for_target(target, (0, 1))
     keys, values = target.cross_projections(target.encode(mx.array([SOURCE, SOURCE[::-1]])))[-1]
     state, embedded, mask = mx.random.normal((2, 5, 32)), mx.random.normal((2, 5, 32)), mx.zeros((2, 1, 1, 12))
     mask[0, ..., 9:] = -mx.inf

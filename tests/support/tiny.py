@@ -37,7 +37,6 @@ from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead, default_layers
-from speculative_decoding.models.head_init import new_head
 from speculative_decoding.sampling import GenerationOptions
 
 VOCAB = 24
@@ -168,8 +167,8 @@ def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) ->
 
 def tiny_head(target: EncoderDecoder, frequent: Sequence[int] = (), seed: int = 3) -> DraftHead:
     """Untrained, so that it agrees now and then."""
-    head = new_head(target, default_layers(target.config.decoder_layers), 2.0, seed)
-    return head.folded().with_frequent(frequent)
+    head = DraftHead.for_target(target, default_layers(target.config.decoder_layers), seed)
+    return head.with_frequent(frequent)
 
 
 def head_drafter(target: EncoderDecoder, frequent: Sequence[int] = ()) -> BatchHeadDrafter:
