@@ -57,7 +57,7 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) 
 
     Args:
         checkpoint: Determines fields that config.json may omit or misstate.
-        ranks: The number of tensor-parallel ranks; the model has the size of one rank's part (sharding.py).
+        ranks: The number of tensor-parallel ranks; the model has the size of one rank's part (distributed/sharding.py).
     """
     architecture = find(raw)
     return architecture.model(architecture.config(raw, checkpoint), ranks)
