@@ -96,7 +96,7 @@ class Session:
         make_drafter = None
         if self._draft is not None:
             make_drafter = partial(model_drafter, self._draft, self.model, self._shares_encoder)
-        self.planner = PassPlanner(self.model, self._draft_network, make_drafter)
+        self.planner = PassPlanner(self.model, self._draft_network, make_drafter, shares_encoder=self._shares_encoder)
         self._drafter(self.options_with({}))  # raises where models and options do not fit
 
     def __repr__(self) -> str:

@@ -28,6 +28,7 @@ class PassPlanner:
         target: the model whose passes are planned.
         draft: the network of the draft model or draft head, if there is one.
         make_drafter: builds a drafter that always runs `draft`, for calibration to time; None without a draft.
+        shares_encoder: whether the draft model uses the target's encoder output, which makes its prefill cheaper.
     """
 
     def __init__(
@@ -35,10 +36,13 @@ class PassPlanner:
         target: EncoderDecoder,
         draft: EncoderDecoder | DraftHead | None,
         make_drafter: Callable[[], BatchDrafter] | None = None,
+        *,
+        shares_encoder: bool = False,
     ) -> None:
         self._target = target
         self._draft = draft
         self._make_drafter = make_drafter
+        self._shares_encoder = shares_encoder
         self._prior: Sequence[float] = draft.config.acceptance if isinstance(draft, DraftHead) else ()
         self._calibrations: dict[bool, Calibration] = {}  # by whether the draft runs
         self._widths: dict[tuple[Any, ...], PassWidths] = {}
@@ -83,7 +87,8 @@ class PassPlanner:
             if runs_draft:
                 assert self._draft is not None
                 probe = Probe(self._target, self._make_drafter)
-                calibration = Calibration(probe, store, fingerprint(self._draft))
+                draft = fingerprint(self._draft)
+                calibration = Calibration(probe, store, f"{draft}-shared" if self._shares_encoder else draft)
             else:
                 calibration = Calibration(Probe(self._target), store)
             self._calibrations[runs_draft] = calibration

@@ -72,13 +72,15 @@ class Probe:
         start_token = self._model.config.decoder_start_token_id
         tokens = [start_token, *self._ids[:output_tokens]]
         batch = [RequestView(GenerationOptions(), self._source(slot), tokens, slot) for slot in range(rows)]
+        encoder_outputs = self._model.encode_rows([request.source_tokens for request in batch])
+        mx.eval(encoder_outputs)
 
         def propose(count: int) -> None:
-            mx.eval(drafter.propose([DraftRequest(row, count, MODEL) for row in batch], rows).tokens)
+            mx.eval(drafter.propose([DraftRequest(request, count, MODEL) for request in batch], rows).tokens)
 
         def prefill() -> None:
-            for row in batch:
-                drafter.begin(row)
+            for request, encoder_output in zip(batch, encoder_outputs, strict=True):
+                drafter.begin(request, encoder_output)
             propose(1)
 
         prefill()

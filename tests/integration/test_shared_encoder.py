@@ -8,6 +8,8 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding import Session
+from speculative_decoding.draft_length.probe import Probe
+from speculative_decoding.drafters import DraftModel, model_drafter
 from speculative_decoding.models import shared_encoder
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.shared_encoder import encoder_parameters, share_encoder
@@ -26,17 +28,24 @@ def shared_pair() -> tuple[EncoderDecoder, EncoderDecoder]:
     return target, draft
 
 
-@pytest.mark.parametrize("drafter", ["model", "auto"])
-def test_a_shared_encoder_runs_once_per_source(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = shared_pair()
-    encoded: list[EncoderDecoder] = []
-    encode = type(target).encode
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[EncoderDecoder]:
+    """The models whose encoders ran, in order."""
+    found: list[EncoderDecoder] = []
+    cls = type(tiny_model())
+    encode = cls.encode
 
-    def recorded(self: EncoderDecoder, *args: mx.array) -> mx.array:
-        encoded.append(self)
+    def recorded(self: EncoderDecoder, *args: mx.array | None) -> mx.array:
+        found.append(self)
         return encode(self, *args)
 
-    monkeypatch.setattr(type(target), "encode", recorded)
+    monkeypatch.setattr(cls, "encode", recorded)
+    return found
+
+
+@pytest.mark.parametrize("drafter", ["model", "auto"])
+def test_a_draft_model_with_the_targets_encoder_encodes_nothing(drafter: str, encoded: list[EncoderDecoder]) -> None:
+    target, draft = shared_pair()
     session = Session(target, Numbers(), draft)
     for prompt in PROMPTS:
         session.generate(prompt, drafter=drafter, num_draft_tokens=3, max_tokens=8)
@@ -44,9 +53,20 @@ def test_a_shared_encoder_runs_once_per_source(drafter: str, monkeypatch: pytest
     assert any(model is target for model in encoded)
     assert not any(model is draft for model in encoded)
 
-    unshared = Session(target, Numbers(), noisy_copy(target))
-    unshared.generate("5 9 3 7 1", drafter="model", num_draft_tokens=3, max_tokens=8)
-    assert encoded[-1] is not target
+
+def test_a_draft_model_with_another_encoder_encodes_each_source(encoded: list[EncoderDecoder]) -> None:
+    target = tiny_model()
+    draft = noisy_copy(target)
+    Session(target, Numbers(), draft).generate("5 9 3 7 1", drafter="model", num_draft_tokens=3, max_tokens=8)
+    assert [model is draft for model in encoded] == [False, True]
+
+
+def test_calibration_times_a_draft_without_the_shared_encoder(encoded: list[EncoderDecoder]) -> None:
+    target, draft = shared_pair()
+    probe = Probe(target, lambda: model_drafter(DraftModel(draft), target, shares_encoder=True))
+    assert min(probe.draft_seconds(2)) >= 0
+    assert any(model is target for model in encoded)
+    assert not any(model is draft for model in encoded)
 
 
 def test_a_session_compares_encoders_once(monkeypatch: pytest.MonkeyPatch) -> None:
