@@ -260,10 +260,10 @@ def test_drafts_keep_the_output(family: str) -> None:
     draft, accepted = noisy_copy(target, noise=0.03), set[int]()
     for source in SOURCES[:2]:
         for rule in ({}, {"temperature": 0.7, "seed": 4, "acceptance": "coupled"}):
-            regular = tokens_of(run(target, source, **rule))
+            baseline = tokens_of(run(target, source, **rule))
             for drafter in (model_drafter(target, draft), head_drafter(target)):
                 rounds = run(target, source, drafter, **rule)
-                assert tokens_of(rounds) == regular
+                assert tokens_of(rounds) == baseline
                 accepted |= {each.accepted for each in rounds}
     assert {0, 1, 4} <= accepted
 
@@ -291,8 +291,8 @@ def test_converted_weights_approximate_the_model(family: str, storage: Storage, 
     if storage.quantize:
         layer = found.decoder.layers[1]
         assert "scales" in layer.ff.wo and "scales" in layer.self_attention.qkv and "bias" in layer.ff.wo
-        regular = tokens_of(run(found, SOURCES[0], max_tokens=12))
-        assert tokens_of(run(found, SOURCES[0], head_drafter(found), max_tokens=12)) == regular
+        baseline = tokens_of(run(found, SOURCES[0], max_tokens=12))
+        assert tokens_of(run(found, SOURCES[0], head_drafter(found), max_tokens=12)) == baseline
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -348,10 +348,10 @@ def test_generation_config_gives_hugging_faces_output_with_and_without_a_draft(n
     model.generation_config = checked_generation_config(GOLDENS / name, raw, model)
     for draft in (None, noisy_copy(model)):
         rows = zip(golden["input_ids"], golden["attention_mask"], strict=True)
-        for (ids, mask), wanted, length in zip(
+        for (ids, mask), expected, length in zip(
             rows, golden["configured_ids"], golden["configured_lengths"], strict=True
         ):
             found = generate(
                 model, Numbers(), text_of(ids[mask.astype(bool)].tolist()), draft_model=draft, max_tokens=40
             )
-            assert found.tokens == wanted[: int(length)].tolist()
+            assert found.tokens == expected[: int(length)].tolist()

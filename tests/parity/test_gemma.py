@@ -56,11 +56,11 @@ def test_output_equals_the_baseline(name: str, drafter: str) -> None:
     target = target_of(name)
     draft = noisy_copy(target, 0.03)
     for options in ({}, {"temperature": 1.0, "acceptance": "coupled", "seed": 4}):
-        regular = tokens_of(run(target, SOURCE, max_tokens=20, **options))
-        made = DRAFTERS[drafter](target, draft, regular)
+        baseline = tokens_of(run(target, SOURCE, max_tokens=20, **options))
+        made = DRAFTERS[drafter](target, draft, baseline)
         rounds = run(target, SOURCE, made, max_tokens=20, **options)
-        assert tokens_of(rounds) == regular
-        assert drafter != "target itself" or len(rounds) <= 1 + len(regular) // 3
+        assert tokens_of(rounds) == baseline
+        assert drafter != "target itself" or len(rounds) <= 1 + len(baseline) // 3
 
 
 # Storage.
@@ -103,9 +103,9 @@ def test_converted_weights_approximate_the_model(name: str, storage: Storage, mo
     assert mx.array_equal(logits_of(converted), logits_of(loaded))
     assert mx.abs(logits_of(converted) - logits_of(target_of(name))).mean().item() < most
     assert "scales" not in converted.embedding or "head" in converted
-    regular = tokens_of(run(converted, SOURCE, max_tokens=12))
-    made = DRAFTERS["head"](converted, converted, regular)
-    assert tokens_of(run(converted, SOURCE, made, max_tokens=12)) == regular
+    baseline = tokens_of(run(converted, SOURCE, max_tokens=12))
+    made = DRAFTERS["head"](converted, converted, baseline)
+    assert tokens_of(run(converted, SOURCE, made, max_tokens=12)) == baseline
 
 
 @every_family
@@ -174,9 +174,9 @@ def test_invalid_field_is_named(name: str, path: tuple[str, ...], value: object)
 @every_family
 def test_any_config_builds_or_fails_with_one_line(name: str) -> None:
     """Every field gets a sample of hostile values."""
-    dice, raw, refused = random.Random(name), config_of(name), 0
+    rng, raw, refused = random.Random(name), config_of(name), 0
     for at in places(raw):
-        for value in dice.sample(HOSTILE, 5):
+        for value in rng.sample(HOSTILE, 5):
             changed = copy.deepcopy(raw)
             holder: Any = changed
             for key in at[:-1]:
