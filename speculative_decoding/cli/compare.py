@@ -39,12 +39,12 @@ def decode(session: Session, mode: str, prompt: str, *, timed: bool = False) -> 
     """Decode the prompt in this mode."""
     if mode == SPECULATIVE:
         return session.rounds(prompt, timed=timed)
-    if mode == BASELINE:  # always the fastest passes, even if speculative decoding uses exact ones
-        return session.rounds(prompt, timed=timed, drafter="none", strict=False)
-    draft = session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
-    assert isinstance(draft, EncoderDecoder)
-    session = Session(draft, session.tokenizer, options=replace(session.options, drafter="none"))
-    return session.rounds(prompt, timed=timed)
+    if mode == DRAFT:
+        draft = session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
+        assert isinstance(draft, EncoderDecoder)
+        session = Session(draft, session.tokenizer, options=replace(session.options, drafter="none"))
+    # Always the fastest passes, even if speculative decoding uses exact ones.
+    return session.rounds(prompt, timed=timed, drafter="none", strict=False)
 
 
 def warm_up(session: Session, prompt: str) -> None:

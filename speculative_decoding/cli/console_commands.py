@@ -221,11 +221,16 @@ def set_prefix(state: ConsoleState, text: str) -> None:
     state.prefix = text
 
 
+def command_name(option: str) -> str:
+    return f"/{flag(option).removeprefix('--')}"
+
+
 def add_setting(option: str) -> None:
     """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
     value, meaning, _ = option_specs()[option]
+    meaning = re.sub(r"\w+_\w+", lambda word: command_name(word[0]) if word[0] in option_specs() else word[0], meaning)
     placeholder = value.metavar
-    usage = f"/{flag(option).removeprefix('--')}"
+    usage = command_name(option)
     if not isinstance(value, Bool):
         usage += f" [{placeholder}]" if default(option) in ("", ()) else f" {placeholder}"
 

@@ -116,6 +116,7 @@ def test_every_command_is_in_the_help(talk) -> None:  # type: ignore[no-untyped-
         assert f"\n{name}" in f"\n{err}"
         assert f"usage: {name}" in talk(f"/help {name}")[1] and f"usage: {name}" in talk(f"/help {name[1:]}")[1]
     assert "now: 100" in talk("/help max-tokens")[1]
+    assert "/num-draft a number" in talk("/help seed")[1]
 
 
 WRONG = {
