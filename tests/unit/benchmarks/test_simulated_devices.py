@@ -49,7 +49,7 @@ def test_fixed_length_misses_the_bounds(
 def test_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, monkeypatch: pytest.MonkeyPatch) -> None:
     best = AdaptiveLength._best
     flat = RoundCosts({1: 1.0, 17: 1.0})
-    monkeypatch.setattr(AdaptiveLength, "_best", lambda self, rows, costs: best(self, rows, flat))
+    monkeypatch.setattr(AdaptiveLength, "_best", lambda self, kinds, limits, costs: best(self, kinds, limits, flat))
     assert simulated_devices.main([some_curves]) == 1
 
 
