@@ -220,7 +220,10 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"num_return_sequences": 2}, "num_return_sequences 2 would be 2 times the same text; give num_beams >= 2"),
+        (
+            {"num_return_sequences": 2},
+            "num_return_sequences 2 would return one text 2 times at temperature 0; give num_beams >= 2",
+        ),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences must be <= num_beams (2), not 3"),
         ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5 does not go with num_beams 2"),
         ({"num_beams": 2, "drafter": "model"}, "drafter 'model' does not go with num_beams 2"),
