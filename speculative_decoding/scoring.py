@@ -49,8 +49,8 @@ def score(
         model: the model.
         tokenizer: the model's.
         source: the prompt.
-        target: the output. A text is completed with the end token and with the tokens that every output begins with,
-            such as that of its language; ids are used as they are.
+        target: the output. A text gets the end token and a required first token, such as a language token; ids are
+            used as they are.
         allow_long_prompt: see `GenerationOptions`.
         src_lang: see `GenerationOptions`.
         tgt_lang: see `GenerationOptions`.
@@ -65,7 +65,7 @@ def score(
     if isinstance(target, str) and first is not None and tokens[:1] != [first]:
         tokens = [first, *tokens]
     if not tokens:
-        raise InputError("target must have a token at least; give it some text or ids")
+        raise InputError("target is empty; give it some text or ids")
     check_token_ids(tokens, model.config.vocab_size, "target")
     require_positions(model, "target", len(tokens))
     read = mx.array([[model.config.decoder_start_token_id, *tokens[:-1]]])

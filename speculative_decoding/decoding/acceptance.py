@@ -76,7 +76,7 @@ class Rejection(AcceptanceRule):
         return stop, mx.ones_like(stop)
 
     def total_variation(self, draft: Draft, target_probs: mx.array) -> mx.array | None:
-        """The acceptance probability beyond that of the exact rule, given that x was sampled from q."""
+        """The acceptance probability in excess of the exact rule's, for x sampled from q."""
         if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
         p, q = target_probs[:, : draft.num_tokens], draft_probs(draft, target_probs.shape[-1])
@@ -123,7 +123,7 @@ class Block(AcceptanceRule):
 class Greedy(AcceptanceRule):
     """Temperature 0: accept x if p(x) >= (1 - delta) * max p (the lenience of Leviathan et al., appendix A.5).
 
-    Deterministic. delta 0 accepts only the arg-max, so the output is that of greedy decoding.
+    Deterministic. delta 0 accepts only the arg-max, which gives the output of greedy decoding.
     """
 
     delta: float | mx.array = 0.0  # or (B, 1), one for each row

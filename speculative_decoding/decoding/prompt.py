@@ -85,7 +85,7 @@ def beam_search(start: DecoderPrompt) -> BeamSearch:
 
 
 def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | None) -> int | None:
-    """The token that every output begins with: that of its language, or the model's forced_bos_token_id."""
+    """The required first token of an output: its language token, or the model's forced_bos_token_id."""
     config, languages = model.config, tokenizer.languages
     if tgt_lang is not None:
         chosen = language_token(tokenizer, "tgt_lang", tgt_lang)
@@ -94,7 +94,7 @@ def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | Non
     first = model.generation_config.forced_bos_token_id
     if languages and first is None and config.decoder_start_token_id not in languages.values():
         known = ", ".join(sorted(languages))
-        raise InputError(f"tgt_lang must be given, for this model writes {len(languages)} languages: {known}")
+        raise InputError(f"tgt_lang is missing; choose one of the {len(languages)} languages of this model: {known}")
     return first
 
 
@@ -108,9 +108,9 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     nearest = get_close_matches(language.lower(), [each.lower() for each in languages], 3, 0.5)
     meant = " or ".join(each for each in languages if each.lower() in nearest)
     raise InputError(
-        f"{name} {short_repr(language)} is none of this model's {len(languages)} languages; "
+        f"{name} {short_repr(language)}: unknown language; "
         + (f"did you mean {meant}? " if meant else "")
-        + f"There are {', '.join(sorted(languages))}"
+        + f"This model has {len(languages)} languages: {', '.join(sorted(languages))}"
     )
 
 
@@ -150,7 +150,7 @@ def encode_prompt(
     check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
     if model.image_token in source:
         raise InputError(
-            f"prompt has a place for an image (token {model.image_token}); only text is read, leave it out"
+            f"prompt contains an image placeholder (token {model.image_token}); remove it, only text is supported"
         )
     if limit is not None and len(source) > limit:
         raise too_long(f"{len(source)} tokens", why, limit)

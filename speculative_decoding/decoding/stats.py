@@ -84,7 +84,7 @@ class GenerationStats:
             self.verify_seconds = (self.verify_seconds or 0.0) + round.verify_seconds
 
     def add(self, other: GenerationStats) -> None:
-        """Add another generation. Times and counts are summed; the time to the first token is that of the first."""
+        """Add another generation. Times and counts are summed; only the first one's time to the first token is kept."""
         if not self.target_calls:
             self.time_to_first_token = other.time_to_first_token
         for name, value in vars(other).items():

@@ -78,7 +78,7 @@ def verify(requests: Sequence[Request | None], placeholder: Request, draft: Draf
 
 
 def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.array:
-    """(B, K + 1): the log-probabilities of the draft tokens, then that of the next token."""
+    """(B, K + 1): the log-probabilities of the draft tokens and, last, of the next token."""
     next_logits = mx.take_along_axis(logits, result.accepted[:, None, None], axis=1)  # (B, 1, V)
     following = token_logprobs(next_logits, result.next_token[:, None])
     if not draft.num_tokens:

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def usual_drafter(draft_model: object | None) -> str:
-    """The one that fits, where nobody chose one: copies and the draft model, or copies alone without one."""
+    """The default: copies and the draft model, or copies only if there is no draft model."""
     return "ngram" if draft_model is None else "auto"
 
 
@@ -53,16 +53,17 @@ def choose_drafter(
     *,
     shares_encoder: bool = False,
 ) -> BatchDrafter:
-    """The drafter that `options.drafter` names; "auto" is "ngram" without a draft model. Raises `InputError`.
+    """Build the drafter that `options.drafter` names; without a draft model, "auto" is "ngram". Raises `InputError`.
 
     Args:
-        draft_model: must have the target's tokens (`require_same_tokens`).
-        ngram: what "ngram" and "auto" look up and have learned; a new one by default.
+        options: the options of all requests.
+        target: the target.
+        draft_model: has the target's tokens (`require_same_tokens`).
+        ngram: drafts copies for "ngram" and "auto"; a new one by default.
         shares_encoder: the draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
     """
-    choice, vocab_size = options.drafter, target.config.vocab_size
-    if choice is None:
-        choice = usual_drafter(draft_model)
+    choice = usual_drafter(draft_model) if options.drafter is None else options.drafter
+    vocab_size = target.config.vocab_size
     if not isinstance(choice, str):
         return custom(choice, vocab_size)
     if choice == "none":
@@ -86,7 +87,7 @@ def model_drafter(
 
 
 def new_ngram(target: EncoderDecoder, max_ngram_size: int) -> NgramDrafter:
-    """One without a store and without experience."""
+    """A drafter without a text store, with the initial acceptance rates."""
     pieces = None if target.pieces is None else pieces_of(target.pieces)
     return NgramDrafter(pieces=pieces, max_ngram_size=max_ngram_size)
 
@@ -95,7 +96,7 @@ _last_pieces: tuple[Mapping[int, str], Pieces] | None = None
 
 
 def pieces_of(pieces: Mapping[int, str]) -> Pieces:
-    """Looks at every piece: some milliseconds, which callers without a session would pay for each prompt."""
+    """`Pieces.from_vocabulary`, cached: it takes some milliseconds, which every call without a session would repeat."""
     global _last_pieces
     if _last_pieces is None or _last_pieces[0] is not pieces:
         _last_pieces = pieces, Pieces.from_vocabulary(pieces)
@@ -103,10 +104,10 @@ def pieces_of(pieces: Mapping[int, str]) -> Pieces:
 
 
 def custom(drafter: object, vocab_size: int) -> BatchDrafter:
-    """The object that a caller brought, for a single row."""
+    """Adapt a caller's drafter, which serves a single request unless it is a `BatchDrafter`."""
     if isinstance(drafter, BatchDrafter):
         return drafter
     if not all(callable(getattr(drafter, name, None)) for name in ("begin", "propose")):
         raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}")
-    mine = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)
-    return SeparateDrafters(lambda: mine, vocab_size)
+    one = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)
+    return SeparateDrafters(lambda: one, vocab_size)

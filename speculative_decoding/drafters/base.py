@@ -1,4 +1,4 @@
-"""What a drafter is, what it sees of a request, and what it returns."""
+"""The interface of drafters: requests as they see them, drafts, and the base classes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class BatchDrafter(ABC):
 
 
 class Drafter(ABC):
-    """Proposes tokens for one request, of which it sees ids only; see `BatchDrafter`."""
+    """Proposes tokens for one request and sees only its ids; see `BatchDrafter`."""
 
     kind = ""
 

@@ -1,4 +1,4 @@
-"""A draft model as it is given: which tokens it may propose, and whether they are the target's tokens."""
+"""A draft model with the tokens that it may propose, and the check that they are the target's tokens."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from ..loading.tokenizer import Tokenizer
 from ..models.base import EncoderDecoder
 from ..models.linear import Head
 
-LEAST_PAIRS = 2  # times that an id of an output must have gone with one of a source
-
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """The tokens a draft may propose: the frequent ones, for a head over all of them is most of a small draft.
-
-    ids: the most frequent first, always with the end-of-sequence ids; those of a request's source join them.
-    by_source: and those that outputs have where their source has this id.
+    """The tokens that a draft may propose. A head over the whole vocabulary takes most of a small draft's time.
 
     Zhao et al. 2025, "FR-Spec" (2502.14856), section 3.2: the draft's logits over a frequency-ranked part of the
-    vocabulary, q = 0 elsewhere. Jean et al. 2015 (1412.2007), section 3.3: likely ids for each word of a source. Which
-    tokens these are changes how often a draft is right, never what is written.
+    vocabulary, q = 0 elsewhere. Jean et al. 2015 (1412.2007), section 3.3: likely ids for each word of a source. The
+    choice of tokens changes the acceptance rate, not the output.
+
+    Args:
+        ids: the most frequent first, with the end-of-sequence ids. The ids of a request's source are added to them.
+        by_source: additional ids for requests whose source contains an id.
     """
 
     ids: tuple[int, ...]
@@ -35,40 +34,45 @@ class DraftVocabulary:
     def most_frequent(
         cls, size: int, outputs: Iterable[Sequence[int]], eos_token_ids: Sequence[int]
     ) -> DraftVocabulary:
-        """The `size` ids that occur most often in `outputs`, token ids of a target or of a text like them."""
+        """The `size` most frequent ids of `outputs`, which are token ids of a target's outputs or of similar text."""
         if size < 1:
             raise InputError(f"draft_vocab must be >= 1, not {size}")
         counts = Counter(token for tokens in outputs for token in tokens)
         ranked = [token for token, _ in counts.most_common() if token not in eos_token_ids]
         if not ranked:
-            raise InputError("draft_vocab: there is no text to count tokens in; give it some")
+            raise InputError("draft_vocab: the text has no tokens; give it some")
         return cls((*eos_token_ids, *ranked)[: max(size, len(eos_token_ids))])
 
     @classmethod
     def learned(
         cls, size: int, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], eos_token_ids: Sequence[int]
     ) -> DraftVocabulary:
-        """From pairs of a source and an output, token ids: the frequent ids; any other that an output has and its
-        source has not goes with that id of the source with which it occurs most distinctly, if it does so twice.
+        """Learn a vocabulary from pairs of source and output ids.
+
+        An output id that is neither frequent nor in its source is assigned to the source id with the strongest
+        co-occurrence, if that happens in at least two pairs.
         """
+        least_pairs = 2
         frequent = cls.most_frequent(size, (output for _, output in pairs), eos_token_ids).ids
-        having = defaultdict[int, list[list[int]]](list)  # the sources of the outputs that have an id
-        alone = Counter[int]()
+        sources_of = defaultdict[int, list[list[int]]](list)  # by output id: the ids of its sources
+        source_counts = Counter[int]()
         for source, output in pairs:
-            alone.update(own := sorted(set(source)))
+            distinct = sorted(set(source))
+            source_counts.update(distinct)
             for token in {*output}.difference(source, frequent):
-                having[token].append(own)
+                sources_of[token].append(distinct)
+
         by_source = defaultdict[int, list[int]](list)
-        for token, sources in sorted(having.items()):
-            together = Counter(each for source in sources for each in source)
-            strength = {each: count**2 / alone[each] for each, count in together.items()}
+        for token, sources in sorted(sources_of.items()):
+            pair_counts = Counter(each for source in sources for each in source)
+            strength = {each: count**2 / source_counts[each] for each, count in pair_counts.items()}
             for each, count in Counter(max(source, key=strength.__getitem__) for source in sources).items():
-                if count >= LEAST_PAIRS:
+                if count >= least_pairs:
                     by_source[each].append(token)
         return cls(frequent, dict(by_source))
 
     def ids_for(self, source: Sequence[int]) -> set[int]:
-        """Those that a source adds: its own, and what goes with them."""
+        """The ids that a source adds: its ids and the ids assigned to them."""
         return {*source}.union(*(self.by_source.get(token, ()) for token in source))
 
     @classmethod
@@ -80,15 +84,20 @@ class DraftVocabulary:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """vocabulary: the only tokens it may propose; None: all."""
+    """A model, and the tokens that it may propose; None means all."""
 
     model: EncoderDecoder
     vocabulary: DraftVocabulary | None = None
 
     def head(self, sources: Sequence[Sequence[int]], vocab_size: int) -> OutputHead:
-        """Over `vocabulary` and the ids that each row's source adds; without one, over all. vocab_size: the target's.
+        """The output head over `vocabulary` and the ids that the sources add, or over all ids.
 
-        One matrix for both: to copy the frequent rows for a source takes less than a second product for each token.
+        Frequent and added ids share one matrix: copying the frequent rows once costs less than a second matmul for
+        each token.
+
+        Args:
+            sources: of all rows.
+            vocab_size: the target's.
         """
         if self.vocabulary is None:
             return OutputHead(self.model.logits, None, vocab_size)
@@ -108,11 +117,13 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class OutputHead:
-    """`head` over some ids, or all: (B, d) -> logits (B, N) of `ids` (N,), or of the draft's vocabulary.
+    """(B, d) -> logits (B, N) of some ids, or of the draft's whole vocabulary.
 
-    vocab_size: V of the target, which may be padded further than the draft's, or less far.
-    allowed: (B, N), where rows have ids of their own: the others get -inf, so that a row's drafts do not depend on the
-    rows beside it.
+    Args:
+        head: the matmul.
+        ids: (N,), or None for all ids.
+        vocab_size: V of the target; padding may make it larger or smaller than the draft's.
+        allowed: (B, N), if the rows have different ids; the others get -inf, so that rows do not depend on each other.
     """
 
     head: Head

@@ -1,4 +1,4 @@
-"""How much memory a source and a slot of a batch take, and whether that is there."""
+"""How much memory a prompt and a slot of a batch need, and whether it is available."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import InputError
-from ..models.base import LONGEST_TOGETHER, EncoderDecoder
-from ..models.draft_head import DraftHead
+from .base import LONGEST_TOGETHER, EncoderDecoder
+from .draft_head import DraftHead
 
 GB = 1e9
-LONGEST_SOURCE = 512  # tokens, where a model does not say what it was trained on
-SCORES = 5  # matrices of a layer's attention in float32 that are alive together in the encoder, measured: 3.3 to 4.7
 
 
 def slots_within(
@@ -25,25 +23,28 @@ def slots_within(
     max_tokens: int,
     num_beams: int = 1,
 ) -> int:
-    """As many of the slots as fit beside the weights, if every source is as long as the model takes and every output
-    `max_tokens` long. Raises `InputError` if not even one does.
+    """Limit the slots to the memory left by the weights, for the longest sources and outputs of `max_tokens` tokens.
+
+    Raises `InputError` if not even one slot fits.
     """
     models = [model] if draft_model is None else [model, draft_model]
-    longest = model.config.max_source_tokens or LONGEST_SOURCE
-    row = sum(slot_bytes(each, longest, max_tokens, num_beams) for each in models if isinstance(each, EncoderDecoder))
+    longest = model.config.max_source_tokens or 512  # tokens
+    slot = sum(slot_bytes(each, longest, max_tokens, num_beams) for each in models if isinstance(each, EncoderDecoder))
     weights = sum(array.nbytes for each in models for array in dict(tree_flatten(each.parameters())).values())
-    fitting = int((max_memory_gb * GB - weights) // row)
+    fitting = int((max_memory_gb * GB - weights) // slot)
     if fitting < 1:
         raise InputError(
             f"max_memory {max_memory_gb:g} GB is too little: the weights take {weights / GB:.2f} GB, each slot up "
-            f"to {row / GB:.3f} GB; allow more, or fewer tokens"
+            f"to {slot / GB:.3f} GB; allow more, or fewer tokens"
         )
     return min(slots, fitting)
 
 
 def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
-    """What the caches of one prompt hold, and the logits of a round: with 16 drafted tokens, or of all beams, with as
-    many log-probabilities, sums and numbers in order.
+    """The size of the caches of one prompt, and of the logits of a round.
+
+    A round has the logits of 17 positions (16 draft tokens). With beams it has logits, log-probabilities, sums and
+    sorted numbers for each beam.
     """
     cache = model.make_cache(model.encode(mx.zeros((1, source_tokens), mx.uint32)), beams=num_beams)
     cache.reserve(max_tokens)
@@ -52,19 +53,21 @@ def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_b
 
 
 def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
-    """Raise `InputError` for a source whose encoding does not fit into the memory. Attention grows with its square."""
+    """Raise `InputError` for a source that does not fit into memory; attention grows with the square of its length."""
     if source_tokens <= LONGEST_TOGETHER:
         return
-    needed, there = SCORES * 4 * model.config.encoder.num_heads * source_tokens**2, available_memory()
-    if needed > there:
+    matrices = 5  # float32 attention matrices of one layer that exist at the same time; measured: 3.3 to 4.7
+    needed = matrices * 4 * model.config.encoder.num_heads * source_tokens**2
+    available = available_memory()
+    if needed > available:
         raise InputError(
-            f"prompt of {source_tokens} tokens: to encode so many takes about {needed / GB:.0f} GB of memory, "
-            f"and {there / GB:.0f} GB are free; shorten or split it"
+            f"prompt of {source_tokens} tokens: encoding it takes about {needed / GB:.0f} GB of memory, "
+            f"and {available / GB:.0f} GB are free; shorten or split it"
         )
 
 
 def available_memory() -> int:
-    """Bytes: what Linux can give now; elsewhere all that the machine has."""
+    """Bytes: the available memory on Linux, the total memory elsewhere."""
     with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

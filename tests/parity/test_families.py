@@ -77,8 +77,8 @@ def test_job_with_a_language_per_line_matches_hugging_face(
         capsys.readouterr()
         assert main_command.main([*target, "--baseline-decode", "--prompt", "w5 w6", *wrong]) == 2
         err = capsys.readouterr().err
-        assert f"{keyword} '{language}' is none of this model's 3 languages; " in err
-        assert err.endswith(f"There are {', '.join(sorted(codes))}\n")
+        assert f"{keyword} '{language}': unknown language; " in err
+        assert err.endswith(f"This model has 3 languages: {', '.join(sorted(codes))}\n")
 
 
 @pytest.mark.parametrize("name", sorted({*BART_LIKE, *GEMMA_LIKE}))

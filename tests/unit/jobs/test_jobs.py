@@ -299,8 +299,7 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised(
     content += b'\n{"prompt": "%s"}' % (b"word " * 30_000)
     long, short, middle = lines_of(capfd, tmp_path / "in.jsonl", content, "--allow-long-prompt")
     assert long["error"] == (
-        "prompt of 156250 tokens: to encode so many takes about 3906 GB of memory, and 24 GB are free; "
-        "shorten or split it"
+        "prompt of 156250 tokens: encoding it takes about 3906 GB of memory, and 24 GB are free; shorten or split it"
     )
     assert "takes about 144 GB of memory, and 24 GB are free" in middle["error"] and short["text"] == "He go."
     assert max(seen) < 200_000

@@ -227,14 +227,14 @@ def test_rows_of_a_batch_have_different_languages() -> None:
         (
             Multilingual(),
             {},
-            "^tgt_lang must be given, for this model writes 3 languages: deu_Latn, eng_Latn, fra",
+            "^tgt_lang is missing; choose one of the 3 languages of this model: deu_Latn, eng_Latn, fra",
         ),
         (
             Multilingual(),
             {"tgt_lang": "deu"},
-            "^tgt_lang 'deu' is none of .* did you mean deu_Latn.* There",
+            "^tgt_lang 'deu': unknown language; did you mean deu_Latn.* This model has",
         ),
-        (Multilingual(), {"tgt_lang": "deu_Latn", "src_lang": "xx"}, "^src_lang 'xx' is none of"),
+        (Multilingual(), {"tgt_lang": "deu_Latn", "src_lang": "xx"}, "^src_lang 'xx': unknown language"),
         (Letters(), {"tgt_lang": "de"}, "^tgt_lang 'de' has no effect: this model has no languages"),
         (Letters(), {"src_lang": "de"}, "^src_lang 'de' has no effect: this model has no languages"),
     ],
