@@ -1,8 +1,8 @@
 """BART, mBART, Pegasus, M2M-100, NLLB-200 and Marian.
 
 The Transformer of Vaswani et al. 2017 (arXiv 1706.03762): scaled attention, biases in every layer, and position vectors
-added to the embedding. Families differ in their position vectors, and in whether layer norms precede blocks or follow
-them, as in that paper and in BART (Lewis et al. 2020, 1910.13461).
+added to the embedding. Families differ in their position vectors and in their layer norms. These follow blocks, as in
+that paper and in BART (Lewis et al. 2020, 1910.13461), or precede them.
 """
 
 from __future__ import annotations

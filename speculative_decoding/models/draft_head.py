@@ -1,10 +1,11 @@
 """A draft head: a small network that reads the target's hidden states and drafts tokens one by one.
 
-It has no encoder and no KV cache; its state is one vector. A step combines the last token with the state, attends over
-the target's cross-attention cache of the last layer, and ends with a feed-forward and a norm. There is no other norm:
-the sizes of all inputs are known, and fewer operations make a step faster (docs/LOG.md). The target's output head turns
-the state into logits. After a verification, the state is computed from the target's hidden states of several layers
-("features"; Li et al. 2024, EAGLE, 2401.15077, which uses one layer).
+It has no encoder and no KV cache; its state is one vector. A step combines the last token with the state and attends
+over the target's cross-attention cache of the last layer. It ends with a feed-forward and the only norm: each operation
+makes a step slower (docs/decisions/draft-head.md). The target's output head turns the state into logits.
+
+After a verification, the state is computed from the target's hidden states of several layers ("features"; Li et al.
+2024, EAGLE, 2401.15077, which uses one layer).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ checkpoints have on the Hub. Its golden.npz holds (ids int32, everything else fl
     logits                            (B, L, V)
     greedy_ids, greedy_lengths        (B, N), (B,)  new tokens including EOS; each row was decoded by itself, unpadded
 
-transformers 5 is not a valid reference for these models. It sizes the decoder's cache by num_layers, scales umT5's
-logits although the head is not tied, and (up to 5.15 at least) embeds MADLAD's source with the head's table.
+transformers 5 is not a valid reference for these models. It sizes the decoder's cache by num_layers, and scales umT5's
+logits although the head is not tied. Up to 5.15 at least, it embeds MADLAD's source with the head's table.
 """
 
 import json
