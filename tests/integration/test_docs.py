@@ -17,6 +17,8 @@ import pytest
 
 from speculative_decoding.loading.load import BUNDLED
 
+pytestmark = pytest.mark.slow
+
 ROOT = BUNDLED.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)?)^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

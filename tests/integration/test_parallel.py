@@ -31,6 +31,8 @@ from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
+pytestmark = pytest.mark.slow
+
 # A head of its own; layers with biases; fewer heads of keys than processes; a position bias for each layer.
 OF_TWO = ("madlad", "bart", "t5gemma2")
 OF_FOUR = ("pile-t5", "t5gemma")

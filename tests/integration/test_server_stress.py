@@ -14,6 +14,8 @@ from tests.support.serving import serving
 from tools.fuzz_server import LIMITS, check, fuzz
 from tools.soak_server import Soak, soak
 
+pytestmark = pytest.mark.slow
+
 
 def test_random_bodies_get_valid_responses() -> None:
     with serving(limits=LIMITS) as server:

@@ -358,6 +358,7 @@ def weights_of(training: TrainingRun) -> list[Any]:
     return [np.array(array) for _, array in tree_flatten(training.student.module.parameters())]
 
 
+@pytest.mark.slow
 def test_run_killed_at_random_moments_gives_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(trainer_module, "REPORT_STEPS", 4)
@@ -434,6 +435,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     return folder, [(json.loads(out.splitlines()[-1]), err) for out, err in said]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_weights_of_one(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
     """25 examples make a batch of 24 and a batch of one, which leaves the second process without examples."""
     folder, said = two_processes
@@ -447,6 +449,7 @@ def test_two_processes_give_the_weights_of_one(two_processes: tuple[Path, list[t
     assert one == two and (folder / "two.training" / "outputs-1.jsonl").stat().st_size
 
 
+@pytest.mark.slow
 def test_failing_process_ends_the_others(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
     _, said = two_processes
     assert [statuses[2] for statuses, _ in said] == [2, 2]

@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROMPT = ("--prompt", "grammar: He go home.", "-m", "8")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -20,6 +20,8 @@ from speculative_decoding.loading.load import BUNDLED, Storage
 from tests.unit.loading.test_conversion import make_source
 from tools.sparse_t5_11b import make
 
+pytestmark = pytest.mark.slow
+
 # For each number that it reads a process, forked, for imports take longer than the rest; it kills itself at that one
 # of the moments that matter: a tensor written, a file synchronised, a name given. What comes back is how that ended.
 VICTIMS = """

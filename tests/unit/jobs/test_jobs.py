@@ -323,6 +323,7 @@ def test_a_long_source_is_encoded_alone(monkeypatch: pytest.MonkeyPatch) -> None
 # Interrupted and resumed
 
 
+@pytest.mark.slow
 def test_killed_before_or_after_any_system_call_the_output_is_that_of_one_run(tmp_path: Path) -> None:
     seen = program("killed_at_every_moment", tmp_path)
     assert seen["identical"] and min(seen["moments"]) > 20
@@ -386,6 +387,7 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
     return True
 
 
+@pytest.mark.slow
 def test_the_power_fails_at_any_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert survives_power_failure(tmp_path, monkeypatch)
 

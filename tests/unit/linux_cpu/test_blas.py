@@ -14,7 +14,10 @@ import pytest
 
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the package loads a BLAS on Linux only")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the package loads a BLAS on Linux only"),
+]
 
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++")
