@@ -28,7 +28,7 @@ from speculative_decoding.models.shared_encoder import share_encoder, shares_enc
 from speculative_decoding.sampling import GenerationOptions, History
 from tests.support.tiny import CONFIG, DRAFTERS, EOS, SOURCES, VOCAB, noisy_copy, save_hugging_face, tiny_model
 from tests.support.together import Letters, drafter_of_rows, options_of, together
-from tests.unit.sampling.test_constraints import plainly
+from tests.unit.sampling.test_constraints import naive_constrain
 
 ASKED: dict[str, Any] = {
     "forced_bos_token_id": 5,
@@ -58,7 +58,7 @@ def greedy(source: Sequence[int], asked: Mapping[str, Any], length: int = LENGTH
         penalty = options.repetition_penalty or 1.0
         for token in set(tokens):
             logits[token] *= penalty if logits[token] < 0 else 1 / penalty
-        scores = plainly(logits, own, tokens)
+        scores = naive_constrain(logits, own, tokens)
         tokens.append(scores.index(max(scores)))
     return tokens[1:]
 
