@@ -63,7 +63,7 @@ def test_job_with_a_language_per_line_matches_hugging_face(
             expected.append(" ".join(words[each] for each in written if words[each].startswith("w")))
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     job = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl"), "-m", "40", "--force"]
-    for draft in (["--draft-model", str(tmp_path / "draft"), "--num-draft", "4"], ["--baseline-decode"]):
+    for draft in (["--draft-model", str(tmp_path / "draft"), "--num-draft", "4"], ["--baseline"]):
         assert main_command.main([*target, *draft, *job]) == 0
         records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert [record["text"] for record in records] == expected
@@ -75,7 +75,7 @@ def test_job_with_a_language_per_line_matches_hugging_face(
     ):
         wrong = ["--target-language", first, flag, language]
         capsys.readouterr()
-        assert main_command.main([*target, "--baseline-decode", "--prompt", "w5 w6", *wrong]) == 2
+        assert main_command.main([*target, "--baseline", "--prompt", "w5 w6", *wrong]) == 2
         err = capsys.readouterr().err
         assert f"{keyword} '{language}': unknown language; " in err
         assert err.endswith(f"This model has 3 languages: {', '.join(sorted(codes))}\n")

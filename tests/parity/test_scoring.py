@@ -83,7 +83,7 @@ def test_score_of_an_output_matches_its_logprobs() -> None:
 
 def test_invalid_targets_are_refused() -> None:
     model = tiny_model()
-    with pytest.raises(InputError, match="target must have a token"):
+    with pytest.raises(InputError, match="target is empty"):
         score(model, Numbers(), "5 1", [])
     with pytest.raises(InputError, match="target must be between 0 and 23, not 24"):
         score(model, Numbers(), "5 1", [24])

@@ -117,7 +117,7 @@ def test_a_prefix_follows_the_forced_token() -> None:
 def test_a_scored_text_follows_the_forced_token() -> None:
     assert score(MODEL, Letters(), "abc", "bc").tokens == [5, *Letters().encode("bc")]
     assert score(BARE, Multilingual(), "abc", [3], src_lang="fra_Latn", tgt_lang="deu_Latn").tokens == [3]
-    with pytest.raises(InputError, match="^tgt_lang must be given"):
+    with pytest.raises(InputError, match="^tgt_lang is missing"):
         score(BARE, Multilingual(), "abc", "bc")
 
 
