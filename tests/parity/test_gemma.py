@@ -28,7 +28,7 @@ from speculative_decoding.models.rope import Rope, Window
 from speculative_decoding.training.students import output_matrix_of
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
-from tests.support.damaged_folders import HOSTILE, places
+from tests.support.damaged_folders import MALICIOUS_VALUES, places
 from tests.support.tiny import DRAFTERS, TOKENIZER, noisy_copy, run, tokens_of
 
 NAMES = ("t5gemma", "t5gemma-unequal", "t5gemma2")
@@ -176,7 +176,7 @@ def test_any_config_builds_or_fails_with_one_line(name: str) -> None:
     """Every field gets a sample of hostile values."""
     rng, raw, refused = random.Random(name), config_of(name), 0
     for at in places(raw):
-        for value in rng.sample(HOSTILE, 5):
+        for value in rng.sample(MALICIOUS_VALUES, 5):
             changed = copy.deepcopy(raw)
             holder: Any = changed
             for key in at[:-1]:

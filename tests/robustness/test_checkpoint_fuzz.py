@@ -1,4 +1,4 @@
-"""No checkpoint, however hostile, does more than end in `CheckpointError`, in bounded time and memory."""
+"""Damaged and malicious checkpoints raise `CheckpointError` within bounded time and memory, and execute nothing."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_damage_is_reproducible_and_varied(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [KeyError("planted"), MemoryError("planted"), RecursionError("planted")])
-def test_fuzzing_notices_untyped_errors(fault: Exception) -> None:
+def test_fuzzing_detects_other_errors(fault: Exception) -> None:
     def act() -> None:
         raise fault
 
     assert "planted" in (failure(act) or "")
 
 
-def test_fuzzing_notices_slow_readers_and_lets_typed_errors_pass() -> None:
+def test_fuzzing_detects_slow_readers_and_accepts_checkpoint_errors() -> None:
     def refuse() -> None:
         raise CheckpointError("damaged")
 
@@ -72,10 +72,8 @@ def test_fuzzing_notices_slow_readers_and_lets_typed_errors_pass() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 1 << 31), (0, 1 << 40), (1,) * 17, (1,) * 65])
-def test_shapes_that_no_array_can_have_are_refused_when_the_file_is_opened(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
-    """Both fit their data, so that numpy and the safetensors package accept them; MLX and numpy's arrays do not."""
+def test_impossible_shapes_are_refused_on_opening(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """The file sizes match these shapes, so the packages accept the headers, but no array can have such a shape."""
     nbytes = 4 * math.prod(shape)
     header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, nbytes]}}).encode()
     (path := tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(nbytes))
@@ -88,13 +86,13 @@ def test_shapes_that_no_array_can_have_are_refused_when_the_file_is_opened(
 
 
 def text(value: str) -> bytes:
-    """The opcode that pushes a string."""
+    """Return the opcode that pushes a string."""
     return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
 LONG = 1 << 22
 MANY_ZEROS = b"(" + b"K\x00" * 80_000
-HOSTILE_OPCODES = {
+MALICIOUS_OPCODES = {
     "recursive list": b"]q\x00h\x00a",
     "recursive dict": b"}q\x00X\x01\x00\x00\x00ah\x00s",
     "recursive tuple": b"]q\x00(h\x00h\x00h\x00h\x00tq\x01a",
@@ -126,11 +124,11 @@ HOSTILE_OPCODES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("hostile", HOSTILE_OPCODES)
+@pytest.mark.parametrize("name", MALICIOUS_OPCODES)
 @pytest.mark.parametrize("form", TORCH_FORMATS)
-def test_hostile_pickles_end_in_an_error_within_bounds(tmp_path: Path, form: str, hostile: str) -> None:
+def test_malicious_pickles_fail_within_bounds(tmp_path: Path, form: str, name: str) -> None:
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    path = written(tmp_path / "model.bin", form, {"bad": Opcodes(HOSTILE_OPCODES[hostile]), **VIEWS})
+    path = written(tmp_path / "model.bin", form, {"bad": Opcodes(MALICIOUS_OPCODES[name]), **VIEWS})
     with pytest.raises(CheckpointError, match=r"model\.bin"):
         read_torch(path)
     assert time.process_time() - started < 2
@@ -138,8 +136,8 @@ def test_hostile_pickles_end_in_an_error_within_bounds(tmp_path: Path, form: str
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 256 << 20
 
 
-class Reduced:
-    """Python pickles it as a call of eval."""
+class EvalOnUnpickling:
+    """Pickled by Python as a call of eval."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, ("__import__('os').system('touch canary')",)
@@ -151,7 +149,7 @@ PAYLOADS = {
     "REDUCE posix": b"cposix\nsystem\n" + TOUCH + b"\x85R",
     "REDUCE eval": b"cbuiltins\neval\n" + text("__import__('os').system('touch canary')") + b"\x85R",
     "REDUCE eval, Python 2": b"c__builtin__\neval\n" + text("__import__('os').system('touch canary')") + b"\x85R",
-    "__reduce__": python_pickle.dumps(Reduced(), protocol=2)[2:-1],
+    "__reduce__": python_pickle.dumps(EvalOnUnpickling(), protocol=2)[2:-1],
     "INST": b"(" + TOUCH + b"ios\nsystem\n",
     "OBJ": b"(cos\nsystem\n" + TOUCH + b"o",
     "NEWOBJ": b"cbuiltins\ntuple\ncbuiltins\nmap\ncos\nsystem\n]" + TOUCH + b"a\x86\x81\x85\x81",
@@ -167,7 +165,7 @@ CASES = [(form, place) for form in TORCH_FORMATS for place in ("value", "whole")
 
 
 def with_payload(form: str, place: str, payload: bytes) -> bytes:
-    """A checkpoint with the payload as one value, instead of the state dict, before it or after it."""
+    """Return a checkpoint with the payload as a value in the state dict, in its place, before it or after it."""
     saved = pickle(Opcodes(payload))
     if place == "value":
         return container(form, pickle(state_dict(bad=Opcodes(payload)), form == "legacy"))
@@ -179,7 +177,7 @@ def with_payload(form: str, place: str, payload: bytes) -> bytes:
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize(("form", "place"), CASES)
-def test_payloads_are_refused_and_never_run(
+def test_payloads_are_refused_without_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, place: str, payload: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -192,29 +190,29 @@ def test_payloads_are_refused_and_never_run(
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize(("form", "place"), CASES)
-def test_control_torch_would_have_run_them(
+def test_torch_would_run_the_payloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, place: str, payload: str
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     (path := tmp_path / "model.bin").write_bytes(with_payload(form, place, PAYLOADS[payload]))
-    copyreg.add_extension("posix", "system", 0xF0)  # which gives the EXT opcodes something to name
+    copyreg.add_extension("posix", "system", 0xF0)  # for the EXT opcodes
     try:
         torch.load(path, weights_only=False)
     except Exception:
-        pass  # it fails once the payload has run
+        pass  # torch fails after running the payload
     finally:
         copyreg.remove_extension("posix", "system", 0xF0)
     assert (tmp_path / "canary").exists()
 
 
-def test_refusal_names_the_global_and_the_opcode(tmp_path: Path) -> None:
+def test_errors_name_the_global_and_the_opcode(tmp_path: Path) -> None:
     for payload, named in (("REDUCE posix", "posix system"), ("NEWOBJ", "builtins tuple"), ("EXT1", "EXT1")):
         with pytest.raises(CheckpointError, match=named):
             read_torch(written(tmp_path / "model.bin", "zip", Opcodes(PAYLOADS[payload])))
 
 
 @pytest.mark.parametrize("name", ["_rebuild_tensor_v2.__globals__", "_rebuild_tensor", "_rebuild_parameter_with_state"])
-def test_neighbours_of_allowed_globals_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_similar_to_allowed_globals_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="not allowed"):
         read_torch(written(tmp_path / "model.bin", "zip", {"bad": Named("torch._utils", name)}))

@@ -1,4 +1,4 @@
-"""A model's folder from anywhere ends in one line or in a model, never in memory that is not its own."""
+"""Loading a damaged or malicious folder succeeds or fails with a one-line error, and never reads out of bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from speculative_decoding.errors import MOST_CHARACTERS
 from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import find_folder
 from tests.support.checkpoint_files import Entry, zip_bytes
-from tests.support.damaged_folders import FILES, SMALL, guarded
+from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, checked_lookup
 from tests.support.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
 from tools.fuzz_checkpoints import npy
 
@@ -30,14 +30,14 @@ from tools.fuzz_checkpoints import npy
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = save_hugging_face(tiny_model(), tmp_path / "model", CONFIG)
-    (folder / "tokenizer.json").write_text(json.dumps(SMALL))
+    (folder / "tokenizer.json").write_text(json.dumps(SMALL_TOKENIZER))
     return folder
 
 
 @pytest.fixture(autouse=True)
-def within_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No id outside of an embedding's table is ever looked up."""
-    monkeypatch.setattr(nn.Embedding, "__call__", guarded(nn.Embedding.__call__))
+def check_lookups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail on any lookup outside an embedding table."""
+    monkeypatch.setattr(nn.Embedding, "__call__", checked_lookup(nn.Embedding.__call__))
     mx.disable_compile()  # type: ignore[no-untyped-call]
     yield
     mx.enable_compile()  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def one_line(error: pytest.ExceptionInfo[InputError]) -> str:
     return str(error.value)
 
 
-IMPOSSIBLE: list[tuple[str, Any]] = [
+INVALID_FIELDS: list[tuple[str, Any]] = [
     *(
         (name, value)
         for name in ("num_layers", "d_model", "d_kv", "d_ff", "num_heads")
@@ -68,15 +68,15 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE, ids=lambda value: str(value)[:20])
-def test_an_impossible_field_is_named_in_one_line(folder: Path, field: str, value: Any) -> None:
+@pytest.mark.parametrize(("field", "value"), INVALID_FIELDS, ids=lambda value: str(value)[:20])
+def test_an_invalid_config_field_is_named_in_one_line(folder: Path, field: str, value: Any) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG | {field: value}))
     with pytest.raises(CheckpointError) as error:
         load(folder)
     assert field in one_line(error)
 
 
-def test_sizes_are_compared_with_the_tensors_before_anything_is_computed(folder: Path) -> None:
+def test_config_sizes_are_checked_against_the_tensors_without_using_memory(folder: Path) -> None:
     for change in ({"vocab_size": 1 << 24}, {"d_ff": 1 << 22}, {"num_layers": 512}, {"num_heads": 4, "d_kv": 2}):
         (folder / "config.json").write_text(json.dumps(CONFIG | change))
         before = mx.get_active_memory()
@@ -87,7 +87,7 @@ def test_sizes_are_compared_with_the_tensors_before_anything_is_computed(folder:
 
 
 @pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id", "eos_token_id"])
-def test_ids_of_generation_config_count_and_are_checked(folder: Path, name: str) -> None:
+def test_ids_of_generation_config_are_used_and_checked(folder: Path, name: str) -> None:
     (folder / "generation_config.json").write_text(json.dumps({name: 5}))
     config = load(folder).model.config
     assert 5 in (*config.eos_token_ids, config.pad_token_id, config.decoder_start_token_id)
@@ -96,7 +96,7 @@ def test_ids_of_generation_config_count_and_are_checked(folder: Path, name: str)
         load(folder)
 
 
-def test_ids_that_generation_config_replaces_are_checked_too(folder: Path) -> None:
+def test_overridden_ids_are_checked_too(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG | {"decoder_start_token_id": 9000}))
     (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 0}))
     with pytest.raises(CheckpointError, match="decoder_start_token_id.*not 9000"):
@@ -105,12 +105,12 @@ def test_ids_that_generation_config_replaces_are_checked_too(folder: Path) -> No
 
 def with_post_processor(ids: list[int]) -> dict[str, Any]:
     special = {"</s>": {"id": "</s>", "ids": ids, "tokens": ["</s>"] * len(ids)}}
-    return SMALL | {"post_processor": SMALL["post_processor"] | {"special_tokens": special}}
+    return SMALL_TOKENIZER | {"post_processor": SMALL_TOKENIZER["post_processor"] | {"special_tokens": special}}
 
 
 def with_more_pieces(count: int) -> dict[str, Any]:
-    vocab = [*SMALL["model"]["vocab"], *([f"x{i}", -50.0] for i in range(count)), ["q", -1.0]]
-    return SMALL | {"model": SMALL["model"] | {"vocab": vocab}}
+    vocab = [*SMALL_TOKENIZER["model"]["vocab"], *([f"x{i}", -50.0] for i in range(count)), ["q", -1.0]]
+    return SMALL_TOKENIZER | {"model": SMALL_TOKENIZER["model"] | {"vocab": vocab}}
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def with_more_pieces(count: int) -> dict[str, Any]:
     [with_post_processor([VOCAB]), with_post_processor([10**9]), with_more_pieces(VOCAB - 17), with_more_pieces(9000)],
     ids=["special", "special 10^9", "pieces", "9000 pieces"],
 )
-def test_ids_of_a_tokenizer_never_leave_the_table(folder: Path, tokenizer: dict[str, Any]) -> None:
-    """Of its post-processor or its pieces, in the prompt, in a forced prefix and in what is scored."""
+def test_tokenizer_ids_outside_the_table_are_refused(folder: Path, tokenizer: dict[str, Any]) -> None:
+    """Ids of its post-processor or its pieces, in the prompt, in the decoder prefix and in a scored text."""
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     session = load(folder)
     with pytest.raises(InputError, match=f"tokens of the prompt must be between 0 and {VOCAB - 1}, not"):
@@ -130,10 +130,10 @@ def test_ids_of_a_tokenizer_never_leave_the_table(folder: Path, tokenizer: dict[
         session.score("the", "q")
 
 
-def test_drafts_never_leave_the_table() -> None:
-    """A drafter may propose what the target does not have, and a draft model may have fewer rows than the target."""
+def test_draft_ids_outside_the_table_are_not_looked_up() -> None:
+    """A drafter may propose unknown ids, and a draft model may have a smaller vocabulary than the target."""
 
-    class Wild:
+    class InvalidDrafter:
         def begin(self, tokens: object) -> None: ...
 
         def propose(self, tokens: object, count: int) -> list[int]:
@@ -141,12 +141,12 @@ def test_drafts_never_leave_the_table() -> None:
 
     session = Session(tiny_model(), Words(), tiny_model(vocab_size=12))
     plain = session.generate("a", drafter="none", max_tokens=8)
-    assert session.generate("a", drafter=Wild(), num_draft_tokens=3, max_tokens=8).tokens == plain.tokens
+    assert session.generate("a", drafter=InvalidDrafter(), num_draft_tokens=3, max_tokens=8).tokens == plain.tokens
     assert session.generate("a", drafter="model", num_draft_tokens=3, max_tokens=8).tokens == plain.tokens
 
 
 class Words(OneLanguage):
-    """Of ids that a draft of 12 rows does not have."""
+    """Encodes to ids outside the vocabulary of a draft with 12 ids."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [23, 14, 5, 1]
@@ -164,14 +164,14 @@ SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", [name for name in FILES if "index" not in name])
 @pytest.mark.parametrize("make", SPECIAL_FILES.values(), ids=SPECIAL_FILES)
-def test_what_is_no_file_is_not_opened(folder: Path, name: str, make: Callable[[Path], None]) -> None:
+def test_special_files_are_not_opened(folder: Path, name: str, make: Callable[[Path], None]) -> None:
     (folder / name).unlink(missing_ok=True)
     make(folder / name)
     with pytest.raises(InputError, match="not a regular file"):
         load(folder)
 
 
-def test_json_is_read_within_bounds(tmp_path: Path) -> None:
+def test_json_size_and_depth_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
 
     def read(text: str) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def test_json_is_read_within_bounds(tmp_path: Path) -> None:
             read(text)
 
 
-def test_no_control_characters_of_a_file_reach_the_terminal(folder: Path) -> None:
+def test_control_characters_in_errors_are_escaped(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG | {"model_type": "\x1b[2J\r\n\u202eowned\ud800"}))
     with pytest.raises(CheckpointError, match=r"\\x1b.*owned") as error:
         load(folder)
@@ -208,24 +208,24 @@ def test_no_control_characters_of_a_file_reach_the_terminal(folder: Path) -> Non
     assert str(InputError("a\nb\tc — ä")) == "a\\nb\\tc — ä"
 
 
-def test_what_is_said_has_no_control_characters_but_ends_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_messages_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     say("target \x1b]0;owned\x07\r\nsecond line")
     assert capsys.readouterr().err == "target \\x1b]0;owned\\x07\\r\nsecond line\n"
 
 
-def test_a_job_is_not_resumed_from_a_pipe(tmp_path: Path) -> None:
+def test_a_journal_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out.jsonl.job")
     with pytest.raises(InputError, match=r"out\.jsonl\.job cannot be read"):
         read_journal(tmp_path / "out.jsonl", {})
 
 
-def test_a_name_that_no_file_can_have_is_no_folder() -> None:
+def test_impossible_folder_names_are_refused() -> None:
     for name in ("x" * 5000, "a\0b"):
         with pytest.raises(InputError, match="neither a folder"):
             find_folder(name)
 
 
-def test_an_array_appears_once_and_weights_are_no_integers(folder: Path) -> None:
+def test_duplicate_arrays_and_integer_weights_are_refused(folder: Path) -> None:
     array = npy(np.ones(3, np.float32))
     (path := folder / "weights.npz").write_bytes(zip_bytes([Entry("a.npy", array), Entry("a", array)]))
     with pytest.raises(CheckpointError, match="'a' appears twice"):
@@ -242,7 +242,7 @@ def test_an_array_appears_once_and_weights_are_no_integers(folder: Path) -> None
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (24, 0), (24, 3)])
-def test_impossible_quantisation_is_named(folder: Path, shape: tuple[int, ...]) -> None:
+def test_invalid_quantization_is_refused(folder: Path, shape: tuple[int, ...]) -> None:
     tensors = load_file(folder / "model.safetensors") | {"shared.scales": np.zeros(shape, np.float32)}
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
@@ -250,7 +250,7 @@ def test_impossible_quantisation_is_named(folder: Path, shape: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_missing_tensor_is_named_whatever_type_is_computed_in(folder: Path, dtype: str) -> None:
+def test_a_missing_tensor_is_named_in_any_dtype(folder: Path, dtype: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["decoder.block.1.layer.2.DenseReluDense.wo.weight"]
     save_file(tensors, folder / "model.safetensors")

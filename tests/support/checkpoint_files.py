@@ -1,4 +1,4 @@
-"""Writes checkpoints byte by byte, well-formed or not, without torch: its pickles, its two containers, and GGUF."""
+"""Writes valid and invalid checkpoints byte by byte: torch's pickles and both containers, without torch, and GGUF."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYSTEM = {"protocol_version": VERSION, "little_endian": True, "type_sizes": {"sh
 
 @dataclass(frozen=True)
 class Named:
-    """A global, as pickles name it."""
+    """A global by its name."""
 
     module: str
     name: str
@@ -27,20 +27,20 @@ class Named:
 
 @dataclass(frozen=True)
 class Opcodes:
-    """Written into a pickle as they are."""
+    """Raw opcodes for a pickle."""
 
     raw: bytes
 
 
 class Ordered(dict[Any, Any]):
-    """An OrderedDict; `metadata` is what state_dict() hangs on it."""
+    """An OrderedDict with the `_metadata` attribute that state_dict() sets."""
 
     metadata: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor as torch saves it. Offset and strides count elements."""
+    """A tensor in torch's format. Offset and strides count elements."""
 
     key: str
     storage_type: str
@@ -52,13 +52,13 @@ class View:
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of an array in C order, in elements."""
+    """Return the strides of an array in C order, in elements."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @dataclass
 class TorchPickler:
-    """Emits the opcodes that torch.save does, in its order and with its memo."""
+    """Emits the same opcodes as torch.save, in the same order and with the same memo."""
 
     legacy: bool = False
     out: bytearray = field(default_factory=bytearray)
@@ -157,7 +157,7 @@ class TorchPickler:
         self.out += b"(("
         self.save_str("storage")
         self.save(Named("torch", view.storage_type))
-        # The legacy format makes a new key string for each tensor, so its memo never finds one.
+        # The legacy format makes a new key string for each tensor, which the memo therefore never contains
         self.save_str(view.key, ("key", self.count if self.legacy else view.key))
         self.save_str("cpu")
         self.save(view.numel)
@@ -187,7 +187,7 @@ def pickle(value: Any, legacy: bool = False) -> bytes:
 
 
 def legacy_bytes(saved: bytes, storages: Mapping[str, tuple[int, bytes]]) -> bytes:
-    """`saved` is the pickled state dict; storages are (number of elements, raw bytes) by key."""
+    """Return a legacy file. Storages are given by key as (number of elements, raw bytes)."""
     keys = sorted(storages)
     head = pickle(MAGIC) + pickle(VERSION) + pickle(SYSTEM) + saved + pickle(keys)
     return head + b"".join(struct.pack("<q", storages[key][0]) + storages[key][1] for key in keys)
@@ -195,7 +195,7 @@ def legacy_bytes(saved: bytes, storages: Mapping[str, tuple[int, bytes]]) -> byt
 
 @dataclass(frozen=True)
 class Entry:
-    """One file in a zip; whatever is not None contradicts the truth."""
+    """A file in a zip. Fields that are not None replace the correct values."""
 
     name: str
     data: bytes
@@ -208,7 +208,7 @@ class Entry:
 
 
 def zip_bytes(entries: Sequence[Entry]) -> bytes:
-    """A stored zip whose data begins at multiples of 64 bytes, with zip64 records at the end, as torch writes it."""
+    """Return an uncompressed zip in torch's layout: data aligned to 64 bytes, zip64 records at the end."""
     out, directory = bytearray(), bytearray()
     for entry in entries:
         name, local_name = entry.name.encode(), (entry.local_name or entry.name).encode()
@@ -241,7 +241,7 @@ def torch_bytes(form: str, saved: bytes, storages: Mapping[str, tuple[int, bytes
 
 
 def torch_file(form: str, arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """float32 arrays as a state dict, each in a storage of its own."""
+    """Return a state dict of float32 arrays, each with its own storage."""
     value, storages = Ordered(), dict[str, tuple[int, bytes]]()
     for index, (name, array) in enumerate(arrays.items()):
         value[name] = View(str(index), "FloatStorage", array.size, array.shape, contiguous(array.shape))
@@ -250,7 +250,7 @@ def torch_file(form: str, arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 
 def write_sparse_legacy(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """A legacy float32 file of zeros that takes next to no space. Returns its size in bytes."""
+    """Write a sparse legacy file of float32 zeros, which takes little disk space. Returns its size in bytes."""
     value, sizes = Ordered(), dict[str, int]()
     for index, (name, shape) in enumerate(shapes.items()):
         sizes[key := f"{index:05}"] = math.prod(shape)
@@ -265,10 +265,10 @@ def write_sparse_legacy(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> in
         return file.tell()
 
 
-# An example with every type and every kind of view.
+# An example with all dtypes and kinds of views
 TORCH_FORMATS = ("zip", "legacy")
 NUMBERS = np.arange(24, dtype=np.float32) - 7.5
-STORAGES = {  # key -> numbers as they lie in the file; bfloat16 as the upper half of float32
+STORAGES = {  # key -> stored numbers; bfloat16 is the upper half of float32
     "0": NUMBERS,
     "1": NUMBERS.astype(np.float16),
     "2": (NUMBERS.view(np.uint32) >> 16).astype(np.uint16),
@@ -313,19 +313,19 @@ def state_dict(**changes: Any) -> Ordered:
 
 
 def container(form: str, saved: bytes) -> bytes:
-    """A file around any pickle, with the example's storages."""
+    """Return a file with a pickle and the example's storages."""
     return torch_bytes(form, saved, raw_storages())
 
 
 def written(path: Path, form: str, value: Any = None) -> Path:
-    """The example model, or another value in its place."""
+    """Write the example, or another value with its storages."""
     path.write_bytes(container(form, pickle(state_dict() if value is None else value, form == "legacy")))
     return path
 
 
 @dataclass(frozen=True)
 class GgufArray:
-    """A tensor in a GGUF file: its type's number, its shape in Hugging Face order, its bytes."""
+    """A tensor in a GGUF file: the number of its type, its shape in Hugging Face's order, its bytes."""
 
     kind: int
     shape: tuple[int, ...]
@@ -364,7 +364,7 @@ def gguf_bytes(
 
 
 def t5_arrays(seed: int = 0, tied: bool = False) -> dict[str, NDArray[np.float32]]:
-    """A tiny gated T5 under Hugging Face's names: width 32, so that the 32-element GGUF blocks fit."""
+    """Return a tiny gated T5 under Hugging Face's names. Its width fits the blocks of 32 elements in GGUF."""
     rng, width, hidden, heads = np.random.default_rng(seed), 32, 64, 2
     shapes: dict[str, tuple[int, ...]] = {"shared.weight": (48, width)}
     for side, attentions in (("encoder", ["SelfAttention"]), ("decoder", ["SelfAttention", "EncDecAttention"])):
@@ -408,7 +408,7 @@ GGUF_METADATA: dict[str, tuple[str, Any]] = {
 
 
 def gguf_file(arrays: Mapping[str, NDArray[np.float32]], kinds: Mapping[str, str] | None = None) -> bytes:
-    """A T5 under llama.cpp's names, as the gguf package gives them; `kinds` names types other than F32."""
+    """Return a T5 under llama.cpp's names. `kinds` gives the types of tensors that are not F32."""
     from gguf import MODEL_ARCH, GGMLQuantizationType, get_tensor_name_map
     from gguf.quants import quantize
 
@@ -422,7 +422,7 @@ def gguf_file(arrays: Mapping[str, NDArray[np.float32]], kinds: Mapping[str, str
 
 
 def gguf_example() -> bytes:
-    """Small, with several types."""
+    """Return a small file with several types."""
     kinds = {"shared.weight": "Q8_0", "encoder.block.0.layer.0.SelfAttention.q.weight": "Q4_0"}
     kinds |= {"encoder.block.0.layer.0.SelfAttention.k.weight": "BF16"}
     arrays = t5_arrays()

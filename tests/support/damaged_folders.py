@@ -1,5 +1,7 @@
-"""Folders of a tiny T5, or of another family's golden, with damage in config.json, generation_config.json, the
-tokenizer's files and the manifest: for tools/fuzz_checkpoints.py, which also loads and converts them here.
+"""Damaged model folders for tools/fuzz_checkpoints.py, and a function that loads or converts them.
+
+A folder holds a tiny T5 or the golden model of another family, with damage in config.json, generation_config.json, the
+tokenizer files or the manifest.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Random = random.Random
 BUNDLED_TARGET = BUNDLED / "t5-web-docs"
 TEXT = "the method returns a value \U0001f389 <extra_id_0>"
 SPECIAL = ("<pad>", "</s>", "<unk>")
-SMALL: dict[str, Any] = {
+SMALL_TOKENIZER: dict[str, Any] = {
     "version": "1.0",
     "truncation": None,
     "padding": None,
@@ -59,14 +61,14 @@ FILES: dict[str, Any] = {
     "config.json": CONFIG | {"num_decoder_layers": 2, "layer_norm_epsilon": 1e-6, "feed_forward_proj": "relu"}
     | {"pad_token_id": 0, "decoder_start_token_id": 0, "n_positions": 512, "scale_decoder_outputs": False},
     "generation_config.json": {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
-    "tokenizer.json": SMALL,
+    "tokenizer.json": SMALL_TOKENIZER,
     "tokenizer_config.json": TOKENIZER_CONFIG,
     "manifest.json": {"format_version": 1, "dtype": "float32", "files": {}},
     "model.safetensors.index.json": {"metadata": {}, "weight_map": {"shared.weight": "model.safetensors"}},
 }  # fmt: skip
 GOLDENS = sorted(path.parent for path in GOLDENS_FOLDER.glob("*/config.json"))
-USUAL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-HOSTILE: tuple[Any, ...] = (
+MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+MALICIOUS_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, 2, 3, -1, 24, 9000, 1 << 31, 1 << 63, 10**9, 10**400, -(10**400), 0.5, 1e308, 1e-320, -0.0,
     float("nan"), float("inf"), -float("inf"), "", "a", "relu\0", "\x1b[2J\x1b[31mowned\r\n", "\ud800",
     "../../etc/passwd", "x" * 100_000, [], {}, [[]], [1] * 100_000, [0, 1, 2], {"a": 1},
@@ -77,8 +79,9 @@ HOSTILE: tuple[Any, ...] = (
 
 @cache
 def weights(vocab_size: int) -> Path:
-    """A folder with a model of that many pieces, made once for each process; with the bundled tokenizer as a
-    sentencepiece model, read once, for transformers imports much for the first.
+    """Make a folder with a model of this vocabulary size and the bundled SentencePiece model, once per process.
+
+    The tokenizer is loaded once here, because the first load makes transformers import many modules.
     """
     changes = {"vocab_size": vocab_size}
     folder = save_hugging_face(tiny_model(**changes), Path(tempfile.mkdtemp(), "model"), CONFIG | changes)
@@ -90,17 +93,17 @@ def weights(vocab_size: int) -> Path:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths of all values within a JSON value."""
+    """Return the paths of all values in a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at, *(place for key, each in inner for place in places(each, (*at, key)))]
 
 
 def replaced(content: Any, rng: Random) -> Any:
-    """With one value, near the top as often as deep inside, replaced, dropped, renamed or wrapped."""
+    """Replace, remove, rename or wrap one value, half of the time at the top level."""
     content = copy.deepcopy(content)
     inner = places(content)
     if len(inner) == 1:
-        return rng.choice(HOSTILE)
+        return rng.choice(MALICIOUS_VALUES)
     at = rng.choice([place for place in inner if len(place) == 1] if rng.random() < 0.5 else inner[1:])
     holder = content
     for key in at[:-1]:
@@ -115,12 +118,12 @@ def replaced(content: Any, rng: Random) -> Any:
             ([old], {"a": old}, str(old), [old] * (3 if isinstance(old, dict | list) else 1000))
         )
     else:
-        holder[at[-1]] = rng.choice(HOSTILE)
+        holder[at[-1]] = rng.choice(MALICIOUS_VALUES)
     return content
 
 
 def damaged_text(text: bytes, rng: Random) -> bytes:
-    """No JSON any more, or a strange one."""
+    """Return invalid or unusual JSON."""
     at = rng.randrange(len(text) + 1)
     depth = rng.choice((40, 2000, 200_000))
     return rng.choice(
@@ -153,17 +156,15 @@ def strange_file(path: Path, rng: Random) -> None:
 
 
 def write_damaged_folder(folder: Path, rng: Random) -> None:
-    """One or two of its files damaged; most are a golden's, a tenth have a sentencepiece model in the place of
-    tokenizer.json.
-    """
+    """Write a folder with one or two damaged files. A tenth have a SentencePiece model instead of tokenizer.json."""
     folder.mkdir()
     files, is_bare = dict(FILES), rng.random() < 0.1
     golden = None if is_bare or rng.random() < 0.2 else rng.choice(GOLDENS)
-    damaged = [rng.choice(("config.json",) * 5 + (*USUAL, *files)) for _ in range(rng.choice((1, 1, 2)))]
+    damaged = [rng.choice(("config.json",) * 5 + (*MODEL_FILES, *files)) for _ in range(rng.choice((1, 1, 2)))]
     source = weights(8192 if is_bare else CONFIG["vocab_size"])
     if golden is not None:
         source = golden
-        files |= {name: json.loads((golden / name).read_text()) for name in USUAL if (golden / name).is_file()}
+        files |= {name: json.loads((golden / name).read_text()) for name in MODEL_FILES if (golden / name).is_file()}
     (folder / "model.safetensors").symlink_to(source / "model.safetensors")
     if is_bare:
         del files["tokenizer.json"]
@@ -172,9 +173,9 @@ def write_damaged_folder(folder: Path, rng: Random) -> None:
         (folder / "spiece.model").write_bytes(damaged_text(spiece, rng) if rng.random() < 0.2 else spiece)
     elif rng.random() < 0.2:
         normalizer = json.loads((BUNDLED_TARGET / "tokenizer.json").read_text(encoding="utf-8"))["normalizer"]
-        files["tokenizer.json"] = SMALL | {"normalizer": normalizer}
+        files["tokenizer.json"] = SMALL_TOKENIZER | {"normalizer": normalizer}
     for name, content in files.items():
-        if name not in damaged and name not in USUAL:
+        if name not in damaged and name not in MODEL_FILES:
             continue
         if name in damaged and rng.random() < 0.06:
             strange_file(folder / name, rng)
@@ -185,18 +186,18 @@ def write_damaged_folder(folder: Path, rng: Random) -> None:
         (folder / name).write_bytes(damaged_text(text, rng) if name in damaged and rng.random() < 0.15 else text)
 
 
-def guarded(embed: Callable[[nn.Embedding, mx.array], mx.array]) -> Callable[[nn.Embedding, mx.array], mx.array]:
-    """An embedding that says when an id points outside of its table."""
+def checked_lookup(embed: Callable[[nn.Embedding, mx.array], mx.array]) -> Callable[[nn.Embedding, mx.array], mx.array]:
+    """Return an embedding lookup that fails for ids outside the table."""
 
     def checked(self: nn.Embedding, ids: mx.array) -> mx.array:
-        assert mx.all((ids >= 0) & (ids < self.weight.shape[0])).item(), "an id outside of the table"
+        assert mx.all((ids >= 0) & (ids < self.weight.shape[0])).item(), "an id outside the table"
         return embed(self, ids)
 
     return checked
 
 
 def load_and_use(folder: Path) -> bool:
-    """Load it and decode a few tokens, or convert it: by the number in its name. What can be used is a success."""
+    """Load a folder and decode a few tokens, or convert it if its number is divisible by 3. Returns True on success."""
     if int(folder.stem) % 3 == 0:
         output = folder.with_suffix(".converted")
         try:
@@ -205,7 +206,7 @@ def load_and_use(folder: Path) -> bool:
             shutil.rmtree(output, ignore_errors=True)
         return True
     embed = nn.Embedding.__call__
-    nn.Embedding.__call__ = guarded(embed)  # type: ignore[method-assign]
+    nn.Embedding.__call__ = checked_lookup(embed)  # type: ignore[method-assign]
     try:
         session = load(folder)
         session.generate(TEXT, max_tokens=3)

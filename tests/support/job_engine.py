@@ -1,5 +1,6 @@
-"""A stand-in for the engine, jobs made of it, and victims that are killed at any moment. test_jobs.py runs this as a
-program: only a process without threads and devices may fork.
+"""A fake engine, jobs that use it, and child processes that are killed at chosen moments.
+
+test_jobs.py runs this file as a program, because only a process without threads and devices may fork.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from speculative_decoding.jobs import Job, JobTotals, LineParser, ResumableOutpu
 from speculative_decoding.jobs.job import DecodeRows
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
-Choose = Callable[[list[int]], int]  # which of the rows that are decoded is finished next
+Choose = Callable[[list[int]], int]  # selects the next row to finish
 
 
 def first(rows: list[int]) -> int:
@@ -31,7 +32,7 @@ def first(rows: list[int]) -> int:
 
 
 def last(rows: list[int]) -> int:
-    """The oldest row is finished when there is no other."""
+    """Finish the oldest row last."""
     return rows[-1]
 
 
@@ -40,7 +41,13 @@ def at_random(seed: int = 0) -> Choose:
 
 
 def engine(choose: Choose = first, slots: int = 4, seconds: float = 0.0) -> DecodeRows:
-    """Answers with the prompt backwards, in the order that `choose` says; an error where the prompt says so."""
+    """Make a fake engine that reverses prompts. A prompt that contains "too long" becomes an error.
+
+    Args:
+        choose: The order in which rows are finished.
+        slots: Rows to work on at once.
+        seconds: Time per row.
+    """
 
     def run(rows: Iterator[Mapping[str, Any]]) -> Iterator[BatchResult]:
         waiting: dict[int, Mapping[str, Any]] = {}
@@ -76,7 +83,7 @@ def result_of(prompt: str) -> GenerationResult:
 
 
 class Pipe(io.BytesIO):
-    """Can be read once."""
+    """A file that cannot be read twice."""
 
     def seekable(self) -> bool:
         return False
@@ -105,7 +112,7 @@ def run_job(
 
 
 def sample_input(count: int) -> bytes:
-    """Texts of many lengths, some blank, some errors."""
+    """Return lines of many lengths, some blank, some that become errors."""
     dice = random.Random(5)
     lines = [" ".join("wört" for _ in range(dice.randrange(9))) for _ in range(count)]
     return "\n".join("too long" if i % 11 == 3 else line for i, line in enumerate(lines)).encode()
@@ -126,7 +133,7 @@ def fork(victim: Callable[[], object]) -> int:
 
 
 class HalfWrites:
-    """A file whose writes take place in two halves, with a moment between."""
+    """A file that writes in two halves and calls `moment` after each."""
 
     def __init__(self, file: Any, moment: Callable[[], None]) -> None:
         self._file, self._moment = file, moment
@@ -143,8 +150,8 @@ class HalfWrites:
 
 
 def killed_at_every_moment(folder: Path) -> dict[str, Any]:
-    """Before and after each system call that matters, in a new job and in one that is resumed."""
-    output.COMMIT_SECONDS = 1e9  # commits come when we say
+    """Kill a job before and after each important system call, both a new job and a resumed one."""
+    output.COMMIT_SECONDS = 1e9  # commit only when the test does
     content, path, whole = sample_input(5), folder / "results.jsonl", folder / "whole.jsonl"
     run_job(whole, content)
     half = folder / "half.jsonl"
@@ -175,7 +182,7 @@ def killed_at_every_moment(folder: Path) -> dict[str, Any]:
             self, path, HalfWrites(file, moment), settings
         )  # type: ignore[assignment, method-assign, arg-type, misc]
         run_job(path, content, resume=True, after_row=lambda journal: journal._commit())
-        os._exit(7)  # there are no more moments
+        os._exit(7)  # there was no moment with this number
 
     counts = []
     for start in (None, half):
@@ -200,7 +207,7 @@ def killed_at_every_moment(folder: Path) -> dict[str, Any]:
 
 
 def memory(lines: int, window: int | None = None) -> dict[str, Any]:
-    """How many blocks of Python's memory a job has at most in its first tenth and behind it; how far it read ahead."""
+    """Return the peak number of Python's memory blocks, in the first tenth and after it, and the lines read ahead."""
 
     class Source(io.RawIOBase):
         read_lines = 0
@@ -226,10 +233,10 @@ def memory(lines: int, window: int | None = None) -> dict[str, Any]:
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    os.fsync = lambda _: None  # what a killed process wrote is not lost, and a disk is slow
+    os.fsync = lambda _: None  # slow, and needed only after a power failure
     if name == "memory":
         print(json.dumps(memory(*map(int, arguments))))
     else:
-        if "--no-cut" in arguments:  # a planted fault
+        if "--no-truncate" in arguments:
             ResumableOutput._truncate = lambda self: self._file.seek(0, os.SEEK_END)  # type: ignore[assignment, method-assign, return-value]
         print(json.dumps(globals()[name](Path(arguments[0]))))

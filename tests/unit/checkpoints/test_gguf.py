@@ -1,4 +1,4 @@
-"""Laws of the GGUF reader: llama.cpp's names and types give what the gguf package gives, under Hugging Face's names."""
+"""The GGUF reader: its arrays equal the gguf package's, under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 gguf = pytest.importorskip("gguf")
 TYPES = ggml_types()
-QUANTISED = {number: kind for number, kind in TYPES.items() if kind.block_size > 1}
+QUANTIZED = {number: kind for number, kind in TYPES.items() if kind.block_size > 1}
 Q = "enc.blk.0.attn_q.weight"
 HF_Q = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
@@ -35,21 +35,21 @@ def written(path: Path, content: bytes) -> Path:
 
 
 def with_metadata(**changes: Any) -> dict[str, tuple[str, Any]]:
-    """The metadata of a tiny T5, with some keys (dots as __) changed, or dropped where None."""
+    """Return the metadata of a tiny T5 with some keys changed, or removed if None. In keywords, __ stands for a dot."""
     changed = GGUF_METADATA | {key.replace("__", "."): value for key, value in changes.items()}
     return {key: value for key, value in changed.items() if value is not None}
 
 
 def random_blocks(number: int, rows: int, blocks: int) -> np.ndarray:
-    """Random bytes but for the half-precision scales, which are kept finite."""
+    """Return random bytes with finite half-precision scales."""
     raw = np.random.default_rng(number).integers(0, 256, (rows, blocks, TYPES[number].block_bytes), np.uint8)
-    # Scales stand at one end of a block: clearing the exponent's top bit keeps them finite.
+    # Scales are at one end of a block. Clearing the top bit of their exponents keeps them finite.
     for at in (1, 3, -1, -3):
         raw[..., at] &= 0xBF
     return raw.reshape(rows, -1)
 
 
-def test_the_same_model_is_bit_equal_in_every_format(tmp_path: Path) -> None:
+def test_all_formats_give_bit_equal_arrays(tmp_path: Path) -> None:
     from safetensors.numpy import save
 
     arrays = t5_arrays()
@@ -67,7 +67,7 @@ def test_the_same_model_is_bit_equal_in_every_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_every_name_of_llama_cpps_t5_is_known(gated: bool) -> None:
+def test_all_t5_names_of_llama_cpp_are_translated(gated: bool) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, 3)
     found = set()
     for hugging_face, (kind, theirs) in names.mapping.items():
@@ -82,11 +82,13 @@ def test_every_name_of_llama_cpps_t5_is_known(gated: bool) -> None:
 T5_OUTER = {"shared", "lm_head", "encoder.final_layer_norm", "decoder.final_layer_norm"}
 
 
-@pytest.mark.parametrize("number", QUANTISED, ids=lambda number: TYPES[number].name)
-def test_quantised_types_equal_the_packages_dequantisation(
+@pytest.mark.parametrize("number", QUANTIZED, ids=lambda number: TYPES[number].name)
+def test_quantized_types_equal_the_packages_dequantization(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr("speculative_decoding.checkpoints.gguf.CHUNK_ELEMENTS", 2000)  # so that rows come in parts
+    monkeypatch.setattr(
+        "speculative_decoding.checkpoints.gguf.CHUNK_ELEMENTS", 2000
+    )  # less than the tensor, which is then dequantized in several steps
     raw = random_blocks(number, rows=37, blocks=2)
     tensor = GgufArray(number, (37, 2 * TYPES[number].block_size), raw.tobytes())
     checkpoint = read_gguf(written(tmp_path / "model.gguf", gguf_bytes(GGUF_METADATA, {Q: tensor})))
@@ -97,7 +99,7 @@ def test_quantised_types_equal_the_packages_dequantisation(
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", mx.float16), ("BF16", mx.bfloat16), ("F32", mx.float32)])
-def test_float_types_keep_their_type_and_bits(tmp_path: Path, kind: str, dtype: mx.Dtype) -> None:
+def test_float_types_keep_their_dtype_and_bits(tmp_path: Path, kind: str, dtype: mx.Dtype) -> None:
     arrays = t5_arrays()
     path = written(tmp_path / "model.gguf", gguf_file(arrays, {HF_Q: kind}))
     array = read_gguf(path)[HF_Q]
@@ -107,7 +109,7 @@ def test_float_types_keep_their_type_and_bits(tmp_path: Path, kind: str, dtype: 
     )
 
 
-def test_our_files_are_sound_to_the_package_too(tmp_path: Path) -> None:
+def test_the_package_reads_our_test_files(tmp_path: Path) -> None:
     kinds = {HF_Q: "Q8_0", "shared.weight": "BF16"}
     path = written(tmp_path / "model.gguf", gguf_file(t5_arrays(), kinds))
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -118,7 +120,7 @@ def test_our_files_are_sound_to_the_package_too(tmp_path: Path) -> None:
         assert np.array_equal(np.array(array), gguf.quants.dequantize(tensor.data, tensor.tensor_type))
 
 
-def test_config_is_what_hugging_face_would_write(tmp_path: Path) -> None:
+def test_config_equals_hugging_faces(tmp_path: Path) -> None:
     assert gguf_config(written(tmp_path / "model.gguf", gguf_file(t5_arrays()))) == {
         "model_type": "t5",
         "vocab_size": 48,
@@ -139,7 +141,7 @@ def test_config_is_what_hugging_face_would_write(tmp_path: Path) -> None:
     }
 
 
-def test_config_follows_the_tensors(tmp_path: Path) -> None:
+def test_config_depends_on_the_tensors(tmp_path: Path) -> None:
     def arrays(kind: str) -> dict[str, GgufArray]:
         number, numbers = 0, np.zeros((4, 32), np.float32)
         return {name: GgufArray(number, numbers.shape, numbers.tobytes()) for name in ("token_embd.weight", kind)}
@@ -173,7 +175,7 @@ def test_config_follows_the_tensors(tmp_path: Path) -> None:
         ({"general__alignment": ("str", "32")}, "alignment"),
     ],
 )
-def test_impossible_metadata_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_invalid_metadata_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     numbers = np.zeros((4, 32), np.float32)
     tensors = {"token_embd.weight": GgufArray(0, numbers.shape, numbers.tobytes())}
     path = written(tmp_path / "model.gguf", gguf_bytes(with_metadata(**change), tensors))
@@ -205,7 +207,7 @@ def tensor(kind: int = 0, shape: tuple[int, ...] = (4, 32), size: int | None = N
         {"x" * 300: tensor()},
     ],
 )
-def test_impossible_tensors_are_refused(tmp_path: Path, tensors: dict[str, GgufArray]) -> None:
+def test_invalid_tensors_are_refused(tmp_path: Path, tensors: dict[str, GgufArray]) -> None:
     path = written(tmp_path / "model.gguf", gguf_bytes(GGUF_METADATA, tensors))
     with pytest.raises(CheckpointError, match=r"model\.gguf"):
         read_gguf(path)
@@ -238,19 +240,19 @@ def header(num_tensors: int, num_fields: int, rest: bytes = b"", magic: bytes = 
         header(1, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 0, 4)),
     ],
 )  # fmt: skip
-def test_impossible_headers_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_headers_are_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"model\.gguf"):
         read_gguf(written(tmp_path / "model.gguf", content))
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_truncated_files_are_refused(tmp_path: Path) -> None:
     whole = gguf_bytes(GGUF_METADATA, {Q: tensor()})
     for size in range(0, len(whole), 7):
         with pytest.raises(CheckpointError, match=r"model\.gguf"):
             read_gguf(written(tmp_path / "model.gguf", whole[:size]))
 
 
-def test_a_vocabulary_is_stepped_over_without_memory(tmp_path: Path) -> None:
+def test_a_vocabulary_is_skipped_without_using_memory(tmp_path: Path) -> None:
     def peak(key: str, value: tuple[str, Any]) -> int:
         content = gguf_bytes(GGUF_METADATA | {key: value}, {Q: tensor()})
         path = written(tmp_path / "model.gguf", content)
@@ -265,8 +267,8 @@ def test_a_vocabulary_is_stepped_over_without_memory(tmp_path: Path) -> None:
     assert peak("tokenizer.chat_template", ("str", "x" * 200_000)) < 100_000
 
 
-def test_a_named_gguf_file_is_taken_whatever_else_is_in_the_folder(tmp_path: Path) -> None:
-    """By its name within the folder or by a path, for the target and for a draft made of it."""
+def test_a_named_gguf_file_has_precedence_over_other_weights(tmp_path: Path) -> None:
+    """By its name in the folder or by a path, for the target and for a draft made from it."""
     folder = save_hugging_face(tiny_model(), tmp_path / "model", CONFIG)
     (folder / "config.json").unlink()
     (tmp_path / "elsewhere.gguf").write_bytes(gguf_file(t5_arrays(seed=2)))

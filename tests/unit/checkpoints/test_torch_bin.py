@@ -1,4 +1,4 @@
-"""Laws of the torch reader: both formats give what torch gives, a damaged file one typed error, and no file is run."""
+"""The torch reader: both formats equal torch's arrays, damaged files raise `CheckpointError`, nothing is executed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.checkpoint_files import (
 
 
 def expected(name: str) -> np.ndarray:
-    """What the view shows: the same strides, over numpy's copy of the storage."""
+    """Return the view as numpy sees it, with the same strides over a copy of the storage."""
     seen, numbers = VIEWS[name], STORAGES[VIEWS[name].key]
     strides = tuple(stride * numbers.itemsize for stride in seen.strides)
     array = np.lib.stride_tricks.as_strided(numbers[seen.offset :], seen.shape, strides)
@@ -75,7 +75,7 @@ def t5_11b_shapes() -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("form", TORCH_FORMATS)
-def test_every_type_and_view_reads_its_own_numbers(tmp_path: Path, form: str, name: str) -> None:
+def test_all_dtypes_and_views_are_read(tmp_path: Path, form: str, name: str) -> None:
     checkpoint = read_torch(written(tmp_path / "model.bin", form))
     array, info = checkpoint[name], checkpoint.info(name)
     assert np.array_equal(bits(array), expected(name))
@@ -85,7 +85,7 @@ def test_every_type_and_view_reads_its_own_numbers(tmp_path: Path, form: str, na
 
 
 @pytest.mark.parametrize("nest", ["state_dict", "model"])
-def test_state_dict_is_found_beside_training_state(tmp_path: Path, nest: str) -> None:
+def test_a_state_dict_is_found_in_a_training_checkpoint(tmp_path: Path, nest: str) -> None:
     optimizer = {"state": {0: {"step": 3, "moment": VIEWS["half"]}}, "param_groups": [{"lr": 1, "betas": (1, 2)}]}
     path = written(tmp_path / "model.bin", "zip", {nest: state_dict(), "optimizer": optimizer, "epoch": 4})
     assert list(read_torch(path)) == list(VIEWS)
@@ -101,7 +101,7 @@ def test_state_dict_is_found_beside_training_state(tmp_path: Path, nest: str) ->
         {1: VIEWS["half"]},
     ],
 )
-def test_anything_but_a_state_dict_is_refused(tmp_path: Path, value: Any) -> None:
+def test_other_values_than_a_state_dict_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"model\.bin.*state dict"):
         read_torch(written(tmp_path / "model.bin", "zip", value))
 
@@ -135,13 +135,13 @@ def strided(shape: Any, strides: Any, offset: Any = 0, numel: Any = 24) -> View:
     ids=lambda item: item[0],
 )
 @pytest.mark.parametrize("form", TORCH_FORMATS)
-def test_tensors_that_leave_their_storage_are_refused(tmp_path: Path, form: str, bad: tuple[str, View]) -> None:
+def test_tensors_outside_their_storage_are_refused(tmp_path: Path, form: str, bad: tuple[str, View]) -> None:
     with pytest.raises(CheckpointError, match=r"model\.bin"):
         read_torch(written(tmp_path / "model.bin", form, state_dict(bad=bad[1])))
 
 
 @pytest.mark.parametrize("form", TORCH_FORMATS)
-def test_every_truncation_is_refused(tmp_path: Path, form: str) -> None:
+def test_truncated_files_are_refused(tmp_path: Path, form: str) -> None:
     path = written(tmp_path / "model.bin", form)
     whole = path.read_bytes()
     for size in [*range(0, len(whole), 13), len(whole) - 1]:
@@ -150,7 +150,7 @@ def test_every_truncation_is_refused(tmp_path: Path, form: str) -> None:
             read_torch(path)
 
 
-def test_flipped_bits_in_zip_data_are_caught_by_the_crc(tmp_path: Path) -> None:
+def test_flipped_bits_are_detected_by_the_crc(tmp_path: Path) -> None:
     path = written(tmp_path / "model.bin", "zip")
     whole = path.read_bytes()
     for key, numbers in STORAGES.items():
@@ -174,7 +174,7 @@ def test_crc_is_computed_once_per_storage(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def damaged(**changes: Any) -> Callable[[list[Entry]], list[Entry]]:
-    """The zip entry of storage 0 with some fields changed."""
+    """Change some fields of the zip entry of storage 0."""
     return lambda entries: [replace(e, **changes) if e.name.endswith("data/0") else e for e in entries]
 
 
@@ -202,39 +202,39 @@ ZIP_TRICKS: dict[str, Callable[[list[Entry]], list[Entry]]] = {
 
 
 @pytest.mark.parametrize("trick", ZIP_TRICKS)
-def test_zip_tricks_are_refused(tmp_path: Path, trick: str) -> None:
+def test_malicious_zip_files_are_refused(tmp_path: Path, trick: str) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(zip_bytes(ZIP_TRICKS[trick](torch_entries(pickle(state_dict()), raw_storages()))))
     with pytest.raises(CheckpointError, match=r"model\.bin"):
         dict(read_torch(path))
 
 
-def test_our_zips_are_sound_to_python_too() -> None:
+def test_python_reads_our_test_zips() -> None:
     with zipfile.ZipFile(BytesIO(container("zip", pickle(state_dict())))) as archive:
         assert archive.testzip() is None
 
 
 @pytest.mark.parametrize("start", [b"", b"PK\3\4", b"version https://git-lfs", b"\x80\x02\x8a\x0a", b"\0" * 300])
-def test_other_files_are_refused_by_their_start(tmp_path: Path, start: bytes) -> None:
+def test_other_file_formats_are_refused(tmp_path: Path, start: bytes) -> None:
     (path := tmp_path / "model.bin").write_bytes(start)
     with pytest.raises(CheckpointError, match=r"model\.bin"):
         read_torch(path)
 
 
-def test_tar_format_is_refused_by_name(tmp_path: Path) -> None:
+def test_torchs_tar_format_is_named(tmp_path: Path) -> None:
     (path := tmp_path / "model.bin").write_bytes(b"storages".ljust(257, b"\0") + b"ustar".ljust(255, b"\0"))
     with pytest.raises(CheckpointError, match="tar"):
         read_torch(path)
 
 
-def test_a_missing_file_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_missing_file_raises_a_checkpoint_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"none\.bin"):
         read_torch(tmp_path / "none.bin")
 
 
 @pytest.mark.parametrize("form", TORCH_FORMATS)
-def test_whole_models_equal_their_arrays(tmp_path: Path, form: str) -> None:
-    """1,100 tensors: long memo opcodes, and more than one batch of items."""
+def test_large_models_equal_their_arrays(tmp_path: Path, form: str) -> None:
+    """1,100 tensors need long memo opcodes and more than one batch of items."""
     rng = np.random.default_rng(0)
     arrays = {f"block.{i}.weight": rng.standard_normal((3, i + 1)).astype(np.float32) for i in range(1100)}
     (path := tmp_path / "model.bin").write_bytes(torch_file(form, arrays))
@@ -243,8 +243,8 @@ def test_whole_models_equal_their_arrays(tmp_path: Path, form: str) -> None:
     assert all(np.array_equal(np.array(checkpoint[name]), array) for name, array in arrays.items())
 
 
-def test_a_sparse_legacy_file_of_45_gigabytes_opens_in_bounds(tmp_path: Path) -> None:
-    """T5-11B's shapes, as it was published: nothing but the tensor that is asked for may be touched."""
+def test_a_sparse_file_of_45_gigabytes_opens_within_bounds(tmp_path: Path) -> None:
+    """With the shapes of T5-11B. Only the requested tensor may be read."""
     path, shapes = tmp_path / "model.bin", t5_11b_shapes()
     assert write_sparse_legacy(path, shapes) > 45.2e9
     before, started = peak_bytes(), time.process_time()
@@ -256,7 +256,7 @@ def test_a_sparse_legacy_file_of_45_gigabytes_opens_in_bounds(tmp_path: Path) ->
 
 
 def torch_tensors(torch: Any) -> OrderedDict[str, Any]:
-    """The example's views, made by torch."""
+    """Make the example's views with torch."""
     storages = {key: torch.tensor(numbers) for key, numbers in STORAGES.items()}
     storages["2"] = storages["2"].view(torch.bfloat16)
     storages["5"] = storages["5"].bool()
@@ -267,7 +267,7 @@ def torch_tensors(torch: Any) -> OrderedDict[str, Any]:
 
 
 @pytest.mark.parametrize("form", TORCH_FORMATS)
-def test_torch_reads_our_files_and_we_read_torchs(tmp_path: Path, form: str) -> None:
+def test_torch_reads_our_test_files_and_we_read_torchs_files(tmp_path: Path, form: str) -> None:
     torch = pytest.importorskip("torch")
     tensors = torch_tensors(torch)
     loaded = torch.load(written(tmp_path / "ours.bin", form), weights_only=True)
@@ -281,7 +281,7 @@ def test_torch_reads_our_files_and_we_read_torchs(tmp_path: Path, form: str) -> 
     assert all(np.array_equal(bits(array), expected(name)) for name, array in theirs.items())
 
 
-def test_our_pickle_is_torchs_byte_for_byte(tmp_path: Path) -> None:
+def test_our_test_pickle_equals_torchs(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save(torch_tensors(torch), tmp_path / "archive.pt")
     with zipfile.ZipFile(tmp_path / "archive.pt") as archive:

@@ -1,5 +1,6 @@
-"""Jobs over files: line n of the output belongs to line n of the input, whatever the engine's order and however
-often the job was killed in between.
+"""Jobs over files: line n of the output is the record of line n of the input.
+
+This holds for any order in which the engine finishes rows, and for any number of interruptions.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ INPUT = sample_input(40)
 
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a power failure shows whether a disk is up to date, and those below are made up; waiting for it is slow."""
+    """Skip fsync, which is slow. Only a power failure needs it, and the tests simulate those."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -60,11 +61,11 @@ def program(*arguments: object) -> dict[str, Any]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-# What a line of input becomes
+# Parsing and records
 
 
 @pytest.mark.parametrize("choose", [first, last, at_random(1), at_random(2)])
-def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose) -> None:
+def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> None:
     run_job(tmp_path / "out", INPUT, engine(choose))
     lines = INPUT.decode().split("\n")
     for number, (line, fields) in enumerate(zip(lines, records(tmp_path / "out"), strict=True), start=1):
@@ -133,7 +134,7 @@ def test_records_stand_in_the_order_of_the_input(tmp_path: Path, choose: Choose)
         (b'{"prompt": "too long"}', "too long"),
     ],
 )
-def test_a_bad_line_gives_an_error_with_its_number_and_the_job_goes_on(tmp_path: Path, line: bytes, error: str) -> None:
+def test_an_invalid_line_becomes_an_error_record(tmp_path: Path, line: bytes, error: str) -> None:
     content = b'{"prompt": "one"}\n' + line + b'\n{"prompt": "two"}\n'
     totals = run_job(tmp_path / "out", content, format="jsonl")
     one, bad, two = records(tmp_path / "out")
@@ -142,7 +143,7 @@ def test_a_bad_line_gives_an_error_with_its_number_and_the_job_goes_on(tmp_path:
     assert (totals.lines, totals.errors, totals.error_lines, totals.rows) == (3, 1, [2], 2)
 
 
-def test_fields_of_the_user_are_carried_through(tmp_path: Path) -> None:
+def test_user_fields_are_copied_to_the_record(tmp_path: Path) -> None:
     own = {
         "id": 2**70,
         "ü": "\u2028\x00ß",
@@ -156,7 +157,7 @@ def test_fields_of_the_user_are_carried_through(tmp_path: Path) -> None:
         assert {name: fields[name] for name in own} == own and ("text" in fields) != ("error" in fields)
 
 
-def test_options_of_a_row_reach_the_engine() -> None:
+def test_options_of_a_line_are_passed_on() -> None:
     given = {"prompt": "a", "max_tokens": 3, "stop": ["x"], "seed": 5, "temperature": 1, "top_p": 0.5, "id": 0}
     (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
     row = LineParser("jsonl")(line)
@@ -168,7 +169,7 @@ def test_options_of_a_row_reach_the_engine() -> None:
     }
 
 
-def test_rows_accept_former_names_of_options() -> None:
+def test_lines_accept_former_option_names() -> None:
     given = {"prompt": "a", "num_draft": 3, "source_language": "eng_Latn", "target_language": "deu_Latn", "seed": 1}
     (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
     row = LineParser("jsonl")(line)
@@ -200,7 +201,7 @@ def write_journal(output_path: Path, settings: dict[str, Any]) -> None:
     output.journal_path(output_path).write_text(json.dumps(content))
 
 
-def test_seeds_depend_on_the_line_alone() -> None:
+def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
     content = b"\n".join(b'{"prompt": "a"}' for _ in range(2000))
     seeds = [
         LineParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
@@ -216,10 +217,10 @@ def test_seeds_depend_on_the_line_alone() -> None:
         for line in read_lines(io.BytesIO(b"x\n" + content[16:]))
     ]
     assert changed[1:] == seeds[1:] and changed[0] is None
-    assert LineParser("jsonl")(next(read_lines(io.BytesIO(content)))).seed is None  # nothing is drawn at temperature 0
+    assert LineParser("jsonl")(next(read_lines(io.BytesIO(content)))).seed is None  # no sampling at temperature 0
 
 
-def test_line_ends_a_byte_order_mark_and_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_ends_byte_order_mark_and_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_job(tmp_path / "out", "\ufeffab\r\n\ufeffc".encode())
     assert [each["text"] for each in records(tmp_path / "out")] == ["ba", "c\ufeff"]
     monkeypatch.setattr(job_input, "MAX_LINE_BYTES", 8)
@@ -230,7 +231,7 @@ def test_line_ends_a_byte_order_mark_and_lines_without_end(tmp_path: Path, monke
     assert [line.end for line in read_lines(io.BytesIO(content))] == [8, 17, 48, 51]
 
 
-def test_the_format_is_the_name_s_or_else_the_first_line_s() -> None:
+def test_format_is_chosen_by_suffix_or_first_line() -> None:
     for name, begins, expected in (
         ("a.jsonl", b"text", "jsonl"),
         ("a.NDJSON", b"", "jsonl"),
@@ -246,18 +247,18 @@ def test_the_format_is_the_name_s_or_else_the_first_line_s() -> None:
 # Memory
 
 
-def test_twenty_thousand_lines_take_no_more_memory_than_two_thousand() -> None:
-    """The worst engine: the oldest row is finished last. One thing kept for each line would be 18,000 of them."""
+def test_memory_does_not_grow_with_the_number_of_lines() -> None:
+    """Uses the worst order, which finishes the oldest row last. An object kept per line would add 18,000 objects."""
     seen = program("memory", 20_000)
     assert seen["lines"] == 20_000 and seen["ahead"] == 512
     early, later = seen["peaks"]
     assert later < early + 1000
-    without_window = program("memory", 15_000, 10**9)  # a planted fault
+    without_window = program("memory", 15_000, 10**9)  # without the window, memory must grow
     early, later = without_window["peaks"]
     assert without_window["ahead"] == 15_000 and later > early + 50_000
 
 
-def test_long_lines_narrow_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_reduce_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative_decoding.jobs.job.WINDOW_BYTES", 1000)
     written = io.BytesIO()
     lines = read_lines(io.BytesIO(b"\n".join([b"x" * 100] * 200)))
@@ -278,13 +279,13 @@ LONG = b'{"prompt": "%s"}' % (b"word " * 2_000_000)
 
 
 def lines_of(capfd: pytest.CaptureFixture[str], path: Path, content: bytes, *arguments: object) -> list[dict[str, Any]]:
-    """The records of the command over these lines."""
+    """Return the records that main.py writes for these lines."""
     path.write_bytes(content)
     _, out, _ = main(capfd, "--input", path, "-m", "3", *arguments)
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_what_is_too_long_is_refused_before_it_is_tokenised(
+def test_long_prompts_are_refused_before_tokenization(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, seen = FastTokenizer.encode, []
@@ -305,8 +306,8 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised(
     assert max(seen) < 200_000
 
 
-def test_a_long_source_is_encoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what was estimated for one is not taken for as many as there are slots."""
+def test_a_long_source_is_encoded_in_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory estimate is for one prompt, not for a batch of them."""
     session, shapes = load("t5-web-docs-draft"), []
     encode = type(session.model).encode
     monkeypatch.setattr(
@@ -320,23 +321,29 @@ def test_a_long_source_is_encoded_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert together[0] == 2 and [each[0] for each in alone] == [1, 1]
 
 
-# Interrupted and resumed
+# Interruption and resuming
 
 
 @pytest.mark.slow
-def test_killed_before_or_after_any_system_call_the_output_is_that_of_one_run(tmp_path: Path) -> None:
+def test_output_is_the_same_after_a_kill_around_any_system_call(tmp_path: Path) -> None:
     seen = program("killed_at_every_moment", tmp_path)
     assert seen["identical"] and min(seen["moments"]) > 20
 
 
-def test_not_cutting_what_is_behind_the_checkpoint_is_noticed(tmp_path: Path) -> None:
-    """A planted fault."""
-    command = [sys.executable, "-m", "tests.support.job_engine", "killed_at_every_moment", str(tmp_path), "--no-cut"]
+def test_a_missing_truncation_is_detected(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.job_engine",
+        "killed_at_every_moment",
+        str(tmp_path),
+        "--no-truncate",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0 or not json.loads(done.stdout)["identical"]
 
 
-def test_a_last_line_torn_anywhere_is_made_whole(tmp_path: Path) -> None:
+def test_a_torn_last_record_is_replaced(tmp_path: Path) -> None:
     run_job(tmp_path / "whole", INPUT)
     whole = (tmp_path / "whole").read_bytes()
     *_, before, end = whole.splitlines(keepends=True)
@@ -348,35 +355,35 @@ def test_a_last_line_torn_anywhere_is_made_whole(tmp_path: Path) -> None:
 
 
 def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """At any commit: what was not synchronised is lost, zeros, or there; the checkpoint is the old or the new one."""
+    """Simulate a power failure at each commit: unsynchronized data is lost, zero or kept, the journal old or new."""
     path, lost = folder / "out", folder / "lost"
     lost.mkdir()
     synced = 0
-    really_sync, really_write = os.fsync, output.atomic_write
+    fsync, write_journal = os.fsync, output.atomic_write
     states = []
 
     def sync(descriptor: int) -> None:
         nonlocal synced
-        really_sync(descriptor)
+        fsync(descriptor)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             synced = path.stat().st_size
 
-    def atomic_write(checkpoint: Path, content: str) -> None:
-        if checkpoint.exists():
-            states.append((checkpoint.read_bytes(), synced))
-        really_write(checkpoint, content)
-        states.append((checkpoint.read_bytes(), synced))
+    def traced_write(journal: Path, content: str) -> None:
+        if journal.exists():
+            states.append((journal.read_bytes(), synced))
+        write_journal(journal, content)
+        states.append((journal.read_bytes(), synced))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
-        patch.setattr(output, "atomic_write", atomic_write)
-        run_job(path, INPUT, after_row=lambda journal: journal._commit())
+        patch.setattr(output, "atomic_write", traced_write)
+        run_job(path, INPUT, after_row=lambda resumable: resumable._commit())
     whole = path.read_bytes()
     assert len(set(states)) > 40
-    for checkpoint, size in set(states):
+    for journal, size in set(states):
         for tail in (b"", bytes(100), whole[size : size + 100]):
             (lost / "out").write_bytes(whole[:size] + tail)
-            output.journal_path(lost / "out").write_bytes(checkpoint)
+            output.journal_path(lost / "out").write_bytes(journal)
             try:
                 run_job(lost / "out", INPUT, resume=True, source=Pipe)
             except InputError:
@@ -388,30 +395,27 @@ def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> boo
 
 
 @pytest.mark.slow
-def test_the_power_fails_at_any_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_survives_a_power_failure_at_any_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert survives_power_failure(tmp_path, monkeypatch)
 
 
-def test_a_checkpoint_before_the_output_is_synchronised_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A planted fault."""
+def test_a_journal_written_before_fsync_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = output.ResumableOutput._commit
 
-    def early(journal: Any) -> None:
-        content = {"version": 1, **vars(journal.written), "settings": journal.settings}
-        output.atomic_write(output.journal_path(journal.path), json.dumps(content))
-        commit(journal)
+    def early(resumable: Any) -> None:
+        content = {"version": output.VERSION, **vars(resumable.written), "settings": resumable.settings}
+        output.atomic_write(output.journal_path(resumable.path), json.dumps(content))
+        commit(resumable)
 
     monkeypatch.setattr(output.ResumableOutput, "_commit", early)
     assert not survives_power_failure(tmp_path, monkeypatch)
 
 
-def test_a_full_disk_is_one_line_and_the_job_goes_on_later(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_the_job_can_be_resumed(tmp_path: Path) -> None:
     run_job(tmp_path / "whole", INPUT)
 
-    def fill(journal: Any) -> None:
-        if journal.written.lines >= 10:
+    def fill(resumable: Any) -> None:
+        if resumable.written.lines >= 10:
             room = iter((5,))
 
             def write(data: memoryview) -> int:
@@ -419,8 +423,8 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(tmp_path: Path) -> No
                     return int(file.write(data[:size]))
                 raise OSError(28, "No space left on device")
 
-            file = journal._file
-            journal._file = type(
+            file = resumable._file
+            resumable._file = type(
                 "Full", (), {"write": staticmethod(write), "__getattr__": lambda _, n: getattr(file, n)}
             )()
 
@@ -434,10 +438,10 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(tmp_path: Path) -> No
 
 
 def interrupted(path: Path, after: int = 15) -> bytes:
-    """Make an output of which not all is done."""
+    """Make an unfinished output and return its content."""
 
-    def stop(journal: Any) -> None:
-        if journal.written.lines >= after:
+    def stop(resumable: Any) -> None:
+        if resumable.written.lines >= after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -445,20 +449,20 @@ def interrupted(path: Path, after: int = 15) -> bytes:
     return path.read_bytes()
 
 
-def test_ctrl_c_leaves_whole_lines_and_loses_none(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_all_complete_records(tmp_path: Path) -> None:
     content = interrupted(tmp_path / "out")
     assert content.endswith(b"\n") and 15 <= len(content.splitlines()) < 40
-    checkpoint = json.loads(output.journal_path(tmp_path / "out").read_text())
-    assert checkpoint["size"] == len(content) and checkpoint["lines"] == len(content.splitlines())
+    journal = json.loads(output.journal_path(tmp_path / "out").read_text())
+    assert journal["size"] == len(content) and journal["lines"] == len(content.splitlines())
     totals = run_job(tmp_path / "out", INPUT, resume=True)
     run_job(tmp_path / "whole", INPUT)
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
     assert totals.errors == sum("error" in each for each in records(tmp_path / "out")) == 4
-    again = run_job(tmp_path / "out", INPUT, resume=True)  # there is nothing left to do
+    again = run_job(tmp_path / "out", INPUT, resume=True)  # all lines are finished
     assert again.lines == 40 and again.rows == 0
 
 
-def test_resuming_what_was_changed_is_refused_in_a_line_that_says_the_way_out(tmp_path: Path) -> None:
+def test_resuming_refuses_changed_files_and_settings(tmp_path: Path) -> None:
     path = tmp_path / "out"
     before = interrupted(path)
     done = len(before.splitlines())
@@ -482,17 +486,17 @@ def test_resuming_what_was_changed_is_refused_in_a_line_that_says_the_way_out(tm
         path.write_bytes(b"".join(changed))
         refused("has changed")
     path.write_bytes(before)
-    checkpoint = output.journal_path(path)
+    journal = output.journal_path(path)
     for content, match in ((b'{"version": 99, "settings": {}}', "another version"), (b"{", "cannot be read")):
-        checkpoint.write_bytes(content)
+        journal.write_bytes(content)
         refused(match)
-    checkpoint.unlink()
+    journal.unlink()
     refused("has no journal")
     run_job(path, INPUT, force=True)
     assert len(path.read_bytes().splitlines()) == 40
 
 
-def test_an_output_that_somebody_cut_needs_an_input_that_can_be_read_again(tmp_path: Path) -> None:
+def test_lost_records_can_be_redone_only_from_a_seekable_input(tmp_path: Path) -> None:
     whole = interrupted(tmp_path / "out")
     for size in (len(whole) - 3, len(whole) // 2):
         (tmp_path / "out").write_bytes(whole[:size])
@@ -503,7 +507,7 @@ def test_an_output_that_somebody_cut_needs_an_input_that_can_be_read_again(tmp_p
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_lines_that_are_not_done_may_change_and_more_may_come(tmp_path: Path) -> None:
+def test_unfinished_lines_may_change_before_resuming(tmp_path: Path) -> None:
     done = len(interrupted(tmp_path / "out").splitlines())
     changed = b"\n".join([*INPUT.split(b"\n")[:done], b"new", b"lines\n"])
     run_job(tmp_path / "out", changed, resume=True)
@@ -513,7 +517,7 @@ def test_lines_that_are_not_done_may_change_and_more_may_come(tmp_path: Path) ->
     assert records(tmp_path / "out")[-1]["text"] == "erom"
 
 
-def test_an_output_that_exists_is_not_touched_without_resume_or_force(tmp_path: Path) -> None:
+def test_an_existing_output_is_kept_without_resume_or_force(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
     with pytest.raises(InputError, match="already exists; continue it with --resume, or replace it with --force"):
         run_job(tmp_path / "out", INPUT)
@@ -524,8 +528,8 @@ def test_an_output_that_exists_is_not_touched_without_resume_or_force(tmp_path: 
     assert (tmp_path / "out").read_text() == "precious"
 
 
-def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
-    """Whoever may write into the folder could have put it there."""
+def test_a_symlink_in_place_of_the_journal_is_not_followed(tmp_path: Path) -> None:
+    """Another user of the folder could have planted it."""
     (tmp_path / "precious").write_text("precious")
     for name in ("out.job", ".out.job.partial"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
@@ -533,7 +537,7 @@ def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious" and len(records(tmp_path / "out")) == 40
 
 
-def test_two_jobs_do_not_write_one_output(tmp_path: Path) -> None:
+def test_an_output_is_locked_against_a_second_job(tmp_path: Path) -> None:
     def another(_: object) -> None:
         with pytest.raises(InputError, match="another job is writing it"):
             run_job(tmp_path / "out", INPUT, resume=True)
@@ -545,11 +549,11 @@ def test_two_jobs_do_not_write_one_output(tmp_path: Path) -> None:
 # Statistics
 
 
-def test_totals_are_those_of_the_rows(tmp_path: Path) -> None:
+def test_totals_sum_up_the_rows(tmp_path: Path) -> None:
     prompts = ["a", "a b c", "too long", "a b"]
     totals = run_job(tmp_path / "out", "\n".join(prompts).encode())
     results = [result_of(prompt).stats for prompt in prompts if prompt != "too long"]
-    totals.seconds = 3.0  # in which six seconds of rows took place, three together on average
+    totals.seconds = 3.0  # the rows took six seconds in total, so three ran at once on average
     assert totals.rows == 3 and totals.stats.generated_tokens == 2 + 4 + 3 and totals.end_to_end_tps == 3.0
     assert totals.mean_time_to_first_token == pytest.approx(sum(each.time_to_first_token for each in results) / 3)
     assert (totals.encode_seconds, totals.decode_seconds) == (0.75, 2.25)
@@ -557,9 +561,9 @@ def test_totals_are_those_of_the_rows(tmp_path: Path) -> None:
     assert totals.as_dict()["iterations"] == 6
 
 
-# The command, with the bundled models
+# main.py with the bundled models
 
-SAMPLE = {"temperature": 1.5, "acceptance": "coupled"}  # the same whatever drafts have learned
+SAMPLE = {"temperature": 1.5, "acceptance": "coupled"}  # does not depend on the draft
 PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
 
 
@@ -571,7 +575,7 @@ def main(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return status, *capfd.readouterr()
 
 
-def test_each_row_is_what_generate_gives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_record_equals_generate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = [{}, {"max_tokens": 3}, SAMPLE | {"id": "x"}, SAMPLE | {"seed": 9}, {"stop": ["e"]}]
     content = [{"prompt": prompt, **own} for prompt, own in zip(PROMPTS, options, strict=False)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, content)))
@@ -603,7 +607,7 @@ def test_each_row_is_what_generate_gives(tmp_path: Path, capfd: pytest.CaptureFi
     assert stats["temperature"] == 0.0 and stats["slots"] == 8 and stats["model"].endswith("t5-web-docs")
 
 
-def test_lines_in_records_out_and_status_1_for_errors(
+def test_standard_input_and_output_and_exit_status_1_for_errors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.txt").write_bytes(f"{PROMPTS[0]}\n\n{'word ' * 600}\n".encode() + b"\xff\n")
@@ -614,13 +618,13 @@ def test_lines_in_records_out_and_status_1_for_errors(
         fields[1]["finish_reason"] == "blank" and "at most 512" in fields[2]["error"] and "UTF-8" in fields[3]["error"]
     )
     assert "4 lines, 2 of them errors (first errors of this run: lines 3, 4)" in err
-    with (tmp_path / "in.txt").open("rb") as stdin:  # - is standard input
+    with (tmp_path / "in.txt").open("rb") as stdin:  # for --input -
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
         assert main(capfd, "--input", "-", "--regular-decode")[:2] == (status, out)
 
 
 def victim(count: int, how: signal.Signals, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """main.py in a process of its own, that gets a signal when so many records are written."""
+    """Run main.py in a process that sends itself a signal after `count` records."""
     program = (
         "import os, sys\n"
         "from speculative_decoding.cli.main import main\n"
@@ -635,7 +639,7 @@ def victim(count: int, how: signal.Signals, *arguments: object) -> subprocess.Co
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 
-def test_main_resumes_what_was_interrupted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
     options = [
         "--temperature",
@@ -665,7 +669,7 @@ def test_main_resumes_what_was_interrupted(tmp_path: Path, capfd: pytest.Capture
     assert status == 2 and "seed was 0, is 1" in err
 
 
-def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
+def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
@@ -719,7 +723,7 @@ def test_a_bar_at_a_terminal_and_a_line_now_and_then_elsewhere(
         ),
     ],
 )
-def test_options_that_contradict_each_other_are_one_line(
+def test_contradicting_options_are_reported_in_one_line(
     arguments: list[str], named: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
