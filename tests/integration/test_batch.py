@@ -1,4 +1,4 @@
-"""Laws of batches: a row is what its prompt alone would give, whatever is decoded beside it."""
+"""A row of a batch gives the result of its prompt as a single request, whatever the other rows are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def same(one: GenerationResult, other: GenerationResult) -> bool:
 
 @cache
 def alone(**options: Any) -> list[GenerationResult]:
-    """What each prompt gives on its own, without a draft."""
+    """The baseline result of each prompt as a single request."""
     return [generate(TARGET, Letters(), prompt, drafter="none", **options) for prompt in PROMPTS]
 
 
@@ -66,12 +66,12 @@ def check_identity(slots: int, drafter: str = "model", num_draft_tokens: Any = 5
 
 @pytest.mark.parametrize("slots", [1, 3, 8, 32])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_row_is_what_its_prompt_alone_gives(drafter: str, slots: int) -> None:
+def test_batch_row_equals_single_row(drafter: str, slots: int) -> None:
     check_identity(slots, drafter, max_tokens=20)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_coupled_rows_depend_on_their_seeds_alone(drafter: str) -> None:
+def test_coupled_rows_depend_only_on_their_seeds(drafter: str) -> None:
     for slots, seed in ((2, 0), (8, 1), (3, 2)):
         options = {"temperature": 1.0, "seed": seed, "repetition_penalty": 1.1 if seed else 1.0}
         check_identity(slots, drafter, acceptance="coupled", max_tokens=12, **options)
@@ -79,11 +79,11 @@ def test_coupled_rows_depend_on_their_seeds_alone(drafter: str) -> None:
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])
 @pytest.mark.parametrize("drafter", ["model", "model, trimmed"])
-def test_samples_do_not_depend_on_the_neighbours(drafter: str, acceptance: str) -> None:
-    """The draws of a row have their keys from its own seed and positions, so also these rows are their single runs.
+def test_samples_do_not_depend_on_other_rows(drafter: str, acceptance: str) -> None:
+    """Random keys depend on the seed and the position of a row, so rows equal single requests.
 
-    Not so with drafters that learn from row to row: what they draft, and with it the sample of a seed, depends on what
-    came before (its law does not; and coupled samples do not).
+    This does not hold for drafters that learn from other rows: their drafts, and so the sample of a seed, depend on
+    earlier rows. Their distribution does not, and neither do coupled samples.
     """
     options: dict[str, Any] = {"temperature": 1.0, "acceptance": acceptance, "num_draft_tokens": 5, "max_tokens": 12}
     options |= DRAFTERS[drafter]
@@ -108,19 +108,19 @@ OWN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("slots", [2, 5, 32])
-def test_rows_may_have_options_of_their_own(slots: int) -> None:
+def test_rows_may_have_different_options(slots: int) -> None:
     rows = [{"prompt": prompt} | own for prompt, own in zip(PROMPTS, [*OWN, *OWN], strict=False)]
     shared: dict[str, Any] = {"max_tokens": 12, "draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5}
     results = batch(rows, slots=slots, **shared)
     for row, result in zip(rows, results, strict=True):
         options = shared | row
-        if options["num_draft_tokens"] == 0:  # a single call says so: the drafter would have no effect
+        if options["num_draft_tokens"] == 0:  # a single call refuses a drafter that has no effect
             del options["drafter"]
         prompt = options.pop("prompt")
         assert same(result, generate(TARGET, Letters(), prompt, **options)), row
 
 
-def test_the_end_comes_at_every_position_of_a_batch() -> None:
+def test_rows_end_at_every_position() -> None:
     shared: dict[str, Any] = {"acceptance": "coupled", "max_tokens": 25, "draft_model": DRAFT}
     hot = [{"temperature": 3.0, "seed": seed} for seed in range(40)]
     prompts = [PROMPTS[seed % len(PROMPTS)] for seed in range(40)]
@@ -140,7 +140,7 @@ def keep_the_old_encoder_output(monkeypatch: pytest.MonkeyPatch) -> None:
     assign = DecoderCache.assign
 
     def offsets_only(self: DecoderCache, rows: Any, fresh: DecoderCache) -> None:
-        if any(self.offsets):  # the slot has been used
+        if any(self.offsets):  # the slot is reused
             self.offsets[rows[0]] = 0
         else:
             assign(self, rows, fresh)
@@ -149,7 +149,7 @@ def keep_the_old_encoder_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("plant", [rewind_together, every_row_at_the_furthest_offset, keep_the_old_encoder_output])
-def test_a_planted_fault_breaks_identity(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_break_identity(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = alone(max_tokens=20)
     plant(monkeypatch)
     try:
@@ -159,8 +159,8 @@ def test_a_planted_fault_breaks_identity(plant: Any, monkeypatch: pytest.MonkeyP
     assert not all(map(same, results, expected))
 
 
-def test_a_draft_of_one_row_is_that_of_a_batch() -> None:
-    """Not only is the output the same, but the same tokens are drafted, so a batch accepts as much."""
+def test_batch_row_has_the_drafts_of_a_single_row() -> None:
+    """So a batch has the acceptance rate of single requests."""
     options: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5, "max_tokens": 20}
     alone = [generate(TARGET, Letters(), prompt, **options).stats for prompt in PROMPTS]
     together = [result.stats for result in batch(PROMPTS, slots=4, **options)]
@@ -168,7 +168,7 @@ def test_a_draft_of_one_row_is_that_of_a_batch() -> None:
         assert one.accepted_histogram == other.accepted_histogram and one.drafted_tokens == other.drafted_tokens
 
 
-def test_input_is_read_only_a_window_ahead() -> None:
+def test_prompts_are_read_a_bounded_number_ahead() -> None:
     read = 0
 
     def prompts() -> Iterator[str]:
@@ -186,7 +186,7 @@ def test_input_is_read_only_a_window_ahead() -> None:
 
 
 def peaks(slots: int, counts: list[int]) -> list[int]:
-    """Peak bytes after so many prompts of one job, besides what other tests have left."""
+    """Peak bytes after each number of prompts of one job, without the memory held before it."""
     gc.collect()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -195,15 +195,14 @@ def peaks(slots: int, counts: list[int]) -> list[int]:
     return [mx.get_peak_memory() - before for done, _ in enumerate(results, 1) if done in counts]
 
 
-def test_peak_memory_grows_with_the_slots_and_not_with_the_prompts() -> None:
-    """What is alive at once differs with how far the device is behind the host, by up to 1.5 times as measured; what a
-    prompt leaves behind would add up."""
+def test_peak_memory_grows_with_slots_but_not_with_prompts() -> None:
+    """The peak varies by a factor of up to 1.5 with the device's lag; a leak for each prompt would exceed that."""
     few, early, later = peaks(2, [30])[0], *peaks(16, [60, 1300])
     assert few < early and later < 2 * early
 
 
 class Watched(FixedLength):
-    """Keeps of how many rows it is asked and told."""
+    """Records the number of rows in each call."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -219,7 +218,7 @@ class Watched(FixedLength):
         self.told.append(len(outcomes))
 
 
-def test_a_length_decides_for_all_of_its_rows_at_once() -> None:
+def test_draft_length_is_chosen_for_all_rows_that_share_a_policy() -> None:
     shared, own = Watched(), Watched()
     rows: list[Any] = [
         {"prompt": prompt} | ({"num_draft_tokens": own} if i == 1 else {}) for i, prompt in enumerate("abcd")
@@ -230,7 +229,7 @@ def test_a_length_decides_for_all_of_its_rows_at_once() -> None:
 
 
 class Erratic(DraftLength):
-    """Rounds without a draft, and any length and kind at all."""
+    """Skips rounds and chooses lengths at random."""
 
     most = 9
 
@@ -251,14 +250,14 @@ class Erratic(DraftLength):
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
-def test_whatever_a_length_decides_changes_nothing(drafter: str) -> None:
+def test_draft_lengths_do_not_change_the_output(drafter: str) -> None:
     length = Erratic()
     for num_draft_tokens in (length, "auto"):
         check_identity(4, drafter, num_draft_tokens=num_draft_tokens, max_tokens=20)
     assert length.skipped > 5
 
 
-def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
+def test_invalid_prompt_gets_an_error_and_others_continue() -> None:
     bad: dict[int, tuple[Any, str]] = {
         1: ("  ", "prompt is empty"),
         2: ({"prompt": "b", "top_p": 3.0}, "top_p"),
@@ -289,12 +288,12 @@ def test_a_bad_prompt_has_an_error_and_the_others_go_on() -> None:
         ({"max_memory_gb": 0.000001}, "is too little"),
     ],
 )
-def test_bad_arguments_are_named_at_the_call(options: dict[str, Any], named: str) -> None:
+def test_invalid_arguments_are_named_before_decoding(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         batch_generate(TARGET, Letters(), PROMPTS, **options)
 
 
-def test_memory_limits_the_slots() -> None:
+def test_max_memory_limits_the_slots() -> None:
     assert slots_within(1.0, 8, TARGET, DRAFT, 100) == 8
     found = [fitting(kilobytes / 1e6) for kilobytes in range(1, 2000, 50)]
     assert found == sorted(found) and {0, 1, 2, 3, 7, 8} <= set(found)
@@ -307,12 +306,12 @@ def fitting(gb: float) -> int:
         return 0
 
 
-def test_no_rows_at_all() -> None:
+def test_empty_batch() -> None:
     assert list(batch_generate(TARGET, Letters(), [])) == []
     assert [each.error is None for each in batch_generate(TARGET, Letters(), [" "])] == [False]
 
 
-def test_a_session_decodes_a_list_in_its_order() -> None:
+def test_session_returns_results_in_the_order_of_prompts() -> None:
     session = Session(TARGET, Letters(), DRAFT, slots=3)
     assert [each.text for each in session.generate(PROMPTS, max_tokens=9)] == [
         session.generate(prompt, max_tokens=9).text for prompt in PROMPTS
@@ -321,15 +320,15 @@ def test_a_session_decodes_a_list_in_its_order() -> None:
         session.generate(["abc", ""])
 
 
-def test_strict_rows_are_those_of_their_prompts_alone() -> None:
+def test_strict_batch_rows_equal_single_rows() -> None:
     options: dict[str, Any] = {"strict": True, "max_tokens": 20, "num_draft_tokens": 5}
     plain = [generate(TARGET, Letters(), prompt, drafter="none", strict=True, max_tokens=20) for prompt in PROMPTS]
     found = batch(PROMPTS, slots=4, draft_model=DRAFT, **options)
     assert [each.tokens for each in found] == [each.tokens for each in plain]
 
 
-def test_rows_that_draft_nothing_stay_where_they_are() -> None:
-    """One row of a batch drafts, the other does not: the draft model's cache must not move on under it."""
+def test_draft_model_cache_does_not_move_for_rows_that_do_not_draft() -> None:
+    """One row of the batch drafts, the other does not."""
     drafter = model_drafter(TARGET, DRAFT)
     still, moving = (
         RequestView(GenerationOptions(), source, tokens, slot)

@@ -1,4 +1,4 @@
-"""Laws of the engine: what a request gives does not depend on when it came, what is beside it, or who was cancelled."""
+"""The engine: a request's output does not depend on its batch, its time of arrival, or cancelled requests."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ COUPLED = {"temperature": 1.0, "acceptance": "coupled"}
 
 @cache
 def alone(prompt: str, options: GenerationOptions) -> list[int]:
-    """Regular decoding, without an engine and without a draft."""
+    """Baseline decoding without an engine."""
     chosen = {name: getattr(options, name) for name in ("temperature", "acceptance", "seed", "max_tokens")}
     return tokens_of(run(TARGET, Letters().encode(prompt), **chosen))
 
 
 class Client:
-    """Submits, steps, and keeps what it was told."""
+    """Submits requests, steps the engine, and records its events."""
 
     def __init__(self, drafter: str | BatchDrafter = "model", slots: int = 8, **options: Any) -> None:
         self.drafter = BY_NAME[drafter]() if isinstance(drafter, str) else drafter
@@ -86,7 +86,7 @@ class Client:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was evaluated or encoded, in order: "eval", or "encode" for each source."""
+    """A log of device work: "eval", and "encode" for each source."""
     done: list[str] = []
     for name in ("eval", "async_eval"):
         evaluate = getattr(mx, name)
@@ -101,7 +101,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_submitting_computes_nothing_and_is_never_refused(work: list[str]) -> None:
+def test_submit_computes_nothing_and_has_no_limit(work: list[str]) -> None:
     client = Client(slots=2)
     for number in range(100):
         client.submit(PROMPTS[number % len(PROMPTS)], max_tokens=1)
@@ -115,8 +115,8 @@ def test_submitting_computes_nothing_and_is_never_refused(work: list[str]) -> No
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_no_more_is_encoded_than_there_are_slots(work: list[str], slots: int) -> None:
-    """So a cancelled or a late request never waits behind, nor pays for, a long line of encoded ones."""
+def test_at_most_one_request_for_each_slot_is_encoded_ahead(work: list[str], slots: int) -> None:
+    """So requests that are cancelled while they wait cost little."""
     client = Client("ngram", slots=slots, max_tokens=5)
     for prompt in PROMPTS * 2:
         client.submit(prompt)
@@ -132,7 +132,7 @@ def test_no_more_is_encoded_than_there_are_slots(work: list[str], slots: int) ->
     client.check()
 
 
-def test_a_step_is_a_round_of_each_active_row() -> None:
+def test_step_runs_a_round_for_each_active_row() -> None:
     client = Client(slots=4)
     requests = [client.submit(prompt) for prompt in PROMPTS[:6]]
     for _ in range(3):
@@ -143,7 +143,7 @@ def test_a_step_is_a_round_of_each_active_row() -> None:
     assert client.engine.step() == []
 
 
-def test_an_engine_is_reused_when_it_was_idle() -> None:
+def test_an_idle_engine_can_be_reused() -> None:
     client = Client(slots=3)
     for _ in range(2):
         for prompt in PROMPTS[:5]:
@@ -156,8 +156,8 @@ def slots_taken(client: Client) -> int:
 
 
 @pytest.mark.parametrize("drafter", BY_NAME)
-def test_a_cancelled_request_gives_its_slot_away_before_the_next_round(drafter: str) -> None:
-    """In the middle, in the first round's place, encoded but not begun, in the sorted line, and in the queue."""
+def test_cancelled_request_frees_its_slot_before_the_next_round(drafter: str) -> None:
+    """Cancelled while decoding, encoded, sorted, or queued."""
     client = Client(drafter, slots=3)
     requests = [client.submit(prompt) for prompt in (PROMPTS * 2)[: 3 * QUEUE_PER_SLOT + 6]]
     client.step()
@@ -167,7 +167,7 @@ def test_a_cancelled_request_gives_its_slot_away_before_the_next_round(drafter: 
     cancelled = [running[0], encoded[0], engine._sorted[-1], engine._queue[0]]
     for request in cancelled:
         engine.cancel(request)
-        engine.cancel(request)  # once more is nothing
+        engine.cancel(request)  # a second call has no effect
     next_in_line = len(client.step())
     assert (
         next_in_line
@@ -184,7 +184,7 @@ def test_a_cancelled_request_gives_its_slot_away_before_the_next_round(drafter: 
     assert done.finish_reason == reason != "cancelled"
 
 
-def test_before_the_first_round_a_cancelled_request_costs_nothing(work: list[str]) -> None:
+def test_request_cancelled_before_the_first_round_costs_nothing(work: list[str]) -> None:
     client = Client(slots=2)
     requests = [client.submit(prompt) for prompt in PROMPTS[:4]]
     for request in requests:
@@ -196,7 +196,7 @@ def test_before_the_first_round_a_cancelled_request_costs_nothing(work: list[str
     client.check(*requests)
 
 
-def test_a_round_of_cancelled_rows_alone_computes_nothing(work: list[str]) -> None:
+def test_step_with_only_cancelled_rows_computes_nothing(work: list[str]) -> None:
     client = Client(slots=2)
     requests = [client.submit(prompt) for prompt in PROMPTS[:2]]
     client.step()
@@ -207,8 +207,8 @@ def test_a_round_of_cancelled_rows_alone_computes_nothing(work: list[str]) -> No
 
 
 @pytest.mark.parametrize("drafter", BY_NAME)
-def test_nothing_is_kept_of_requests_that_are_over(drafter: str) -> None:
-    """Ended or cancelled: once others took their slots, nobody holds them, and no state grows with their number."""
+def test_finished_requests_are_released(drafter: str) -> None:
+    """Once their slots are reused, no references to finished or cancelled requests remain, and no state of them."""
     client = Client(drafter, slots=3, max_tokens=4)
     old = [weakref.ref(client.submit(prompt)) for prompt in PROMPTS * 3]
     client.engine.cancel(old[5]())  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def test_nothing_is_kept_of_requests_that_are_over(drafter: str) -> None:
 
 
 def state_size(drafter: BatchDrafter) -> int:
-    """Of the largest of the dictionaries by slot that a drafter keeps, or one within it."""
+    """The size of the largest dictionary of a drafter, including inner drafters."""
     own = [len(value) for value in vars(drafter).values() if type(value) is dict]
     inner = [state_size(value) for value in vars(drafter).values() if isinstance(value, BatchDrafter)]
     return max(own + inner)
@@ -239,7 +239,7 @@ def state_size(drafter: BatchDrafter) -> int:
 
 @pytest.mark.parametrize("sampling", [{}, COUPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("drafter", BY_NAME)
-def test_a_batch_that_grows_and_shrinks_changes_no_row(drafter: str, sampling: dict[str, Any]) -> None:
+def test_resizing_the_batch_changes_no_row(drafter: str, sampling: dict[str, Any]) -> None:
     client = Client(drafter, slots=16, **sampling)
     sizes = []
 
@@ -263,7 +263,7 @@ def test_a_batch_that_grows_and_shrinks_changes_no_row(drafter: str, sampling: d
     client.submit("deaf")
     step(1)
     client.finish()
-    assert {1, 9, 16} <= set(sizes) and sizes != sorted(sizes)  # a factor of two at least, up and down
+    assert {1, 9, 16} <= set(sizes) and sizes != sorted(sizes)  # grows and shrinks by a factor of two or more
 
 
 def forget_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,15 +277,15 @@ def select_wrongly(cache: DecoderCache, rows: Sequence[int]) -> None:
 SELECT = DecoderCache.select
 
 
-def test_a_batch_that_is_resized_wrongly_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_wrong_resize_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_to_move(monkeypatch)
     with pytest.raises((AssertionError, IndexError)):
-        test_a_batch_that_grows_and_shrinks_changes_no_row("ngram", {})
+        test_resizing_the_batch_changes_no_row("ngram", {})
 
 
 @pytest.mark.parametrize("drafter", BY_NAME)
-def test_a_hundred_prompts_at_random_moments(drafter: str) -> None:
-    """Submitted and cancelled in any order, greedy and coupled, of any length: each is what it is alone."""
+def test_a_hundred_prompts_at_random_times_equal_single_prompts(drafter: str) -> None:
+    """Submitted and cancelled in random order, greedy and coupled, with random lengths."""
     dice = random.Random(len(drafter))
     client = Client(drafter, slots=6)
     cancelled = []
@@ -306,7 +306,7 @@ def test_a_hundred_prompts_at_random_moments(drafter: str) -> None:
     client.check(*cancelled)
 
 
-def test_a_bad_prompt_is_refused_and_the_others_go_on() -> None:
+def test_invalid_prompt_is_refused_and_others_continue() -> None:
     client = Client(slots=2)
     client.submit("abc")
     client.step()
@@ -319,7 +319,7 @@ def test_a_bad_prompt_is_refused_and_the_others_go_on() -> None:
     assert len(client.prompts) == 2
 
 
-def test_strict_rows_have_passes_of_one_class_and_the_tokens_of_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_batches_use_one_class_of_widths_and_equal_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = set()
     states = type(TARGET).states
 
@@ -333,9 +333,9 @@ def test_strict_rows_have_passes_of_one_class_and_the_tokens_of_rows_alone(monke
         client = Client(slots=4, strict=True, num_draft_tokens=7, **options)
         with monkeypatch.context() as patch:
             patch.setattr(type(TARGET), "states", recording)
-            client.submit(PROMPTS[0])  # alone at first
+            client.submit(PROMPTS[0])  # a single row first
             client.step()
-            for prompt in PROMPTS:  # with a prefix one row is at its end while another reads its own
+            for prompt in PROMPTS:  # one row is near its end while another prefills a prefix
                 client.submit(prompt)
             while not client.engine.is_idle:
                 client.step()

@@ -1,4 +1,4 @@
-"""Laws of the loop: whoever drafts, and however much, the output is the target's own."""
+"""Greedy, coupled and strict output equals baseline decoding with any drafter and any draft length."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ from tests.support.together import Letters, drafter_of_rows, options_of, togethe
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
-REGULAR = [tokens_of(run(TARGET, source)) for source in SOURCES]
+BASELINE = [tokens_of(run(TARGET, source)) for source in SOURCES]
 
 
-def regular_of(row: RequestView) -> list[int]:
-    return REGULAR[SOURCES.index(row.source_tokens)]
+def baseline_of(row: RequestView) -> list[int]:
+    return BASELINE[SOURCES.index(row.source_tokens)]
 
 
 def check_identity(drafter: str, num_draft_tokens: int, sources: int = len(SOURCES)) -> None:
-    for source, regular in zip(SOURCES[:sources], REGULAR[:sources], strict=True):
-        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+    for source, baseline in zip(SOURCES[:sources], BASELINE[:sources], strict=True):
+        made = DRAFTERS[drafter](TARGET, DRAFT, baseline)
         rounds = run(TARGET, source, made, num_draft_tokens=num_draft_tokens)
-        assert tokens_of(rounds) == regular
+        assert tokens_of(rounds) == baseline
 
 
-def test_the_tiny_models_exercise_the_loop() -> None:
-    assert len({tuple(regular) for regular in REGULAR}) == len(REGULAR)
-    assert any(regular[-1] == EOS for regular in REGULAR) and any(len(regular) == 30 for regular in REGULAR)
+def test_tiny_models_accept_some_draft_tokens() -> None:
+    assert len({tuple(baseline) for baseline in BASELINE}) == len(BASELINE)
+    assert any(baseline[-1] == EOS for baseline in BASELINE) and any(len(baseline) == 30 for baseline in BASELINE)
     rounds = [event for source in SOURCES for event in run(TARGET, source, model_drafter(TARGET, DRAFT))]
     accepted = {event.accepted for event in rounds}
-    assert {0, 4} < accepted  # rejections at once, full acceptance, and something between
+    assert {0, 4} < accepted  # full rejection, full acceptance, and values between them
 
 
-@pytest.mark.parametrize(("num_draft_tokens", "sources"), [(1, 2), (5, 5)])  # all for each length side by side, below
+@pytest.mark.parametrize(("num_draft_tokens", "sources"), [(1, 2), (5, 5)])  # the batch test below covers all lengths
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_greedy_output_is_that_of_regular_decoding(drafter: str, num_draft_tokens: int, sources: int) -> None:
+def test_greedy_output_equals_the_baseline(drafter: str, num_draft_tokens: int, sources: int) -> None:
     check_identity(drafter, num_draft_tokens, sources)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_side_by_side_rows_of_any_draft_length_and_any_limit_are_regular_decoding(drafter: str) -> None:
-    """num_draft_tokens 0 to 12 and max_tokens from 1, in one batch; the limit is exact, and named as the reason."""
+def test_rows_with_any_draft_length_and_limit_equal_the_baseline(drafter: str) -> None:
+    """num_draft_tokens 0 to 12 and max_tokens from 1 in one batch; max_tokens is exact and sets the finish_reason."""
     limits = [(0, 30), (1, 30), (2, 30), (5, 30), (12, 30), (4, 1), (4, 2), (4, 3), (4, 7), (4, 29)]
     requests = [
         (source, options_of(num_draft_tokens=num_draft_tokens, max_tokens=max_tokens))
         for source in SOURCES
         for num_draft_tokens, max_tokens in limits
     ]
-    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, baseline_of))
     for (source, options), told in zip(requests, found, strict=True):
-        expected = REGULAR[SOURCES.index(source)][: options.max_tokens]
+        expected = BASELINE[SOURCES.index(source)][: options.max_tokens]
         assert told.tokens == expected
         assert [event.finish_reason for event in told.rounds][-1] == ("stop" if EOS in expected else "length")
         assert all(event.finish_reason is None for event in told.rounds[:-1])
@@ -96,7 +96,7 @@ def rewind_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop goes on behind the bonus token, but the reader never sees it."""
+    """The bonus token is committed but not reported."""
 
     def without_bonus(*, tokens: list[int], proposed: list[int], accepted: int, **rest: Any) -> Round:
         kept = tokens[:-1] if accepted == len(proposed) else tokens
@@ -124,7 +124,7 @@ def keep_the_rejected_token(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant", [rewind_one_too_far, rewind_one_too_short, drop_the_bonus_token, keep_the_rejected_token]
 )
-def test_a_planted_fault_breaks_identity(
+def test_planted_faults_break_identity(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_identity("every third wrong", 4)
@@ -135,9 +135,9 @@ def test_a_planted_fault_breaks_identity(
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
-    """At temperature 2 the end comes at every place, also inside drafts that run past it."""
+    """At temperature 2 outputs end at every position, also within a draft."""
     requests = [(SOURCES[0], options_of(temperature=2.0, seed=seed)) for seed in range(16)]
-    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, baseline_of))
     assert all(EOS not in told.tokens[:-1] for told in found)
     assert len({len(told.tokens) for told in found}) > 5
 
@@ -164,7 +164,7 @@ PENALTY = 1.5
 
 @cache
 def without_cache(source: tuple[int, ...], penalty: float, max_tokens: int) -> list[int]:
-    """Greedy decoding as transformers has it, written down again: no cache, no draft, numpy."""
+    """Greedy decoding as in transformers, in numpy, without cache and draft."""
     tokens = [0]
     encoder_output = TARGET.encode(mx.array([source]))
     while len(tokens) <= max_tokens and EOS not in tokens:
@@ -184,12 +184,12 @@ def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: s
     made = drafter_of_rows(drafter, TARGET, DRAFT, lambda row: without_cache(tuple(row.source_tokens), PENALTY, 20))
     expected = [without_cache(tuple(source), PENALTY, 20) for source in SOURCES]
     assert [told.tokens for told in together(TARGET, requests, made)] == expected
-    assert expected[-1] != REGULAR[-1][:20]
+    assert expected[-1] != BASELINE[-1][:20]
 
 
 @cache
 def coupled_requests() -> list[tuple[list[int], dict[str, Any], list[int]]]:
-    """(source, options, what they give without a draft), at two temperatures, with every change of distribution."""
+    """(source, options, baseline tokens) at two temperatures, with all options that change the distribution."""
     found = []
     for seed in range(26):
         temperature = 0.7 if seed < 13 else 1.0
@@ -201,9 +201,9 @@ def coupled_requests() -> list[tuple[list[int], dict[str, Any], list[int]]]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
-    """Drafts of 0 to 12 tokens, side by side."""
-    expected = {options["seed"]: regular for _, options, regular in coupled_requests()}
+def test_coupled_output_depends_only_on_the_seed(drafter: str) -> None:
+    """Draft lengths 0 to 12 in one batch."""
+    expected = {options["seed"]: baseline for _, options, baseline in coupled_requests()}
     requests = [
         (source, options_of(num_draft_tokens=options["seed"] % 13, **options))
         for source, options, _ in coupled_requests()
@@ -214,7 +214,7 @@ def test_coupled_output_depends_on_the_seed_alone(drafter: str) -> None:
 
 
 class Independent(BatchModelDrafter):
-    """Samples with noise of its own also where the target's is known."""
+    """Samples with independent noise, even for coupled requests."""
 
     def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
         rows = [
@@ -240,7 +240,7 @@ def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> Non
 
 
 def recorded_logits(num_draft_tokens: int, drafter: Drafter, strict: bool, dtype: mx.Dtype) -> dict[int, mx.array]:
-    """What the target's passes computed for each committed position of a run; at -1 its tokens."""
+    """The target's logits at each committed position of a run; at -1 its tokens."""
     found: dict[int, mx.array] = {}
     decide = Greedy.decide
 
@@ -263,29 +263,29 @@ DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 
 @cache
 def wide(dtype: mx.Dtype) -> EncoderDecoder:
-    """Wide enough that kernels block and split their sums; runs are long enough that the cache grows."""
+    """A model so wide that kernels split their sums. Runs are so long that the cache grows."""
     model = tiny_model(seed=3, position_scale=1.0, d_model=96, d_kv=24, d_ff=320, num_heads=4)
     model.set_dtype(dtype)
     return model
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_strict_passes_compute_the_same_bits_with_and_without_a_draft(dtype: mx.Dtype) -> None:
+def test_strict_passes_are_bit_identical_with_and_without_a_draft(dtype: mx.Dtype) -> None:
     plain = recorded_logits(7, NoDrafter(), True, dtype)
-    regular: list[int] = plain[-1].tolist()  # type: ignore[assignment]
-    assert len(regular) == 100 and len(set(regular)) > 3
+    baseline: list[int] = plain[-1].tolist()  # type: ignore[assignment]
+    assert len(baseline) == 100 and len(set(baseline)) > 3
     for num_draft_tokens in (1, 4, 7):  # up to 7 passes have one width
-        third_wrong = Scripted(regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token)
+        third_wrong = Scripted(baseline, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token)
         drafted = recorded_logits(num_draft_tokens, third_wrong, True, dtype)
         assert plain.keys() == drafted.keys()
         for position, logits in plain.items():
             assert mx.array_equal(logits, drafted[position]), position
 
 
-def test_where_bits_depend_on_the_width_of_a_pass_only_strict_passes_have_the_same(
+def test_width_dependent_bits_are_identical_only_in_strict_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So the test above can fail, also where kernels happen to give the same bits at any width."""
+    """Shows that the test above can fail, even if all widths of this device's kernels are bit-identical."""
     states = EncoderDecoder.states
 
     def sensitive(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
@@ -301,7 +301,7 @@ def test_where_bits_depend_on_the_width_of_a_pass_only_strict_passes_have_the_sa
         assert strict == all(mx.array_equal(logits, drafted[position]) for position, logits in plain.items())
 
 
-def test_strict_passes_have_widths_of_one_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_passes_use_one_class_of_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = set()
     states = type(TARGET).states
 
@@ -313,7 +313,7 @@ def test_strict_passes_have_widths_of_one_class_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(TARGET), "states", recording)
     for most, expected in ((0, {2}), (2, {4}), (4, {8}), (9, {8})):
         widths.clear()
-        run(TARGET, SOURCES[0], Scripted(REGULAR[0], lambda i, token: token, most), num_draft_tokens=9, strict=True)
+        run(TARGET, SOURCES[0], Scripted(BASELINE[0], lambda i, token: token, most), num_draft_tokens=9, strict=True)
         assert widths - {2, 4} == expected - {2, 4} and widths <= {2, 4, 8}
 
 
@@ -329,36 +329,38 @@ def test_stream_and_result_agree() -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_stop_string_cuts_at_every_place_of_an_accepted_draft(drafter: str) -> None:
-    """Each one to three letters of the regular text in turn are the stop string; no text comes too early."""
+def test_stop_string_cuts_at_every_position_of_an_accepted_draft(drafter: str) -> None:
+    """Every substring of one to three letters of the baseline text is a stop string; text is not released too early."""
     requests = []
-    for source, regular in zip(SOURCES, REGULAR, strict=True):
-        letters = Letters().decode(regular)
+    for source, baseline in zip(SOURCES, BASELINE, strict=True):
+        letters = Letters().decode(baseline)
         stops = {letters[i : i + size] for i, size in product(range(min(len(letters), 9)), (1, 3))}
         requests += [(source, options_of(stop=("~", stop))) for stop in sorted(stops)]
-    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, baseline_of))
     for (source, options), told in zip(requests, found, strict=True):
-        regular, (_, stop) = REGULAR[SOURCES.index(source)], options.stop
-        letters = Letters().decode(regular)
+        baseline, (_, stop) = BASELINE[SOURCES.index(source)], options.stop
+        letters = Letters().decode(baseline)
         at = letters.index(stop)
         assert (told.text, told.finish_reason) == (letters[:at], "stop")
-        assert Letters().decode(told.tokens) == letters[: at + len(stop)] and told.tokens == regular[: len(told.tokens)]
+        assert (
+            Letters().decode(told.tokens) == letters[: at + len(stop)] and told.tokens == baseline[: len(told.tokens)]
+        )
         assert all(letters.startswith(text) and stop not in text for text in told.texts)
         assert all(event.accepted <= len(event.tokens) for event in told.rounds)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_an_extra_end_of_sequence_id_cuts_at_every_place_of_an_accepted_draft(drafter: str) -> None:
-    regular = max(REGULAR, key=lambda tokens: len(set(tokens)))
-    source = SOURCES[REGULAR.index(regular)]
-    requests = [(source, options_of(eos_token_ids=(token, 0))) for token in sorted(set(regular) - {EOS})]
-    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, regular_of))
+def test_extra_eos_id_cuts_at_every_position_of_an_accepted_draft(drafter: str) -> None:
+    baseline = max(BASELINE, key=lambda tokens: len(set(tokens)))
+    source = SOURCES[BASELINE.index(baseline)]
+    requests = [(source, options_of(eos_token_ids=(token, 0))) for token in sorted(set(baseline) - {EOS})]
+    found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, baseline_of))
     for (_, options), told in zip(requests, found, strict=True):
-        assert told.tokens == regular[: regular.index(options.eos_token_ids[0]) + 1]
+        assert told.tokens == baseline[: baseline.index(options.eos_token_ids[0]) + 1]
         assert (told.text, told.finish_reason) == (Letters().decode(told.tokens[:-1]), "stop")
 
 
-def test_generate_takes_stop_strings_and_extra_ids() -> None:
+def test_generate_accepts_stop_strings_and_extra_eos_ids() -> None:
     plain = generate(TARGET, Letters(), "abc", draft_model=DRAFT)
     stop = plain.text[3:5]
     at = plain.text.index(stop)
@@ -373,7 +375,7 @@ MODEL_OF_5: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_dra
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_lossy_run_reports_its_price(temperature: float) -> None:
+def test_lossy_run_reports_its_total_variation(temperature: float) -> None:
     def price(**options: Any) -> float:
         options |= {**MODEL_OF_5, "temperature": temperature, "seed": 2}
         return generate(TARGET, Letters(), "abc", **options).stats.delta_total_variation
@@ -386,7 +388,7 @@ def test_a_lossy_run_reports_its_price(temperature: float) -> None:
         assert price(acceptance="block") == price(acceptance="coupled") == 0
 
 
-def test_at_temperature_0_the_price_counts_tokens_that_are_not_the_arg_max() -> None:
+def test_greedy_total_variation_counts_tokens_that_are_not_the_arg_max() -> None:
     lenient = generate(TARGET, Letters(), "abc", delta=0.95, **MODEL_OF_5)
     prefix = mx.array([[0, *lenient.tokens]])
     encoder_output = TARGET.encode(mx.array([Letters().encode("abc")]))
@@ -395,7 +397,7 @@ def test_at_temperature_0_the_price_counts_tokens_that_are_not_the_arg_max() -> 
     assert lenient.stats.delta_total_variation == others / len(lenient.tokens) > 0
 
 
-def test_an_interrupted_call_leaves_no_trace() -> None:
+def test_interrupted_call_does_not_change_the_next() -> None:
     expected = generate(TARGET, Letters(), "abc", draft_model=DRAFT, max_tokens=20).tokens
     for stop in range(1, 8):
         stream = stream_generate(TARGET, Letters(), "cab", draft_model=DRAFT)
@@ -413,7 +415,7 @@ def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
     with pytest.raises(InputError, match="delta has no effect with drafter none"):
         generate(TARGET, Letters(), "abc", delta=1.0, drafter="none")
     undrafted = run(TARGET, SOURCES[0], delta=1.0)  # nothing is drafted, so nothing is lost
-    assert tokens_of(undrafted) == REGULAR[0] and not any(event.total_variation for event in undrafted)
+    assert tokens_of(undrafted) == BASELINE[0] and not any(event.total_variation for event in undrafted)
 
 
 @pytest.mark.parametrize(
@@ -434,13 +436,13 @@ def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
         ({"max_token": 3}, "did you mean max_tokens"),
     ],
 )
-def test_bad_arguments_are_named_at_the_call(options: dict[str, object], named: str) -> None:
+def test_invalid_arguments_are_named_before_decoding(options: dict[str, object], named: str) -> None:
     model = tiny_model(n_positions=32)
     arguments = {"prompt": "abc", "draft_model": model} | options
     with pytest.raises(InputError, match=named):
         stream_generate(model, Letters(), **arguments)  # type: ignore[arg-type]
 
 
-def test_long_prompts_are_accepted_when_asked() -> None:
+def test_allow_long_prompt_accepts_long_prompts() -> None:
     model = tiny_model(n_positions=32)
     assert generate(model, Letters(), "a" * 40, allow_long_prompt=True, max_tokens=3).tokens

@@ -1,4 +1,4 @@
-"""A stream: what each response says, and that its text is the whole text, wherever rounds and characters are cut."""
+"""Streams: the fields of each response, and texts that are complete for all boundaries of rounds and characters."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.unit.loading.test_tokenizer import Bytes
 
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
-REGULAR = [tokens_of(run(TARGET, source)) for source in SOURCES]
+BASELINE = [tokens_of(run(TARGET, source)) for source in SOURCES]
 OBJECTS = list(DRAFTERS)
 PROMPTS = BUNDLED.parent / "data"
-TEXT = "Ärger 🎉👩‍👩‍👧 größer, naïve — 漢字! ü"  # characters of 1 to 4 bytes, and a family of seven of them
+TEXT = "Ärger 🎉👩‍👩‍👧 größer, naïve — 漢字! ü"  # 1 to 4 bytes; a joined sequence
 
 
 class Writer(EncoderDecoder):
-    """Writes the ids it is told, whatever it reads: its logits are 1 for the next of them, else 0."""
+    """Generates given ids for any source: the logit of the next id is 1, all others are 0."""
 
     def __init__(self, output: Sequence[int], vocab_size: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Writer(EncoderDecoder):
         return DecoderCache([], mx.zeros((1, 1, 1, 1)))
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
-        """One state for each token: the id that follows it, (1, L, 1)."""
+        """The state of each token is the id that follows it, (1, L, 1)."""
         start, length = cache.offset, tokens.shape[1]
         cache.advance(length)
         following = (self._output + [EOS] * (length + 1))[start + 1 : start + 1 + length]
@@ -75,7 +75,7 @@ class Writer(EncoderDecoder):
 
 
 def byte_fallback(*words: str) -> Tokenizer:
-    """As Llama's and Pile-T5's: pieces with ▁ for a space, and bytes for what they do not cover."""
+    """Like the tokenizers of Llama and Pile-T5: pieces with ▁ for a space, and bytes for other characters."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, processors
 
@@ -94,7 +94,7 @@ def byte_fallback(*words: str) -> Tokenizer:
 
 
 def byt5() -> Tokenizer:
-    """transformers' own, which decodes half a character to nothing."""
+    """From transformers; it decodes an incomplete character to an empty string."""
     from transformers import ByT5Tokenizer
 
     tokenizer = TransformersTokenizer.__new__(TransformersTokenizer)
@@ -121,7 +121,7 @@ TOKENIZERS = {
 
 
 class Cuts(Drafter):
-    """Right drafts of a given length, so that rounds end where we want."""
+    """Drafts the right tokens with a given length, so that tests choose where rounds end."""
 
     def __init__(self, output: Sequence[int], sizes: Sequence[int]) -> None:
         self.output, self.sizes = output, sizes
@@ -137,8 +137,8 @@ class Cuts(Drafter):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_streamed_text_is_whole_at_every_chunk_boundary(name: str) -> None:
-    """Rounds of each size, so that a round ends behind every token, and so inside every character."""
+def test_streamed_text_is_complete_for_every_round_boundary(name: str) -> None:
+    """With rounds of each size, rounds end after every token and within every character."""
     tokenizer = TOKENIZERS[name]()
     ids = tokenizer.encode(TEXT)
     whole = tokenizer.decode(ids)
@@ -166,8 +166,8 @@ def test_streamed_text_is_whole_at_every_chunk_boundary(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_prefix_may_end_inside_a_character(name: str) -> None:
-    """Behind every forced prefix comes the rest of the text: what the prefix alone does not show yet."""
+def test_prefix_may_end_within_a_character(name: str) -> None:
+    """After every forced prefix, the text is the part that the prefix does not show."""
     tokenizer = TOKENIZERS[name]()
     ids = tokenizer.encode(TEXT)
     model = Writer(ids, max(ids) + 1)
@@ -189,7 +189,7 @@ def test_stop_strings_cut_between_characters(name: str, stop: str) -> None:
     assert "".join(response.text for response in responses) == TEXT[: TEXT.index(stop)]
 
 
-def test_the_bundled_pair_streams_the_text_of_its_tokens() -> None:
+def test_bundled_pair_streams_the_text_of_its_tokens() -> None:
     session = pair()
     for path in sorted(PROMPTS.glob("*.txt")):
         for prompt in path.read_text(encoding="utf-8").split("\n")[5:7]:
@@ -201,10 +201,10 @@ def test_the_bundled_pair_streams_the_text_of_its_tokens() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_log_probabilities_are_those_of_the_score(drafter: str, temperature: float) -> None:
-    """Raw ones, whatever the sampling; and asking for them changes nothing."""
-    source, regular = (each[2 if temperature else 1] for each in (SOURCES, REGULAR))
-    options: dict[str, Any] = {"repetition_penalty": 1.3, "seed": 1, "max_tokens": 12, "prefix": regular[:2]}
+def test_logprobs_equal_those_of_score(drafter: str, temperature: float) -> None:
+    """Logprobs ignore the sampling options, and requesting them does not change the output."""
+    source, baseline = (each[2 if temperature else 1] for each in (SOURCES, BASELINE))
+    options: dict[str, Any] = {"repetition_penalty": 1.3, "seed": 1, "max_tokens": 12, "decoder_prefix": baseline[:2]}
     options |= {"temperature": temperature, "top_k": 9 if temperature else 0}
     plain, responses = (
         list(
@@ -212,7 +212,7 @@ def test_log_probabilities_are_those_of_the_score(drafter: str, temperature: flo
                 TARGET,
                 Numbers(),
                 text_of(source),
-                drafter=DRAFTERS[drafter](TARGET, DRAFT, regular),
+                drafter=DRAFTERS[drafter](TARGET, DRAFT, baseline),
                 logprobs=logprobs,
                 **options,
             )
@@ -221,37 +221,42 @@ def test_log_probabilities_are_those_of_the_score(drafter: str, temperature: flo
     )
     assert [each.token for each in plain] == [each.token for each in responses]
     assert all(each.logprob is None for each in plain)
-    whole = score(TARGET, Numbers(), text_of(source), regular[:2] + [each.token for each in responses])
+    whole = score(TARGET, Numbers(), text_of(source), baseline[:2] + [each.token for each in responses])
     assert [each.logprob for each in responses] == pytest.approx(whole.logprobs[2:], abs=2e-5)
 
 
-def test_log_probabilities_cost_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_add_no_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     evaluate = mx.eval
     rounds: list[Round] = []
     options: dict[str, Any] = {"draft_model": DRAFT, "logprobs": True, "on_round": rounds.append}
-    options["max_tokens"] = LEAST_CAPACITY // 2  # a cache that grows has another
+    options["max_tokens"] = LEAST_CAPACITY // 2  # growing the cache would add a sync
     stream = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), **options)
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(len(arrays)), evaluate(*arrays))[1])
     list(stream)
-    assert len(waits) == 2 + len(rounds)  # the encoder's and its projections', and one per round
+    assert len(waits) == 2 + len(rounds)  # the encoder, its projections, and one per round
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_behind_a_forced_prefix_comes_what_comes_without(drafter: str, strict: bool) -> None:
-    """The regular output, however much of it is forced; max_tokens counts what is generated."""
-    for number, (source, regular) in enumerate(zip(SOURCES, REGULAR, strict=True)):
-        given = number if (number + strict) % 2 else 4 + 2 * number  # little of it, or much
-        if given >= len(regular):
+def test_output_after_a_forced_prefix_equals_the_output_without_it(drafter: str, strict: bool) -> None:
+    """The baseline output for prefixes of any length; max_tokens does not count the prefix."""
+    for number, (source, baseline) in enumerate(zip(SOURCES, BASELINE, strict=True)):
+        given = number if (number + strict) % 2 else 4 + 2 * number  # a short prefix, or a long one
+        if given >= len(baseline):
             continue
-        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
-        options: dict[str, Any] = {"prefix": regular[:given], "max_tokens": 10, "num_draft_tokens": 3, "strict": strict}
+        made = DRAFTERS[drafter](TARGET, DRAFT, baseline)
+        options: dict[str, Any] = {
+            "decoder_prefix": baseline[:given],
+            "max_tokens": 10,
+            "num_draft_tokens": 3,
+            "strict": strict,
+        }
         responses = list(stream_generate(TARGET, Numbers(), text_of(source), drafter=made, **options))
-        assert [each.token for each in responses] == regular[given : given + 10]
+        assert [each.token for each in responses] == baseline[given : given + 10]
 
 
-def test_a_forced_text_is_no_part_of_the_text() -> None:
+def test_text_does_not_include_the_prefix() -> None:
     session = pair()
     prompt = "translate English to German: The method returns the value of the property."
     whole = session.generate(prompt).text
@@ -264,10 +269,10 @@ def test_a_forced_text_is_no_part_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_rounds_tell_what_was_proposed_and_accepted(drafter: str) -> None:
-    for source, regular in zip(SOURCES, REGULAR, strict=True):
+def test_rounds_report_proposed_and_accepted_tokens(drafter: str) -> None:
+    for source, baseline in zip(SOURCES, BASELINE, strict=True):
         rounds: list[Round] = []
-        made = DRAFTERS[drafter](TARGET, DRAFT, regular)
+        made = DRAFTERS[drafter](TARGET, DRAFT, baseline)
         options: dict[str, Any] = {"drafter": made, "max_tokens": 30, "on_round": rounds.append}
         responses = list(stream_generate(TARGET, Numbers(), text_of(source), **options))
         assert tokens_of(rounds) == [each.token for each in responses]
@@ -280,7 +285,7 @@ def test_rounds_tell_what_was_proposed_and_accepted(drafter: str) -> None:
                 assert event.tokens[event.accepted] != event.proposed[event.accepted]
 
 
-def test_timed_rounds_say_how_their_time_was_spent() -> None:
+def test_timed_rounds_report_draft_and_verify_seconds() -> None:
     rounds: list[Round] = []
     list(stream_generate(TARGET, Numbers(), "5 9 1", draft_model=DRAFT, on_round=rounds.append, timed=True))
     assert len(rounds) > 2
@@ -289,11 +294,11 @@ def test_timed_rounds_say_how_their_time_was_spent() -> None:
         assert 0 < event.draft_seconds + event.verify_seconds < event.seconds
 
 
-def test_an_error_in_the_callback_is_raised_and_the_next_call_is_unharmed() -> None:
+def test_callback_error_is_raised_and_the_next_call_works() -> None:
     def complain(event: Round) -> None:
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
         list(stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), draft_model=DRAFT, on_round=complain))
     again = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), draft_model=DRAFT, max_tokens=30)
-    assert [each.token for each in again] == REGULAR[0]
+    assert [each.token for each in again] == BASELINE[0]

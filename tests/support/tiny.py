@@ -1,4 +1,4 @@
-"""Tiny random models and drafters with known behaviour, shared by the tests."""
+"""Tiny random models, and drafters with known behavior."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": EOS,
 }
-EXACT = PassWidths(lambda rows: RoundCosts({2: 1.0, 4: 1.0, 8: 1.0}), exact=True)  # of passes with the same bits
+EXACT = PassWidths(lambda rows: RoundCosts({2: 1.0, 4: 1.0, 8: 1.0}), exact=True)  # bit-identical passes
 SOURCES = [[5, 9, 3, 7, 1], [2, 2, 8, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1], [17, 21, 9, 9, 14, 5, 1]]
 
 
 def tiny_model(seed: int = 7, scale: float = 0.3, position_scale: float = 4.0, **changes: Any) -> EncoderDecoder:
-    """Random weights; position biases so strong that outputs do not settle into one repeated token."""
+    """A model with random weights. Strong position biases keep outputs from repeating one token."""
     model = build(CONFIG | changes)
     keys = iter(mx.random.split(mx.random.key(seed), 200))
 
@@ -75,7 +75,7 @@ def tiny_model(seed: int = 7, scale: float = 0.3, position_scale: float = 4.0, *
 
 
 def noisy_copy(model: EncoderDecoder, noise: float = 0.1, seed: int = 9) -> EncoderDecoder:
-    """A draft that often, but not always, agrees with the model."""
+    """A draft model that often agrees with the model."""
     copy = tiny_model_like(model)
     keys = iter(mx.random.split(mx.random.key(seed), 200))
     copy.update(
@@ -113,9 +113,7 @@ def run(
     length: DraftLength | None = None,
     **options: Any,
 ) -> list[Round]:
-    """The rounds of one request, without a tokenizer. options: of `GenerationOptions`; by default drafts of 4, 30
-    tokens at most.
-    """
+    """The rounds of one request, without a tokenizer. By default 4 draft tokens and at most 30 tokens."""
     chosen = GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | options)
     one = drafter or NoDrafter()
     batch_drafter = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda: one, model.config.vocab_size)
@@ -137,10 +135,10 @@ def tokens_of(rounds: Sequence[Round]) -> list[int]:
 
 
 class Scripted(Drafter):
-    """Proposes what a function says, given the tokens so far and the regular output."""
+    """Proposes choose(position, right token) for each position of the baseline output."""
 
-    def __init__(self, regular: Sequence[int], choose: Callable[[int, int], int], most: int = 99) -> None:
-        self.regular, self.choose, self.most = regular, choose, most
+    def __init__(self, baseline: Sequence[int], choose: Callable[[int, int], int], most: int = 99) -> None:
+        self.baseline, self.choose, self.most = baseline, choose, most
 
     def begin(self, input_tokens: Sequence[int]) -> None:
         pass
@@ -148,16 +146,16 @@ class Scripted(Drafter):
     def propose(self, tokens: Sequence[int], num_draft_tokens: int) -> Draft:
         start = len(tokens) - 1
         count = min(num_draft_tokens, self.most)
-        right = [self.regular[i] if i < len(self.regular) else EOS for i in range(start, start + count)]
+        right = [self.baseline[i] if i < len(self.baseline) else EOS for i in range(start, start + count)]
         return Draft(
             mx.array([[self.choose(start + i, token) for i, token in enumerate(right)]], mx.uint32).reshape(1, -1)
         )
 
 
-def taught(store: TextStore, regular: Sequence[int]) -> TextStore:
-    """The store, after it has seen the regular output and, like many a session, also something that nobody writes."""
-    store.learn([CONFIG.get("decoder_start_token_id", 0), *regular])
-    store.learn([token for token in regular for _ in range(2)])
+def taught(store: TextStore, baseline: Sequence[int]) -> TextStore:
+    """Teach the store the baseline output, and a text that never occurs."""
+    store.learn([CONFIG.get("decoder_start_token_id", 0), *baseline])
+    store.learn([token for token in baseline for _ in range(2)])
     return store
 
 
@@ -166,7 +164,7 @@ def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) ->
 
 
 def tiny_head(target: EncoderDecoder, frequent: Sequence[int] = (), seed: int = 3) -> DraftHead:
-    """Untrained, so that it agrees now and then."""
+    """An untrained head, which sometimes agrees."""
     head = DraftHead.for_target(target, default_layers(target.config.decoder_layers), seed)
     return head.with_frequent(frequent)
 
@@ -175,36 +173,35 @@ def head_drafter(target: EncoderDecoder, frequent: Sequence[int] = ()) -> BatchH
     return BatchHeadDrafter(tiny_head(target, frequent), target)
 
 
-# Every drafter that exists, by name: made from (target, draft model, regular output). They all inherit the laws of
-# tests/integration/test_generate.py.
+# Every drafter by name, made from (target, draft model, baseline output); tests/integration/test_generate.py runs all.
 DRAFTERS: dict[str, Callable[[EncoderDecoder, EncoderDecoder, Sequence[int]], Drafter | BatchDrafter]] = {
-    "none": lambda target, draft, regular: NoDrafter(),
-    "model": lambda target, draft, regular: model_drafter(target, draft),
-    "target itself": lambda target, draft, regular: model_drafter(target, target),
-    "model, trimmed vocabulary": lambda target, draft, regular: model_drafter(
+    "none": lambda target, draft, baseline: NoDrafter(),
+    "model": lambda target, draft, baseline: model_drafter(target, draft),
+    "target itself": lambda target, draft, baseline: model_drafter(target, target),
+    "model, trimmed vocabulary": lambda target, draft, baseline: model_drafter(
         target, DraftModel(draft, DraftVocabulary((EOS, *range(2, VOCAB, 2))))
     ),
-    "head": lambda target, draft, regular: head_drafter(target),
-    "head, trimmed vocabulary": lambda target, draft, regular: head_drafter(target, (EOS, *range(2, VOCAB, 2))),
-    "n-grams": lambda target, draft, regular: NgramDrafter(),
-    "n-grams of the output": lambda target, draft, regular: NgramDrafter(search_input=False, min_chance=0.0),
-    "n-grams of the input": lambda target, draft, regular: NgramDrafter(
+    "head": lambda target, draft, baseline: head_drafter(target),
+    "head, trimmed vocabulary": lambda target, draft, baseline: head_drafter(target, (EOS, *range(2, VOCAB, 2))),
+    "n-grams": lambda target, draft, baseline: NgramDrafter(),
+    "n-grams of the output": lambda target, draft, baseline: NgramDrafter(search_input=False, min_chance=0.0),
+    "n-grams of the input": lambda target, draft, baseline: NgramDrafter(
         search_output=False, max_ngram_size=2, min_chance=0.0
     ),
-    "n-grams of a session": lambda target, draft, regular: NgramDrafter(
-        store=taught(TextStore(), regular), min_chance=0.0
+    "n-grams of a session": lambda target, draft, baseline: NgramDrafter(
+        store=taught(TextStore(), baseline), min_chance=0.0
     ),
-    "auto": lambda target, draft, regular: AutoDrafter(
+    "auto": lambda target, draft, baseline: AutoDrafter(
         NgramDrafter(min_chance=0.0), model_drafter(target, draft), target.config.vocab_size
     ),
-    "always right": lambda target, draft, regular: Scripted(regular, lambda i, token: token),
-    "always wrong": lambda target, draft, regular: Scripted(regular, lambda i, token: (token + 1) % VOCAB),
-    "every third wrong": lambda target, draft, regular: Scripted(
-        regular, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token
+    "always right": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token),
+    "always wrong": lambda target, draft, baseline: Scripted(baseline, lambda i, token: (token + 1) % VOCAB),
+    "every third wrong": lambda target, draft, baseline: Scripted(
+        baseline, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token
     ),
-    "end inside": lambda target, draft, regular: Scripted(regular, lambda i, token: EOS if i % 4 == 3 else token),
-    "stops after two": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=2),
-    "proposes nothing": lambda target, draft, regular: Scripted(regular, lambda i, token: token, most=0),
+    "end inside": lambda target, draft, baseline: Scripted(baseline, lambda i, token: EOS if i % 4 == 3 else token),
+    "stops after two": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token, most=2),
+    "proposes nothing": lambda target, draft, baseline: Scripted(baseline, lambda i, token: token, most=0),
 }
 
 
@@ -230,7 +227,7 @@ def save_hugging_face(model: EncoderDecoder, folder: Path, config: Mapping[str, 
 
 
 class OneLanguage:
-    """What tokenizers for tests have in common."""
+    """A base class of tokenizers for tests."""
 
     vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
 

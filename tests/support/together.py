@@ -1,4 +1,4 @@
-"""Requests that are decoded side by side by an engine, with a tokenizer of letters: what one run shows of many."""
+"""Decodes requests in one batch, with a tokenizer of letters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Letters(OneLanguage):
 
 @dataclass
 class Told:
-    """What an engine told of one request: its rounds, and the text so far after each token."""
+    """The rounds of one request, and its text after each token."""
 
     rounds: list[Round] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Told:
 
 
 class ForEachRow(SeparateDrafters):
-    """A drafter for each request, made for its row."""
+    """Makes a drafter from each request."""
 
     def __init__(self, make_for: Callable[[RequestView], Drafter]) -> None:
         super().__init__(lambda: make_for(self._request), VOCAB)
@@ -64,15 +64,15 @@ class ForEachRow(SeparateDrafters):
 
 
 def drafter_of_rows(
-    name: str, target: EncoderDecoder, draft: EncoderDecoder, regular_of: Callable[[RequestView], Sequence[int]]
+    name: str, target: EncoderDecoder, draft: EncoderDecoder, baseline_of: Callable[[RequestView], Sequence[int]]
 ) -> BatchDrafter:
-    """One of `tiny.DRAFTERS` for many rows. regular_of: the regular output of a row, for those that cheat."""
+    """One of `tiny.DRAFTERS` for a batch. baseline_of: the baseline output of a row, for scripted drafters."""
     made = DRAFTERS[name](target, draft, [])
     if isinstance(made, BatchDrafter):
         return made
 
     def make_for(row: RequestView) -> Drafter:
-        one = DRAFTERS[name](target, draft, regular_of(row))
+        one = DRAFTERS[name](target, draft, baseline_of(row))
         assert isinstance(one, Drafter)
         return one
 
@@ -80,7 +80,7 @@ def drafter_of_rows(
 
 
 def options_of(**options: Any) -> GenerationOptions:
-    """By default drafts of 4, 30 tokens at most."""
+    """By default 4 draft tokens and at most 30 tokens."""
     return GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | options)
 
 
@@ -91,7 +91,7 @@ def together(
     slots: int = 64,
     length: DraftLength | None = None,
 ) -> list[Told]:
-    """Decode (source, options) side by side; a source ends with the end of sequence."""
+    """Decode (source, options) in one batch; sources end with the end-of-sequence token."""
     engine = Engine(target, Letters(), drafter, slots=slots)
     told = {
         engine.submit(Letters().decode(source), options, length or choose_length(options.num_draft_tokens)): Told()
@@ -107,7 +107,7 @@ def together(
 
 
 def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: keys are written where the furthest row stands."""
+    """A planted fault: every row writes its keys at the largest offset."""
     places = DecoderCache.places
 
     def furthest(self: DecoderCache, length: int) -> mx.array:

@@ -1,4 +1,4 @@
-"""Rules proved by enumeration: every draft of a small vocabulary, every number of accepted tokens, every next token."""
+"""Proves acceptance rules by enumeration: all drafts of a small vocabulary, accepted counts and next tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from speculative_decoding.sampling.random import random_keys
 from tests.support.tiny import NoText
 
 VOCAB = 3
-Table = Callable[[tuple[int, ...]], NDArray[np.float64]]  # what was written so far -> the next token's distribution
+Table = Callable[[tuple[int, ...]], NDArray[np.float64]]  # prefix -> the next token's distribution
 
 
 @cache
@@ -61,10 +61,11 @@ def one_hot(table: Table) -> Table:
 def proposals(
     draft: Table, drafted: int, *, stop_after: int | None = None, any_length: bool = False, point_mass: bool = False
 ) -> tuple[list[tuple[int, ...]], list[float], Draft]:
-    """Every draft of `drafted` tokens as a batch: its rows, the chance of each, and what the rule is shown.
+    """All drafts of `drafted` tokens as one batch: the rows, their probabilities, and the draft for the rule.
 
-    stop_after: the drafter stops behind this token. any_length: each length from 0 on is as likely. Either makes the
-    batch ragged: behind its length a row has what `merged` puts there, zeros.
+    stop_after: a token after which the drafter stops.
+    any_length: all lengths from 0 are equally likely.
+    With either option the batch is ragged, padded with zeros as by `merged`.
     """
     rows = [tuple(row) for row in product(range(VOCAB), repeat=drafted)]
     if point_mass:
@@ -85,12 +86,12 @@ def proposals(
 
 
 def tables(table: Table, rows: Sequence[tuple[int, ...]], count: int) -> mx.array:
-    """(rows, count, VOCAB): what the table says behind the first 0 .. count - 1 tokens of each row."""
+    """(rows, count, VOCAB): the distributions after the first 0 .. count - 1 tokens of each row."""
     stacked = [[table(row[:i]) for i in range(count)] for row in rows]
     return mx.array(np.array(stacked).reshape(len(rows), count, VOCAB).astype(np.float32))
 
 
-def output_law(
+def output_distribution(
     rule: AcceptanceRule,
     target: Table,
     draft: Table,
@@ -99,15 +100,15 @@ def output_law(
     emitted: Table | None = None,
     **settings: Any,
 ) -> dict[tuple[int, ...], float]:
-    """P of every sequence of drafted + 1 tokens. Shorter outputs of a round go on as the target would.
+    """P of every sequence of drafted + 1 tokens. Shorter outputs are continued with the target.
 
-    emitted: the distribution that corrections are drawn from, if it is not the one that the rule looks at.
+    emitted: the distribution of corrections, if it differs from the rule's.
     """
     emitted = emitted or target
     rows, chance, proposal = proposals(draft, drafted, **settings)
     probs = tables(emitted, rows, drafted + 1)
     stop, weights = rule(proposal, tables(target, rows, drafted + 1))
-    law: dict[tuple[int, ...], float] = {}
+    probs_of: dict[tuple[int, ...], float] = {}
     for accepted in range(drafted + 1):
         left = np.array(residual(proposal, probs, weights, mx.full((len(rows),), accepted)), dtype=np.float64)
         for i, row in enumerate(rows):
@@ -115,22 +116,24 @@ def output_law(
             if mass == 0:
                 continue
             for token, share in enumerate(left[i] / left[i].sum()):
-                continue_with(law, (*row[:accepted], token), mass * share, drafted + 1, emitted)
-    return law
+                continue_with(probs_of, (*row[:accepted], token), mass * share, drafted + 1, emitted)
+    return probs_of
 
 
-def continue_with(law: dict[tuple[int, ...], float], prefix: tuple[int, ...], mass: float, size: int, p: Table) -> None:
+def continue_with(
+    probs_of: dict[tuple[int, ...], float], prefix: tuple[int, ...], mass: float, size: int, p: Table
+) -> None:
     if len(prefix) == size:
-        law[prefix] = law.get(prefix, 0.0) + mass
+        probs_of[prefix] = probs_of.get(prefix, 0.0) + mass
         return
     for token, share in enumerate(p(prefix)):
-        continue_with(law, (*prefix, token), mass * share, size, p)
+        continue_with(probs_of, (*prefix, token), mass * share, size, p)
 
 
-def target_law(target: Table, size: int) -> dict[tuple[int, ...], float]:
-    law: dict[tuple[int, ...], float] = {}
-    continue_with(law, (), 1.0, size, target)
-    return law
+def target_distribution(target: Table, size: int) -> dict[tuple[int, ...], float]:
+    probs_of: dict[tuple[int, ...], float] = {}
+    continue_with(probs_of, (), 1.0, size, target)
+    return probs_of
 
 
 def distance(one: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
@@ -152,49 +155,54 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("drafted", [0, 1, 2, 3])
 @pytest.mark.parametrize("rule", LOSSLESS, ids=str)
-def test_a_lossless_rule_keeps_the_law_of_the_target(
+def test_lossless_rules_keep_the_target_distribution(
     rule: AcceptanceRule, drafted: int, settings: dict[str, Any]
 ) -> None:
     for seed in range(3):
         for target in (random_table(seed), one_hot(random_table(seed))):
-            law = output_law(rule, target, random_table(seed + 50), drafted, **settings)
-            assert distance(law, target_law(target, drafted + 1)) < 1e-6
+            probs_of = output_distribution(rule, target, random_table(seed + 50), drafted, **settings)
+            assert distance(probs_of, target_distribution(target, drafted + 1)) < 1e-6
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("drafted", [0, 1, 2, 3])
-def test_greedy_writes_what_the_target_prefers(drafted: int, settings: dict[str, Any]) -> None:
+def test_greedy_generates_the_arg_max(drafted: int, settings: dict[str, Any]) -> None:
     for seed in range(3):
         target = random_table(seed)
-        law = output_law(Greedy(), target, random_table(seed + 50), drafted, emitted=one_hot(target), **settings)
-        assert distance(law, target_law(one_hot(target), drafted + 1)) < 1e-6
+        probs_of = output_distribution(
+            Greedy(), target, random_table(seed + 50), drafted, emitted=one_hot(target), **settings
+        )
+        assert distance(probs_of, target_distribution(one_hot(target), drafted + 1)) < 1e-6
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("drafted", [0, 1, 2, 3])
-def test_coupled_writes_the_token_that_the_noise_chose(drafted: int, settings: dict[str, Any]) -> None:
-    """Given the noise p is one-hot. That the noise follows p is tests/unit/sampling/test_sampling.py's part."""
+def test_coupled_generates_the_token_that_the_noise_selects(drafted: int, settings: dict[str, Any]) -> None:
+    """Given the noise, p is one-hot. tests/unit/sampling/test_sampling.py proves that the noise follows p."""
     for seed in range(3):
         chosen = one_hot(random_table(seed))
-        law = output_law(
+        probs_of = output_distribution(
             Coupled(), chosen, one_hot(random_table(seed + 50)), drafted, **(settings | {"point_mass": True})
         )
-        assert distance(law, target_law(chosen, drafted + 1)) < 1e-6
+        assert distance(probs_of, target_distribution(chosen, drafted + 1)) < 1e-6
 
 
 def ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules do not know how long each row's draft is. With certain drafts the law would hold: zeros are a draft too."""
+    """Rules ignore the lengths of drafts. With point-mass drafts that would not show, because zeros are a draft too."""
     monkeypatch.setattr(Draft, "length_array", property(lambda self: None))
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:3], ids=str)
 @pytest.mark.parametrize("rule", LOSSLESS, ids=str)
-def test_lengths_that_are_ignored_break_the_law(
+def test_ignored_lengths_break_the_distribution(
     rule: AcceptanceRule, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignored(monkeypatch)
     target = random_table(0)
-    assert distance(output_law(rule, target, random_table(50), 3, **settings), target_law(target, 4)) > 0.01
+    assert (
+        distance(output_distribution(rule, target, random_table(50), 3, **settings), target_distribution(target, 4))
+        > 0.01
+    )
 
 
 def expected_accepted(rule: AcceptanceRule, target: Table, draft: Table, drafted: int, **settings: Any) -> float:
@@ -203,7 +211,7 @@ def expected_accepted(rule: AcceptanceRule, target: Table, draft: Table, drafted
     return float(np.array(chance) @ np.array(stop) @ np.arange(drafted + 1))
 
 
-def test_block_verification_accepts_what_its_paper_says() -> None:
+def test_block_verification_accepts_as_many_as_in_its_paper() -> None:
     """Sun et al., section 2: 10/9 tokens of a draft of two with the token rule, 11/9 with blocks."""
 
     def target(prefix: tuple[int, ...]) -> NDArray[np.float64]:
@@ -231,11 +239,11 @@ def test_block_verification_never_accepts_fewer(settings: dict[str, Any]) -> Non
 
 
 def row_of(count: int = 1, **options: Any) -> RequestView:
-    """A request that has written `count` tokens, start token included."""
+    """A request with `count` decoder tokens, including the start token."""
     return RequestView(GenerationOptions(**options), [1], [0, *range(1, count)])
 
 
-# Options of rows beside each other, by the rule that judges them. No two rows of a rule have the same.
+# Options of the rows of a batch, by rule. No two rows of a rule have the same options.
 SAMPLED: list[dict[str, Any]] = [
     {"seed": 1},
     {"seed": 2, "temperature": 0.6, "top_k": 4},
@@ -258,13 +266,13 @@ KINDS = {
     for name, rows in KINDS.items()
 }
 KINDS["of all kinds"] = [rows[i] for i in range(6) for rows in KINDS.values()]
-MOST, WIDE = 4, 9  # drafted tokens, and ids
+MOST, WIDE = 4, 9  # draft tokens; vocabulary size
 
 
-def judged_together(
+def verified_together(
     options: Sequence[GenerationOptions], draft: Draft, logits: mx.array, free: Sequence[int] = (), end: int = -1
 ) -> dict[int, Round]:
-    """What rows with these options make of their drafts. free: slots that nobody has. end: a token that ends a row."""
+    """The rounds of rows with these options. free: slots without a request. end: a token that ends a row."""
     rows: list[Request | None] = [
         None
         if slot in free
@@ -273,18 +281,18 @@ def judged_together(
         )
         for slot, own in enumerate(options)
     ]
-    batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # a verdict needs no model
+    batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # verification needs no model
     return commit(batch, verify_draft(batch, batch.active, draft, logits), draft, {})
 
 
 def past_of(options: GenerationOptions) -> list[int]:
-    """Rows have written something of their own, and some more than others."""
+    """Decoder tokens that differ between rows in content and length."""
     written = np.random.default_rng(options.seed + 1).integers(0, WIDE, 1 + 2 * options.seed)
     return [0, *written.tolist()]
 
 
 def check_rows_alone(kind: str, certain: bool = False) -> list[Round]:
-    """Bit for bit: accepted tokens, the next one, prices, log-probabilities."""
+    """Compare bit for bit: accepted tokens, next token, total variation, log-probabilities."""
     options = [GenerationOptions(logprobs=True, max_tokens=50, **own) for own in KINDS[kind] * 3]
     count = len(options)
     logits = 2 * mx.random.normal((count, MOST + 1, WIDE), key=mx.random.key(1))
@@ -295,19 +303,19 @@ def check_rows_alone(kind: str, certain: bool = False) -> list[Round]:
         tokens, q = mx.where(mx.arange(count)[:, None] % 3 == 0, best, tokens), None
     lengths = [slot % (MOST + 1) for slot in range(count)]
     free = {2, count - 1}
-    found = judged_together(options, Draft(tokens, q, lengths), logits, [*free])
+    found = verified_together(options, Draft(tokens, q, lengths), logits, [*free])
     assert found.keys() == set(range(count)) - free
     for slot, outcome in found.items():
         size = lengths[slot]
         own_q = None if q is None or not size else q[slot : slot + 1, :size]
         alone = Draft(tokens[slot : slot + 1, :size], own_q)
-        assert judged_together([options[slot]], alone, logits[slot : slot + 1, : size + 1]) == {0: outcome}
+        assert verified_together([options[slot]], alone, logits[slot : slot + 1, : size + 1]) == {0: outcome}
     return list(found.values())
 
 
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_a_batch_is_judged_as_it_would_be_alone(kind: str, certain: bool) -> None:
+def test_row_of_a_batch_is_verified_as_a_single_row(kind: str, certain: bool) -> None:
     outcomes = check_rows_alone(kind, certain)
     assert {0, 1} <= {outcome.accepted for outcome in outcomes}  # there was something to decide
     lossy = kind in ("lenient", "relaxed", "of all kinds")
@@ -343,7 +351,7 @@ def one_key_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows that are judged apart from others."""
+    """In batches with several kinds of rules."""
     select = Draft.select
     monkeypatch.setattr(Draft, "select", lambda self, slots: select(self, neighbours(slots)))
 
@@ -359,7 +367,7 @@ def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
         (neighbours_draft, ["of all kinds"]),
     ],
 )
-def test_a_planted_fault_between_rows_shows(
+def test_planted_faults_between_rows_are_detected(
     plant: Callable[[pytest.MonkeyPatch], None], kinds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
@@ -373,17 +381,19 @@ LOSSY = [Rejection(0.1), Rejection(0.5), Rejection(1.0)]
 
 @pytest.mark.parametrize("point_mass", [False, True])
 @pytest.mark.parametrize("rule", LOSSY, ids=str)
-def test_the_reported_price_is_the_total_variation(rule: Rejection, point_mass: bool) -> None:
-    """At every place of the draft: the law of that token, given that what stands before it was kept."""
+def test_reported_total_variation_is_exact(rule: Rejection, point_mass: bool) -> None:
+    """At every position of the draft, given that all earlier tokens were accepted."""
     for seed in range(3):
         target, draft = random_table(seed), random_table(seed + 50)
         rows, _, proposal = proposals(draft, 3, point_mass=point_mass)
         price = np.array(rule.total_variation(proposal, tables(target, rows, 4)))
         for place in range(3):
             for prefix in {row[:place] for row in rows}:
-                here = output_law(rule, behind(prefix, target), behind(prefix, draft), 1, point_mass=point_mass)
-                law = np.array([sum(mass for s, mass in here.items() if s[0] == token) for token in range(VOCAB)])
-                gap = 0.5 * np.abs(law - target(prefix)).sum()
+                here = output_distribution(
+                    rule, behind(prefix, target), behind(prefix, draft), 1, point_mass=point_mass
+                )
+                probs_of = np.array([sum(mass for s, mass in here.items() if s[0] == token) for token in range(VOCAB)])
+                gap = 0.5 * np.abs(probs_of - target(prefix)).sum()
                 prices = [price[i, place] for i, row in enumerate(rows) if row[:place] == prefix]
                 assert prices == pytest.approx([gap] * len(prices), abs=1e-6)
                 assert 0 < gap <= rule.delta + 1e-6
@@ -391,50 +401,55 @@ def test_the_reported_price_is_the_total_variation(rule: Rejection, point_mass: 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("rule", LOSSY, ids=str)
-def test_prices_add_up_to_a_bound_on_the_whole_output(rule: Rejection, settings: dict[str, Any]) -> None:
+def test_total_variations_bound_that_of_the_whole_output(rule: Rejection, settings: dict[str, Any]) -> None:
     target, draft = random_table(3), random_table(53)
     rows, chance, proposal = proposals(draft, 3, **settings)
     probs = tables(target, rows, 4)
     stop, price = np.array(rule(proposal, probs)[0]), np.array(rule.total_variation(proposal, probs))
-    paid = np.concatenate([np.cumsum(price, axis=1), price.sum(axis=1, keepdims=True)], axis=1)  # behind t accepted
+    paid = np.concatenate(
+        [np.cumsum(price, axis=1), price.sum(axis=1, keepdims=True)], axis=1
+    )  # after t accepted tokens
     expected = np.array(chance) @ (stop * paid).sum(axis=1)
-    assert distance(output_law(rule, target, draft, 3, **settings), target_law(target, 4)) <= expected + 1e-6
+    assert (
+        distance(output_distribution(rule, target, draft, 3, **settings), target_distribution(target, 4))
+        <= expected + 1e-6
+    )
 
 
-def test_exact_rules_have_no_price() -> None:
+def test_exact_rules_report_no_total_variation() -> None:
     draft = Draft(mx.array([[0, 1]]))
     for rule in (Rejection(), Block(), Coupled(), Greedy()):
         assert rule.total_variation(draft, mx.full((1, 3, 3), 1 / 3)) is None
 
 
-def test_lenience_costs_the_share_of_tokens_that_are_not_the_arg_max() -> None:
+def test_lenient_total_variation_is_the_share_of_tokens_that_are_not_the_arg_max() -> None:
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
     verdict = Greedy(0.5).decide(Draft(mx.array([[1, 2, 1]], mx.uint32)), logits, [row_of()])
     assert verdict.accepted.tolist() == [2] and verdict.next_token.tolist() == [0]
     assert verdict.total_variation is not None and verdict.total_variation.tolist() == [[1.0, 0.0, 0.0]]
 
 
-def test_only_tokens_that_came_to_be_are_paid_for() -> None:
-    """The third would have been kept at a price, but the second was not kept; and an output may end before them."""
+def test_only_committed_tokens_count_for_the_total_variation() -> None:
+    """The third token would be accepted, but the second is rejected; an output may also end before it."""
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
     lenient = GenerationOptions(delta=0.5)
-    (outcome,) = judged_together([lenient], Draft(mx.array([[1, 0, 2]], mx.uint32)), logits).values()
+    (outcome,) = verified_together([lenient], Draft(mx.array([[1, 0, 2]], mx.uint32)), logits).values()
     assert (outcome.tokens, outcome.accepted, outcome.total_variation) == ([1, 2], 1, 1.0)
     for end, tokens, accepted, price in ((1, [1], 1, 1.0), (0, [1, 2, 2, 2], 3, 2.0), (2, [1, 2], 2, 1.0)):
         draft = Draft(mx.array([[1, 2, 2]], mx.uint32))
-        (outcome,) = judged_together([lenient], draft, logits, end=end).values()
+        (outcome,) = verified_together([lenient], draft, logits, end=end).values()
         assert (outcome.tokens, outcome.accepted, outcome.total_variation) == (tokens, accepted, price)
 
 
-def test_delta_one_keeps_every_drafted_token() -> None:
+def test_delta_one_accepts_every_draft_token() -> None:
     draft = Draft(mx.array([[0, 1]]), mx.array([[[1.0, 0, 0], [0.1, 0.9, 0]]]))
     for rule in (Rejection(1.0), Greedy(1.0)):
         stop, _ = rule(draft, mx.array([[[0.0, 0.5, 0.5]] * 3]))
         assert stop.tolist() == [[0, 0, 1]]
 
 
-def test_lenience_keeps_a_token_down_to_its_share_of_the_maximum() -> None:
-    """p(x) >= (1 - delta) * max p: 0.3 against 0.5 is kept from delta = 0.4 on."""
+def test_lenience_accepts_tokens_down_to_a_share_of_the_maximum() -> None:
+    """p(x) >= (1 - delta) * max p: 0.3 against 0.5 is accepted for delta >= 0.4."""
     draft = Draft(mx.array([[1]]))
     probs = mx.array([[[0.5, 0.3, 0.2]] * 2])
     for delta, kept in ((0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)):
@@ -447,7 +462,7 @@ RAGGED = [None, [0, 1, 2, 3, 4, 4]]
 
 @pytest.mark.parametrize("delta", [0.0, 0.3, 1.0, [0.0, 0.3, 0.5, 0.0, 0.7, 1.0]])
 @pytest.mark.parametrize("lengths", RAGGED)
-def test_the_greedy_fast_path_decides_as_the_rule(delta: float | list[float], lengths: list[int] | None) -> None:
+def test_greedy_fast_path_equals_the_rule(delta: float | list[float], lengths: list[int] | None) -> None:
     logits = 2 * mx.random.normal((6, 5, 8), key=mx.random.key(0))
     tokens = mx.argmax(logits, axis=-1)[:, :4]
     tokens = mx.where(mx.random.uniform(shape=tokens.shape, key=mx.random.key(1)) < 0.3, 3, tokens)
@@ -461,8 +476,8 @@ def test_the_greedy_fast_path_decides_as_the_rule(delta: float | list[float], le
 
 
 @pytest.mark.parametrize("lengths", RAGGED)
-def test_the_coupled_fast_path_decides_as_the_rule(lengths: list[int] | None) -> None:
-    """Six rows with one seed and one past, wrong at another place each."""
+def test_coupled_fast_path_equals_the_rule(lengths: list[int] | None) -> None:
+    """Six rows with the same seed and history, each wrong at a different position."""
     logits, row = 2 * mx.random.normal((1, 5, 8), key=mx.random.key(0)), row_of(6, temperature=0.8, seed=3)
     past = History([row.decoder_tokens], mx.zeros((1, 4), mx.uint32))
     best = mx.argmax(perturbed_logprobs(logits, [row.options], past), axis=-1)
@@ -476,8 +491,8 @@ def test_the_coupled_fast_path_decides_as_the_rule(lengths: list[int] | None) ->
 
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=str)
-def test_the_dice_follow_stop_and_residual(rule: AcceptanceRule) -> None:
-    """20,000 throws against the exact law of (accepted, next token), 5 standard deviations."""
+def test_sample_acceptance_follows_stop_and_residual(rule: AcceptanceRule) -> None:
+    """20,000 samples against the exact distribution of (accepted, next token), within 5 standard deviations."""
     rows = 20_000
     target, drafted = random_table(1), (2, 0)
     q = [random_table(51)(drafted[:i]) for i in range(2)]
@@ -498,7 +513,7 @@ def test_the_dice_follow_stop_and_residual(rule: AcceptanceRule) -> None:
         assert np.all(np.abs(found[accepted] - expected) <= 5 * np.sqrt(expected / rows) + 1e-9)
 
 
-def test_an_empty_residual_falls_back_to_the_target() -> None:
+def test_empty_residual_falls_back_to_the_target() -> None:
     p = mx.array([[[0.25, 0.75], [0.5, 0.5]]])
     draft = Draft(mx.array([[1]]), p[:, :1])
     assert residual(draft, p, mx.ones((1, 2)), mx.array([0])).tolist() == [[0.25, 0.75]]

@@ -1,6 +1,4 @@
-"""Beam search: the best of all outputs where nothing is left out, Hugging Face's where something is, each prompt as if
-it were alone, and one encoder output for all beams of a prompt. Several samples of a prompt.
-"""
+"""Beam search, against enumeration of all outputs and against Hugging Face; batches of prompts; samples of a prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ FAMILIES = ("t5", "t5-v1_1", "bart", "m2m_100", "t5gemma", "t5gemma2")
 
 
 def every_output(model: EncoderDecoder, source: Sequence[int], most: int) -> list[tuple[float, list[int]]]:
-    """Each with its log-probability: those that end, and those that are cut off at `most` tokens."""
+    """All outputs with their log-probabilities, finished or cut at `most` tokens."""
     encoder_output = model.encode(mx.array([list(source)]))
     found, open_ones = [], [(0.0, list[int]())]
     for _ in range(most):
@@ -57,8 +55,8 @@ def every_output(model: EncoderDecoder, source: Sequence[int], most: int) -> lis
 
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.6, 1.0, 2.0])
-def test_beams_that_leave_nothing_out_find_the_best_of_all_outputs(penalty: float) -> None:
-    """121 outputs of two tokens go on; with "never" none of them is given up too early."""
+def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
+    """121 prefixes of two tokens continue; "never" drops none of them too early."""
     outputs = [(score / len(tokens) ** penalty, tokens) for score, tokens in every_output(TOY, [5, 9, 3, 1], 3)]
     best = sorted(outputs, reverse=True)[:12]
     options: dict[str, Any] = {"num_beams": 128, "length_penalty": penalty, "early_stopping": "never"}
@@ -69,9 +67,10 @@ def test_beams_that_leave_nothing_out_find_the_best_of_all_outputs(penalty: floa
 
 
 @pytest.mark.parametrize("beams", [2, 4, 8])
-def test_bundled_outputs_and_scores_are_hugging_faces(beams: int) -> None:
-    """transformers 4.46 (make_beam_goldens.py). A third of the prompts of the file, each with a length penalty and
-    early stopping of its own, side by side; all of them, with all, by `python -m tools.check_beams`.
+def test_bundled_outputs_and_scores_equal_hugging_face(beams: int) -> None:
+    """Against transformers 4.46 (make_beam_goldens.py), for a third of the prompts, each with one of the settings.
+
+    `python -m tools.check_beams` checks all prompts with all settings.
     """
     known = [*records()][[2, 4, 8].index(beams) :: 3]
     settings = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")]
@@ -97,7 +96,7 @@ TO_OURS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 def of_family(name: str) -> tuple[Session, list[str]]:
-    """With its own generation_config.json, and its sources as texts."""
+    """A session with the model's generation_config.json, and its sources as texts."""
     model, golden = load_golden(GOLDENS / name)
     raw = json.loads((GOLDENS / name / "config.json").read_text())
     model.generation_config = checked_generation_config(GOLDENS / name, raw, model)
@@ -106,10 +105,8 @@ def of_family(name: str) -> tuple[Session, list[str]]:
 
 
 @pytest.mark.parametrize("name", OF_FAMILIES)
-def test_families_with_their_processors_give_hugging_faces_beams(name: str) -> None:
-    """Forced first and last tokens, banned ones, repeated n-grams, least lengths, penalties, as that library has them;
-    all sources at once.
-    """
+def test_families_with_logits_processors_equal_hugging_face(name: str) -> None:
+    """Forced and banned tokens, repeated n-grams, minimum lengths and penalties, with all sources in one batch."""
     session, prompts = of_family(name)
     for golden in OF_FAMILIES[name]:
         options = {TO_OURS.get(key, key): value for key, value in golden["options"].items()}
@@ -118,7 +115,7 @@ def test_families_with_their_processors_give_hugging_faces_beams(name: str) -> N
             assert np.allclose([each.score for each in found], scores, rtol=1e-4)  # type: ignore[arg-type]
 
 
-def test_beams_that_do_not_move_with_their_cache_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beams_that_do_not_move_with_their_cache_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     session, prompts = of_family("bart")
     golden = OF_FAMILIES["bart"][0]
     options = {TO_OURS.get(key, key): value for key, value in golden["options"].items()}
@@ -128,7 +125,7 @@ def test_beams_that_do_not_move_with_their_cache_are_caught(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_a_batch_with_beams_equals_each_prompt_alone(slots: int) -> None:
+def test_batch_with_beams_equals_single_prompts(slots: int) -> None:
     options: dict[str, Any] = {"num_beams": 3, "max_tokens": 12}
     rows = [{"prompt": prompt, "max_tokens": 6 + i, "length_penalty": 0.5 * i} for i, prompt in enumerate(PROMPTS)]
     found = decoded(SESSION, rows, slots=slots, **options)
@@ -140,8 +137,8 @@ def test_a_batch_with_beams_equals_each_prompt_alone(slots: int) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_beams_share_one_encoder_output_and_compute_what_rows_of_their_own_do(name: str) -> None:
-    """Two prompts of different lengths, three beams each, which move."""
+def test_beams_with_a_shared_encoder_output_equal_separate_rows(name: str) -> None:
+    """Two prompts of different lengths with three beams each, which change places."""
     model, _ = load_golden(GOLDENS / name)
     encoder_output = model.encode(mx.array([[5, 9, 13, 7, 3], [21, 3, 8, 8, 6]]))
     mask = mx.array([[True] * 5, [True] * 2 + [False] * 3])
@@ -157,17 +154,17 @@ def test_beams_share_one_encoder_output_and_compute_what_rows_of_their_own_do(na
         repeated.select(moved)
     own = sum(each.nbytes for layer in shared.layers for each in (layer.keys, layer.values))
     cross = [sum(each.nbytes for each in cache.arrays) for cache in (shared, repeated)]
-    assert cross[1] - own == 3 * (cross[0] - own)  # so the same for each beam, and no memory of its own
+    assert cross[1] - own == 3 * (cross[0] - own)  # each beam adds the same size, without cross keys and values
 
 
-def test_memory_of_a_slot_knows_beams() -> None:
+def test_slot_bytes_include_beams() -> None:
     one, four, eight = (slot_bytes(MODEL, 32, 60, beams) for beams in (1, 4, 8))
     logits = 4 * MODEL.config.vocab_size * 4
     own = 2 * 2 * 64 * 8 * 4  # keys and values of two layers, 64 positions of two heads of four floats
     assert eight - four == 4 * (own + logits) and four < 4 * one
 
 
-def test_the_best_continuations_are_those_of_a_sort() -> None:
+def test_best_continuations_equal_a_full_sort() -> None:
     logprobs = mx.random.normal((3, 4, 70), key=mx.random.key(0))
     scores = mx.random.normal((3, 4), key=mx.random.key(1))
     found, numbers = best_continuations(logprobs, scores, 9)
@@ -177,8 +174,8 @@ def test_the_best_continuations_are_those_of_a_sort() -> None:
     assert best_continuations(logprobs[:, :1, :3], scores[:, :1], 9)[0].shape == (3, 3)
 
 
-def test_a_beam_keeps_its_place_where_it_goes_on() -> None:
-    """So that a cache moves as little as can be; a second continuation takes a place that is free."""
+def test_a_continued_beam_keeps_its_row() -> None:
+    """This moves few cache rows; a second continuation takes a free row."""
     search = BeamSearch(3, 1.0, False, 9, {EOS}, [0])
     assert search.step([Continuation(-1.0, 0, 5), Continuation(-2.0, 0, 6), Continuation(-3.0, 0, 7)]) == [0, 0, 0]
     following = [Continuation(-3.5, 2, 8), Continuation(-4.0, 2, 9), Continuation(-4.5, 1, 9)]
@@ -186,7 +183,7 @@ def test_a_beam_keeps_its_place_where_it_goes_on() -> None:
     assert search.beams == [[0, 7, 9], [0, 6, 9], [0, 7, 8]] and search.scores == [-4.0, -4.5, -3.5]
 
 
-def test_sums_over_many_ids_are_as_good_as_float32() -> None:
+def test_logsumexp_over_many_ids_has_float32_precision() -> None:
     logits = mx.random.normal((4, 8192), key=mx.random.key(2)) * 3
     exact = np.log(np.exp(np.array(logits).astype(np.float64)).sum(-1))
     assert np.abs(np.array(logsumexp(logits)) - exact).max() < 3e-6
@@ -199,7 +196,7 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
     encode = type(MODEL).encode
 
     def counting(self: EncoderDecoder, tokens: mx.array, *rest: Any) -> mx.array:
-        if self is MODEL:  # the draft encodes for itself
+        if self is MODEL:  # not the draft
             encoded.append(len(tokens))
         return encode(self, tokens, *rest)
 
@@ -235,13 +232,13 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
         ({"early_stopping": True}, "early_stopping has no effect with num_beams 1"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_one_line(options: dict[str, Any], named: str) -> None:
+def test_conflicting_options_are_refused_in_one_line(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError) as error:
         SESSION.generate(PROMPTS[0], **options)
     assert str(error.value).startswith(named) and "\n" not in str(error.value)
 
 
-def test_a_stream_gives_the_best_at_its_end_and_no_more_than_one() -> None:
+def test_stream_yields_only_the_best_output_at_its_end() -> None:
     rounds: list[Any] = []
     found = [*SESSION.stream(PROMPTS[2], num_beams=3, max_tokens=9, on_round=rounds.append)]
     best = SESSION.generate(PROMPTS[2], num_beams=3, max_tokens=9)
@@ -253,8 +250,8 @@ def test_a_stream_gives_the_best_at_its_end_and_no_more_than_one() -> None:
         SESSION.stream(PROMPTS[0], num_beams=3, num_return_sequences=2)
 
 
-def test_a_prefix_stands_in_front_of_every_beam_and_counts_for_nothing() -> None:
-    """With the greedy output's first two tokens forced, three beams find nothing worse than greedy decoding."""
+def test_prefix_starts_every_beam_and_adds_nothing_to_the_score() -> None:
+    """With the first two greedy tokens forced, three beams find an output at least as good as the greedy one."""
     greedy = SESSION.generate(PROMPTS[0], drafter="none", max_tokens=8)
     prefix = greedy.tokens[:2]
     found = SESSION.generate(PROMPTS[0], num_beams=3, num_return_sequences=3, decoder_prefix=prefix, max_tokens=6)
@@ -264,8 +261,8 @@ def test_a_prefix_stands_in_front_of_every_beam_and_counts_for_nothing() -> None
         assert each.score == pytest.approx(logprob / len(each.tokens), abs=1e-5)
 
 
-def test_scores_that_are_not_finite_end_that_prompt_alone() -> None:
-    """A damaged embedding that only one prompt reads; no output has it."""
+def test_non_finite_logits_end_only_that_prompt() -> None:
+    """A corrupt embedding that only one source contains; no output contains it."""
     model, options = tiny_model(), {"num_beams": 2, "max_tokens": 5, "slots": 2}
     model.generation_config = GenerationConfig(suppress_tokens=(22,))
     prompts = [PROMPTS[0], "22 4 1", *PROMPTS[1:4]]
@@ -280,8 +277,8 @@ def test_scores_that_are_not_finite_end_that_prompt_alone() -> None:
         assert each.result is not None and each.result.tokens == right[index].result.tokens  # type: ignore[union-attr]
 
 
-def test_a_model_says_how_its_beams_are_compared() -> None:
-    """What is given counts more."""
+def test_generation_config_sets_length_penalty_and_early_stopping() -> None:
+    """Options of the call take precedence."""
     session, _ = of_family("bart")
     settled = session.model.generation_config.with_defaults(GenerationOptions(num_beams=4), 1)
     assert (settled.length_penalty, settled.early_stopping) == (2.0, True)
@@ -289,7 +286,7 @@ def test_a_model_says_how_its_beams_are_compared() -> None:
     assert session.model.generation_config.with_defaults(own, 1).length_penalty == 0.5
 
 
-def test_the_command_line_prints_each_and_says_what_does_not_go_together(
+def test_command_line_prints_all_sequences_and_refuses_conflicting_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     prompt = ["--prompt", "grammar: It were a cod business.", "-m", "12", "--num-beams", "3"]
@@ -315,7 +312,7 @@ def test_the_command_line_prints_each_and_says_what_does_not_go_together(
         assert said in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
 
 
-def test_a_record_has_all_sequences_with_their_scores() -> None:
+def test_record_contains_all_sequences_with_scores() -> None:
     prompt = {"prompt": PROMPTS[0]}
     (found,) = SESSION.batch([prompt], num_beams=3, num_return_sequences=2, max_tokens=5)
     assert found.result is not None

@@ -1,7 +1,7 @@
-"""A target whose logits are not finite ends that request with a line; what is hidden by a mask never decides.
+"""Logits that are not finite end that request with a one-line error; masked positions never change a token.
 
-The embedding of one token is not finite, so is all that the model makes of it: a source that contains it, an output
-behind it, a draft that proposes it, the padding.
+In most tests the embedding of one token is not finite. It spoils a source that contains the token, an output after it,
+a draft that proposes it, or the padding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.together import Letters
 
 MODEL = tiny_model(pad_token_id=22)
 DRAFT = noisy_copy(MODEL)
-BAD = 11  # a token that the texts below do without
+BAD = 11  # a token that no text below contains
 MESSAGE = "target: the logits of output token {} are not finite"
 RULES: dict[str, Mapping[str, Any]] = {
     "greedy": {},
@@ -42,7 +42,7 @@ DRAFTS: dict[str, Mapping[str, Any]] = {
 
 
 def changed(place: str, values: Mapping[int, float]) -> EncoderDecoder:
-    """The model with such a row in a table, for each of these tokens."""
+    """A copy of the model whose rows for these tokens, in one table, have these values."""
     model = tiny_model_like(MODEL)
     model.update(MODEL.parameters())
     table = {"embedding": model.embedding, "head": model.head}[place]
@@ -60,16 +60,16 @@ def alone(prompt: str = "abc", **options: Any) -> list[int]:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("value", [mx.nan, mx.inf], ids=str)
-def test_logits_that_are_not_finite_are_one_line(value: float, draft: str, rule: str) -> None:
+def test_non_finite_logits_are_a_one_line_error(value: float, draft: str, rule: str) -> None:
     broken = changed("head", {5: value})
     with pytest.raises(InputError) as error:
         generate(broken, Letters(), "abc", draft_model=DRAFT, max_tokens=9, **DRAFTS[draft], **RULES[rule])
     assert str(error.value).startswith(MESSAGE.format(1)) and "\n" not in str(error.value)
 
 
-def test_no_finite_score_at_all_is_said_and_one_is_enough() -> None:
+def test_logits_are_an_error_only_if_none_is_finite() -> None:
     class Masked:
-        """Leaves so many scores."""
+        """Sets all but the first `left` logits to -inf."""
 
         def __init__(self, left: int) -> None:
             self.left = left
@@ -89,41 +89,41 @@ def test_no_finite_score_at_all_is_said_and_one_is_enough() -> None:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_a_text_goes_as_far_as_its_scores_are_finite(draft: str) -> None:
-    regular = alone(max_tokens=12)
+def test_text_before_the_first_non_finite_logits_is_streamed(draft: str) -> None:
+    baseline = alone(max_tokens=12)
     at = 2
-    assert regular[at] not in [*regular[:at], *Letters().encode("abc")]
-    broken = changed("embedding", {regular[at]: mx.nan})
+    assert baseline[at] not in [*baseline[:at], *Letters().encode("abc")]
+    broken = changed("embedding", {baseline[at]: mx.nan})
     tokens = []
     with pytest.raises(InputError, match=MESSAGE.format(at + 2)):
         for response in stream_generate(broken, Letters(), "abc", draft_model=DRAFT, max_tokens=12, **DRAFTS[draft]):
             tokens.append(response.token)
-    assert tokens == regular[: at + 1]
+    assert tokens == baseline[: at + 1]
 
 
 @pytest.mark.parametrize("rule", ["greedy", "penalty", "coupled"])
 @pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf], ids=str)
-def test_a_draft_that_is_rejected_leaves_nothing_behind(value: float, rule: str) -> None:
-    """Its keys and values stay in the cache, hidden by a mask, until other tokens are written over them."""
-    regular = alone(max_tokens=20, **RULES[rule])
+def test_rejected_non_finite_draft_tokens_change_nothing(value: float, rule: str) -> None:
+    """Their keys and values stay in the cache, masked, until other tokens overwrite them."""
+    baseline = alone(max_tokens=20, **RULES[rule])
     broken = changed("embedding", {BAD: value})
-    assert BAD not in regular
+    assert BAD not in baseline
     for choose in (lambda i, token: BAD, lambda i, token: BAD if i % 3 == 2 else token):
         found = generate(
             broken,
             Letters(),
             "abc",
-            drafter=Scripted(regular, choose),
+            drafter=Scripted(baseline, choose),
             num_draft_tokens=5,
             max_tokens=20,
             **RULES[rule],
         )
-        assert found.tokens == regular and found.stats.drafted_tokens > 20
+        assert found.tokens == baseline and found.stats.drafted_tokens > 20
 
 
-def test_a_drafter_is_shown_states_of_what_they_decided() -> None:
-    """Not those of a pass whose logits were not finite, of which nothing was taken, nor hidden ones of another pass."""
-    regular, shown = alone(max_tokens=20), Counter[bool]()
+def test_drafters_observe_only_finite_states() -> None:
+    """A pass whose logits were not finite commits nothing, so drafters do not observe it."""
+    baseline, shown = alone(max_tokens=20), Counter[bool]()
 
     class Watching(SeparateDrafters[Scripted]):
         def share(self, cache: DecoderCache) -> None:
@@ -133,16 +133,16 @@ def test_a_drafter_is_shown_states_of_what_they_decided() -> None:
             for request, count in zip(requests, counts, strict=True):
                 shown[bool(mx.isfinite(self.cache.hidden[0][request.slot, :count]).all())] += 1
 
-    drafter = Watching(lambda: Scripted(regular, lambda i, token: BAD if i == 9 else token))
+    drafter = Watching(lambda: Scripted(baseline, lambda i, token: BAD if i == 9 else token))
     broken = changed("embedding", {BAD: mx.nan})
     found = generate(broken, Letters(), "abc", drafter=drafter, num_draft_tokens=3, max_tokens=20)
-    assert found.tokens == regular and shown[False] == 0 < shown[True] < found.stats.target_calls
+    assert found.tokens == baseline and shown[False] == 0 < shown[True] < found.stats.target_calls
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
 @pytest.mark.parametrize("draft", ["none", "model"])
-def test_only_that_row_of_a_batch_ends(draft: str, slots: int) -> None:
-    """Not the rows beside it, and not those that take its slot."""
+def test_other_rows_of_the_batch_continue(draft: str, slots: int) -> None:
+    """Also requests that later take the slot of a failed one."""
     bad = Letters().decode([3, BAD, 4])
     prompts = ["abc", 12 * bad, "hgfedcba", "b", bad, "cabbage", "ee"]
     broken = changed("embedding", {BAD: mx.nan})
@@ -155,8 +155,8 @@ def test_only_that_row_of_a_batch_ends(draft: str, slots: int) -> None:
 
 
 @pytest.mark.parametrize("draft", ["none", "model"])
-def test_padding_is_never_seen(draft: str) -> None:
-    """That of shorter sources beside longer ones, and that of passes that are wider than a row's draft."""
+def test_non_finite_padding_changes_nothing(draft: str) -> None:
+    """Padding of shorter sources, and of passes that are wider than a row's draft."""
     prompts = ["abc", "hgfedcba", "b", "cabbage", "ee"]
     broken = changed("embedding", {22: mx.nan})
     options = DRAFTS[draft] | {"draft_model": DRAFT, "max_tokens": 8}
@@ -166,7 +166,7 @@ def test_padding_is_never_seen(draft: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_not_finite_in_a_draft_changes_nothing(rule: str) -> None:
+def test_non_finite_draft_model_changes_nothing(rule: str) -> None:
     broken = noisy_copy(MODEL)
     broken.head.weight = mx.full(broken.head.weight.shape, mx.nan)
     own = {"draft_model": broken, "drafter": "model", "num_draft_tokens": 4, "max_tokens": 12}
@@ -174,13 +174,13 @@ def test_what_is_not_finite_in_a_draft_changes_nothing(rule: str) -> None:
     assert len(found) == 12 if rule in ("rejection", "block") else found == alone(max_tokens=12, **RULES[rule])
 
 
-def test_a_score_that_is_none_is_said() -> None:
+def test_score_reports_non_finite_logits() -> None:
     with pytest.raises(InputError, match="not finite"):
         score(changed("head", {5: mx.nan}), Letters(), "abc", "ab")
 
 
-def test_huge_weights_give_the_same_text_or_the_same_error_with_any_draft() -> None:
-    """Wherever they stand; some overflow for some tokens only."""
+def test_overflowing_weights_give_the_same_text_or_error_with_any_draft() -> None:
+    """In any parameter; some overflow for some tokens only."""
     dice, seen = random.Random(0), Counter[str]()
     parameters: list[tuple[str, mx.array]] = tree_flatten(MODEL.parameters())
 
@@ -204,7 +204,7 @@ def test_huge_weights_give_the_same_text_or_the_same_error_with_any_draft() -> N
     assert min(seen["list"], seen["str"]) > 3, seen
 
 
-def test_a_session_goes_on_behind_an_error() -> None:
+def test_session_continues_after_an_error() -> None:
     broken, bad = changed("embedding", {BAD: mx.nan}), Letters().decode([3, BAD, 4])
     session = Session(broken, Letters(), DRAFT)
     for _ in range(2):

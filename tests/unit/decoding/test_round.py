@@ -1,4 +1,4 @@
-"""A round is short to read, waits once, and costs as many operations of the device for one row as for many."""
+"""A round fits one screen, has one host sync, and runs as many device operations for one row as for many."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
 
 
 def running(drafter: str, rows: int, **options: Any) -> Engine:
-    """An engine some rounds after its rows began, at different places of their outputs."""
+    """An engine after three rounds, with rows at different positions."""
     engine = Engine(TARGET, Letters(), BY_NAME[drafter](), slots=rows)
     for number in range(rows):
         chosen = options_of(max_tokens=100, **options)
@@ -48,14 +48,14 @@ def running(drafter: str, rows: int, **options: Any) -> Engine:
     return engine
 
 
-def test_the_round_is_short() -> None:
+def test_speculate_fits_one_screen() -> None:
     assert len(inspect.getsource(loop.speculate).splitlines()) <= LINES
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("drafter", BY_NAME)
-def test_a_round_waits_once(drafter: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All else that is read from the device has been evaluated by then; `timed` adds the wait for the draft."""
+def test_a_round_has_one_host_sync(drafter: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timed` adds one for the draft."""
     waits: list[str] = []
     evaluate = mx.eval
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append("eval"), evaluate(*arrays))[1])
@@ -67,8 +67,8 @@ def test_a_round_waits_once(drafter: str, rows: int, monkeypatch: pytest.MonkeyP
         assert len(waits) == 3 * (1 + timed)
 
 
-def test_what_is_read_after_the_wait_has_been_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tolist` on a lazy array would be a second wait that nobody counts."""
+def test_arrays_read_after_the_host_sync_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tolist` on a lazy array would be a hidden second sync."""
     left: list[Counter[str]] = []
     as_lists, token_rows = loop.as_lists, loop.token_rows
 
@@ -97,12 +97,12 @@ def operations_of_rounds(drafter: str, rows: int, **options: Any) -> list[Counte
     return found
 
 
-RAGGED = {"Arange", "Less", "AsType", "Multiply"}  # what stands behind the end of a shorter draft does not count
+RAGGED = {"Arange", "Less", "AsType", "Multiply"}  # mask the positions after the end of a shorter draft
 
 
 @pytest.mark.parametrize("drafter", ["model", "head", "ngram"])
-def test_a_greedy_round_takes_as_many_operations_for_one_row_as_for_many(drafter: str) -> None:
-    """Drafting, verifying and judging. Copies of different lengths take the four of `RAGGED` more, however many."""
+def test_a_greedy_round_runs_as_many_operations_for_one_row_as_for_many(drafter: str) -> None:
+    """Copies of different lengths add the four operations of `RAGGED`, for any number of rows."""
     one, eight, many = (operations_of_rounds(drafter, rows) for rows in (1, 8, 32))
     most = max(one, key=Counter.total)
     for found in (*eight, *many):
@@ -112,7 +112,7 @@ def test_a_greedy_round_takes_as_many_operations_for_one_row_as_for_many(drafter
         assert len({found.total() for found in one}) == 1
 
 
-def test_an_operation_for_each_row_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_operations_for_each_row_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     propose = BatchModelDrafter.propose
 
     def row_by_row(self: BatchModelDrafter, *arguments: Any) -> Draft:
@@ -121,4 +121,4 @@ def test_an_operation_for_each_row_is_found_out(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(BatchModelDrafter, "propose", row_by_row)
     with pytest.raises(AssertionError, match="Add"):
-        test_a_greedy_round_takes_as_many_operations_for_one_row_as_for_many("model")
+        test_a_greedy_round_runs_as_many_operations_for_one_row_as_for_many("model")

@@ -22,7 +22,7 @@ def test_greedy_tokens_are_those_of_the_engine_and_of_the_baseline(num_draft_tok
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 4])
 def test_sampled_tokens_are_those_of_the_engine(num_draft_tokens: int, temperature: float) -> None:
-    """So they follow the target's distribution, which test_law.py proves for the engine."""
+    """So they follow the target's distribution, which test_sampling_distribution.py proves for the engine."""
     accepted = 0
     for seed, source in enumerate(SOURCES * 2):
         options = {"num_draft_tokens": num_draft_tokens, "temperature": temperature, "seed": seed, "max_tokens": 20}

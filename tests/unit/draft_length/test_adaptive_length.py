@@ -1,4 +1,4 @@
-"""The adaptive length: its choice against brute force, and what it learns. No clock, no model."""
+"""The adaptive length: its choice against brute force, and its learning. Without a clock or a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING = [DraftOutcome("", 0, 0)]
 def decode(
     length: AdaptiveLength, costs: RoundCosts, right: float, rounds: int, kind: str = MODEL
 ) -> tuple[float, float]:
-    """Tokens and seconds, where each drafted token is right with this chance."""
+    """Tokens and seconds, if each draft token is accepted with probability `right`."""
     dice, tokens, seconds = random.Random(5), 0, 0.0
     for _ in range(rounds):
         count = length.choose([kind], [99])[0] if length.begin_round() else 0
@@ -45,7 +45,7 @@ def best_speed(costs: RoundCosts, right: float) -> float:
 
 @pytest.mark.parametrize("costs", [FLAT, STEP, STEEP])
 @pytest.mark.parametrize("kinds", [*product((COPY, MODEL), repeat=2)])
-def test_no_other_lengths_promise_more(costs: RoundCosts, kinds: tuple[str, str]) -> None:
+def test_choice_equals_brute_force(costs: RoundCosts, kinds: tuple[str, str]) -> None:
     length = AdaptiveLength(lambda rows: costs, most=5)
     for kind, right in ((COPY, 0.9), (MODEL, 0.7)):
         decode(length, costs, right, 300, kind)
@@ -66,7 +66,7 @@ def test_no_other_lengths_promise_more(costs: RoundCosts, kinds: tuple[str, str]
 
 @pytest.mark.parametrize("costs", [FLAT, STEP, STEEP])
 @pytest.mark.parametrize("right", [0.2, 0.6, 0.9])
-def test_it_is_nearly_as_fast_as_the_best_fixed_length(costs: RoundCosts, right: float) -> None:
+def test_speed_is_close_to_the_best_fixed_length(costs: RoundCosts, right: float) -> None:
     assert speed(AdaptiveLength(lambda rows: costs), costs, right, 1500) >= 0.95 * best_speed(costs, right)
 
 
@@ -76,7 +76,7 @@ def forget_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ignore_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     pass_seconds = RoundCosts.pass_seconds
-    # as if a pass over few tokens were as narrow as it could be
+    # as if passes were not padded
     straight = {width: 1.0 + 0.01 * (width - 1) for width in range(1, 18)}
     monkeypatch.setattr(
         RoundCosts,
@@ -105,7 +105,7 @@ def test_planted_faults_are_slower(
 
 
 @pytest.mark.parametrize("fades", [True, False])
-def test_a_draft_that_becomes_good_is_drafted_again(fades: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_that_becomes_good_is_used_again(fades: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     length = AdaptiveLength(lambda rows: FLAT)
     speed(length, FLAT, 0.0)
     assert "drafts nothing" in length.describe()
@@ -117,12 +117,12 @@ def test_a_draft_that_becomes_good_is_drafted_again(fades: bool, monkeypatch: py
 
 @pytest.mark.parametrize("prior", [(), (0.8,) * 7])
 @pytest.mark.parametrize("costs", [FLAT, STEP])
-def test_a_useless_draft_costs_at_most_two_percent(costs: RoundCosts, prior: Sequence[float]) -> None:
+def test_useless_draft_costs_at_most_two_percent(costs: RoundCosts, prior: Sequence[float]) -> None:
     assert speed(AdaptiveLength(lambda rows: costs, prior=prior), costs, 0.0) >= 0.98
 
 
-def test_copies_are_made_while_a_useless_model_rests() -> None:
-    """A kind that is not worth drafting must not keep the others from being asked for."""
+def test_copies_continue_while_a_useless_model_is_idle() -> None:
+    """An idle kind must not stop the drafting of other kinds."""
     length, drafted = AdaptiveLength(lambda rows: FLAT), {MODEL: 0, COPY: 0}
     for number in range(900):
         kind = COPY if number % 3 == 0 else MODEL
@@ -133,19 +133,19 @@ def test_copies_are_made_while_a_useless_model_rests() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3, 16])
-def test_room_is_kept(most: int) -> None:
+def test_limits_are_kept(most: int) -> None:
     length = AdaptiveLength(lambda rows: FLAT, most=most)
     for rooms in product((0, 1, 5, 99), repeat=3):
         lengths = length.choose((COPY, MODEL, COPY), rooms)
         assert all(0 <= n <= min(room, most) for n, room in zip(lengths, rooms, strict=True))
 
 
-def test_drafts_longer_than_the_limit_do_no_harm() -> None:
+def test_outcomes_longer_than_the_limit_are_accepted() -> None:
     length = AdaptiveLength(lambda rows: FLAT, most=4)
     length.observe([DraftOutcome(MODEL, 40, 40)])
     assert length.choose([MODEL], [9])[0] <= 4
 
 
-def test_a_limit_of_zero_is_refused() -> None:
+def test_limit_of_zero_is_refused() -> None:
     with pytest.raises(InputError, match="the longest draft must be >= 1, not 0"):
         AdaptiveLength(lambda rows: FLAT, most=0)

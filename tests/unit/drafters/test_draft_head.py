@@ -25,8 +25,8 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import additive
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.sampling import GenerationOptions
-from tests.integration.test_law import OPTIONS, check_counts, exact_law, outcomes
-from tests.integration.test_law import TARGET as SMALL
+from tests.integration.test_sampling_distribution import OPTIONS, check_counts, exact_distribution, outcomes
+from tests.integration.test_sampling_distribution import TARGET as SMALL
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.tiny import (
     CONFIG,
@@ -129,7 +129,7 @@ def check_head_law(rule: str, head: DraftHead) -> None:
     batch = [GenerationOptions(seed=seed, **options) for seed in range(samples)]
     drafter = BatchHeadDrafter(head, SMALL)
     found = outcomes(drafter, batch, [1 + seed % 2 for seed in range(samples)])
-    check_counts(Counter(found), exact_law(options), samples)
+    check_counts(Counter(found), exact_distribution(options), samples)
 
 
 def test_distributions_of_a_wrong_position_break_the_law(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """A draft model's head over some ids, and a draft model that knows when to stop. Identity and law: test_generate.py
-and test_law.py, over every drafter.
+and test_sampling_distribution.py, over every drafter.
 """
 
 from __future__ import annotations

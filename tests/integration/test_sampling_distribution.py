@@ -1,7 +1,7 @@
-"""Sampled whole outputs of real tiny models against their exact law, and planted faults that must show.
+"""Sampled outputs of tiny models follow the target's exact distribution; planted faults are detected.
 
-The law comes from the target alone, run over every possible output, and from an own, plain reading of the sampling
-options in numpy; nothing of the code under test takes part but the model.
+The exact distribution is enumerated with the target over all possible outputs. The sampling options are implemented
+again in numpy, so only the model is shared with the package.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SOURCE = [4, 3, 2, 1]
 
 
 def with_encoder_output(model: EncoderDecoder) -> EncoderDecoder:
-    """Encodes once: there is but one source, and hundreds of runs."""
+    """Cache the encoder output: hundreds of runs have the same source."""
     encoder_output = model.encode(mx.array([SOURCE]))
     mx.eval(encoder_output)
     object.__setattr__(model, "encode", lambda tokens, mask=None: mx.repeat(encoder_output, tokens.shape[0], axis=0))
@@ -58,11 +58,11 @@ TARGET = tiny_model(seed=8, scale=0.8, vocab_size=VOCAB, num_layers=1)
 DRAFT = DraftModel(with_encoder_output(noisy_copy(TARGET, noise=0.3, seed=10)))
 with_encoder_output(TARGET)
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 def may_come(token: int, history: Sequence[int], own: Constraints) -> bool:
-    """One id by itself: what would stand there, read again."""
+    """Whether one id is allowed, written independently of the package."""
     after, size = [*history, token], own.no_repeat_ngram_size
     stretches = [after[i : i + size] for i in range(len(after) - size + 1)] if size else []
     is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.banned)
@@ -90,45 +90,45 @@ def transformed(logits: NDArray[np.float64], history: Sequence[int], options: di
         keep[order[top_k:]] = False
     p = p * keep / (p * keep).sum()
     if (top_p := options.get("top_p", 1.0)) < 1:
-        reached = np.cumsum(p[order]) - p[order] < top_p  # what stands before it is not enough
+        reached = np.cumsum(p[order]) - p[order] < top_p  # the tokens before it do not reach top_p
         keep[order] &= reached
     p = p * keep / (p * keep).sum()
     keep &= p >= options.get("min_p", 0.0) * p.max()
     return p * keep / (p * keep).sum()
 
 
-def exact_law(options: dict[str, Any]) -> Law:
+def exact_distribution(options: dict[str, Any]) -> Distribution:
     prefixes = list(product(range(VOCAB), repeat=LENGTH - 1))
     encoder_output = mx.repeat(TARGET.encode(mx.array([SOURCE])), len(prefixes), axis=0)
     logits = np.array(TARGET.decode(mx.array([[0, *row] for row in prefixes]), TARGET.make_cache(encoder_output)))
     raw = {row[:i]: logits[n, i].astype(np.float64) for n, row in enumerate(prefixes) for i in range(LENGTH)}
-    law: Law = {}
+    exact: Distribution = {}
 
     def walk(written: tuple[int, ...], mass: float) -> None:
         if len(written) == LENGTH or EOS in written:
-            law[written] = mass
+            exact[written] = mass
             return
         for token, share in enumerate(transformed(raw[written], [0, *written], options)):
             if share > 0:
                 walk((*written, token), mass * share)
 
     walk((), 1.0)
-    return law
+    return exact
 
 
-def check_law(options: dict[str, Any], samples: int = 450, draft: DraftModel = DRAFT, rows: int = 150) -> None:
-    """Fails if the outputs of `samples` seeds do not follow the law. Looks every 150, so that a fault shows early.
+def check_distribution(options: dict[str, Any], samples: int = 450, draft: DraftModel = DRAFT, rows: int = 150) -> None:
+    """Fail if the outputs of `samples` seeds do not follow the exact distribution. Checked after every 150 seeds.
 
-    rows: so many seeds are decoded side by side; what they share are the passes.
+    rows: the number of seeds in a batch.
     """
-    law, counts = exact_law(options), Counter[tuple[int, ...]]()
+    exact, counts = exact_distribution(options), Counter[tuple[int, ...]]()
     own = dict(options)
     constraints = own.pop("constraints", Constraints())
     for start in range(0, samples, rows):
         batch = [GenerationOptions(seed=seed, **own) for seed in range(start, start + rows)]
         counts.update(outcomes(BatchModelDrafter(draft, VOCAB), batch, [2] * rows, constraints))
         if (start + rows) % 150 == 0:
-            check_counts(counts, law, start + rows)
+            check_counts(counts, exact, start + rows)
 
 
 def outcomes(
@@ -137,7 +137,7 @@ def outcomes(
     lengths: Sequence[int],
     constraints: Constraints = Constraints(),  # noqa: B008
 ) -> list[tuple[int, ...]]:
-    """What the readers of a batch get, whose rows draft so many tokens a round."""
+    """The outputs of a batch whose rows have these draft lengths."""
     cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
     fixed = {length: choose_length(length) for length in lengths}
     rows: list[Request | None] = []
@@ -155,13 +155,13 @@ def outcomes(
     return found
 
 
-BROKEN = "cannot be|too far"  # what `check_counts` says, and nothing else
+BROKEN = "cannot be|too far"  # messages of `check_counts` only
 
 
-def check_counts(counts: Counter[tuple[int, ...]], law: Law, samples: int) -> None:
+def check_counts(counts: Counter[tuple[int, ...]], exact: Distribution, samples: int) -> None:
     """The chi-square statistic must be below its 1 - 1e-4 quantile (Wilson and Hilferty's approximation)."""
-    assert counts.keys() <= law.keys(), "an output that cannot be"
-    cells = [(counts[outcome], mass * samples) for outcome, mass in law.items() if mass * samples >= 5]
+    assert counts.keys() <= exact.keys(), "an output that cannot be"
+    cells = [(counts[outcome], mass * samples) for outcome, mass in exact.items() if mass * samples >= 5]
     rare = samples - sum(found for found, _ in cells), samples - sum(count for _, count in cells)
     if rare[1] >= 1:
         cells.append(rare)
@@ -169,7 +169,7 @@ def check_counts(counts: Counter[tuple[int, ...]], law: Law, samples: int) -> No
         raise ValueError("too few samples to tell")
     statistic = sum((found - count) ** 2 / count for found, count in cells)
     most = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
-    assert statistic < most, f"too far from the law: {statistic:.1f}, at most {most:.1f}"
+    assert statistic < most, f"too far from the exact distribution: {statistic:.1f}, at most {most:.1f}"
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -186,22 +186,22 @@ RULES = ["rejection", "block"]
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("rule", RULES)
-def test_sampled_outputs_follow_the_targets_law(rule: str, options: dict[str, Any]) -> None:
-    check_law(options | {"acceptance": rule})
+def test_sampled_outputs_follow_the_target_distribution(rule: str, options: dict[str, Any]) -> None:
+    check_distribution(options | {"acceptance": rule})
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_outputs_of_single_requests_follow_the_targets_law(rule: str) -> None:
-    check_law(OPTIONS[-1] | {"acceptance": rule}, samples=150, rows=1)
+def test_single_requests_follow_the_target_distribution(rule: str) -> None:
+    check_distribution(OPTIONS[-1] | {"acceptance": rule}, samples=150, rows=1)
 
 
-def test_coupled_outputs_follow_the_targets_law() -> None:
-    check_law(OPTIONS[-1] | {"acceptance": "coupled"})
+def test_coupled_outputs_follow_the_target_distribution() -> None:
+    check_distribution(OPTIONS[-1] | {"acceptance": "coupled"})
 
 
 # A draft model that never proposes 0, 5 or 7 (3 and 4 are in the source).
 TRIMMED = DraftModel(DRAFT.model, DraftVocabulary((EOS, 2, 6)))
-# Of outputs of three tokens: stretches within them and with the start token, what is too early, what is forced.
+# For outputs of three tokens: banned n-grams, tokens that are too early, and forced tokens.
 REPEATS = {
     "temperature": 1.6,
     "constraints": Constraints(no_repeat_ngram_size=1, banned=((4,), (5, 6)), not_before=((EOS, 3),)),
@@ -214,28 +214,28 @@ FORCED = {
 
 @pytest.mark.parametrize("options", [REPEATS, FORCED], ids=["repeats", "forced"])
 @pytest.mark.parametrize("rule", [*RULES, "coupled"])
-def test_constrained_outputs_follow_the_targets_law(rule: str, options: dict[str, Any]) -> None:
-    check_law(options | {"acceptance": rule})
-    check_law(options | {"acceptance": rule}, draft=TRIMMED)
+def test_constrained_outputs_follow_the_target_distribution(rule: str, options: dict[str, Any]) -> None:
+    check_distribution(options | {"acceptance": rule})
+    check_distribution(options | {"acceptance": rule}, draft=TRIMMED)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "coupled"])
-def test_a_draft_none_of_whose_tokens_may_come_leaves_the_law_alone(rule: str) -> None:
-    """Behind a token that may: a distribution that is NaN there would bias what the block rule says of the first."""
+def test_draft_without_allowed_tokens_keeps_the_target_distribution(rule: str) -> None:
+    """It follows an allowed token; a NaN distribution there would bias the block rule at the first token."""
     only = DraftModel(DRAFT.model, DraftVocabulary((EOS,)))  # and the source's 2, 3 and 4
     banned = Constraints(banned=tuple(product((2, 3, 4), (1, 2, 3, 4))))
-    check_law(OPTIONS[1] | {"acceptance": rule, "constraints": banned}, draft=only)
+    check_distribution(OPTIONS[1] | {"acceptance": rule, "constraints": banned}, draft=only)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "coupled"])
-def test_the_law_is_the_targets_however_a_draft_model_proposes(rule: str) -> None:
-    check_law(OPTIONS[1] | {"acceptance": rule}, draft=TRIMMED)
+def test_trimmed_draft_vocabulary_keeps_the_target_distribution(rule: str) -> None:
+    check_distribution(OPTIONS[1] | {"acceptance": rule}, draft=TRIMMED)
 
 
 def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int = 150) -> Counter[tuple[int, ...]]:
-    """Outcomes of batches whose rows have their own seeds and drafts of 0, 1 or 2 tokens: they do not keep step.
+    """Outputs of batches whose rows have different seeds and draft lengths (0 to 2), so they do not stay in step.
 
-    names: of the rules that judge the rows, in turn.
+    names: the acceptance rules of the rows, in turn.
     """
     counts: Counter[tuple[int, ...]] = Counter()
     for start in range(0, samples, rows):
@@ -250,13 +250,13 @@ def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
 @pytest.mark.parametrize("names", [["rejection"], ["block"], ["coupled"], [*RULES, "coupled"]], ids=" ".join)
-def test_the_rows_of_ragged_batches_follow_the_targets_law(names: list[str], drafter: str) -> None:
-    """Every drafter; also what a single request does, for it is a batch of one. And rows of all rules at once."""
-    check_counts(in_batches(names, drafter), exact_law(OPTIONS[1]), 450)
+def test_ragged_batches_follow_the_target_distribution(names: list[str], drafter: str) -> None:
+    """With every drafter, and with all rules in one batch."""
+    check_counts(in_batches(names, drafter), exact_distribution(OPTIONS[1]), 450)
 
 
 def neighbours_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row's samples are judged by the distribution behind its neighbour's tokens."""
+    """Rows are verified with the logits of their neighbours."""
     verify_draft = loop.verify_draft
 
     def shifted(batch: Batch, rows: Sequence[Request], draft: Draft, logits: mx.array) -> list[Verification]:
@@ -266,7 +266,7 @@ def neighbours_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are judged apart from others get the draft of the row beside them."""
+    """In batches with several kinds of rules, rows are verified with the draft of their neighbours."""
     select = Draft.select
     monkeypatch.setattr(Draft, "select", lambda self, slots: select(self, [*slots[1:], slots[0]]))
 
@@ -274,12 +274,12 @@ def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "names"), [(neighbours_logits, ["rejection"]), (neighbours_draft, [*RULES, "coupled"])]
 )
-def test_a_planted_fault_breaks_the_law_of_batches(
+def test_planted_faults_in_batches_are_detected(
     plant: Callable[[pytest.MonkeyPatch], None], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
-        check_counts(in_batches(names, "model", 900), exact_law(OPTIONS[1]), 900)
+        check_counts(in_batches(names, "model", 900), exact_distribution(OPTIONS[1]), 900)
 
 
 MARIAN = {"model_type": "marian", "d_model": 16, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": EOS}
@@ -287,25 +287,23 @@ MARIAN |= {"activation_function": "swish", "scale_embedding": True, "vocab_size"
 MARIAN |= {f"{stack}_{of}": 2 for stack in ("encoder", "decoder") for of in ("layers", "attention_heads", "ffn_dim")}
 
 
-def test_samples_of_another_family_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_another_family_follow_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_model(seed=8, scale=0.25, **MARIAN)
     monkeypatch.setattr(sys.modules[__name__], "TARGET", with_encoder_output(target))
     options, draft = (
         OPTIONS[0] | {"acceptance": "block"},
         DraftModel(with_encoder_output(noisy_copy(target, noise=0.3))),
     )
-    check_law(options, draft=draft, rows=450)
+    check_distribution(options, draft=draft, rows=450)
     neighbours_logits(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
-        check_law(options, draft=draft, rows=450)
+        check_distribution(options, draft=draft, rows=450)
 
 
 def plant_in_drafts(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Draft, mx.array, dict[int, DraftRequest]], Draft]
 ) -> None:
-    """What sampled drafts become before anyone sees them. The change is given the draft, its probs, and by slot what
-    was wanted.
-    """
+    """Change sampled drafts. `change` gets the draft, its probs, and the draft requests by slot."""
     propose = BatchModelDrafter.propose
 
     def planted(self: BatchModelDrafter, wanted: Sequence[DraftRequest], slots: int) -> Draft:
@@ -318,21 +316,21 @@ def plant_in_drafts(
 
 
 def report_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens of a trimmed vocabulary are passed off as sampled from all of it."""
+    """The draft of a trimmed vocabulary reports the distribution over the whole vocabulary."""
     plant_in_drafts(
         monkeypatch, lambda draft, probs, wanted: Draft(draft.tokens, 0.6 * probs + 0.4 / VOCAB, draft.lengths)
     )
 
 
-def test_a_planted_fault_of_a_draft_model_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_of_a_draft_model_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     report_the_whole_vocabulary(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
-        check_law(OPTIONS[1], 900, TRIMMED)
+        check_distribution(OPTIONS[1], 900, TRIMMED)
 
 
-def test_options_change_the_law() -> None:
-    """What the tests above tell apart."""
-    laws = [exact_law(options) for options in OPTIONS]
+def test_options_change_the_distribution() -> None:
+    """So the tests above can fail."""
+    laws = [exact_distribution(options) for options in OPTIONS]
     for i, one in enumerate(laws):
         for other in laws[:i]:
             assert 0.5 * sum(abs(one.get(k, 0) - other.get(k, 0)) for k in one | other) > 0.01
@@ -351,7 +349,7 @@ def unadjusted_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drafter withdraws a token that it sampled where that was not its favourite."""
+    """The drafter withdraws sampled tokens that are not its arg-max."""
 
     def withdrawing(draft: Draft, probs: mx.array, wanted: dict[int, DraftRequest]) -> Draft:
         favourite = (draft.tokens == mx.argmax(probs, axis=-1)).astype(mx.int32)
@@ -362,13 +360,13 @@ def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def penalty_on_the_wrong_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every verified position sees the committed tokens alone."""
+    """Every verified position sees only the committed tokens."""
 
     monkeypatch.setattr(acceptance, "history_of", lambda rows, drafted: history_of(rows))
 
 
 def history_one_token_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every verified position misses the drafted token before it."""
+    """Every verified position misses the draft token before it."""
 
     def too_short(rows: Sequence[RequestView], drafted: mx.array) -> History:
         hidden = 0 * drafted[:, -1:]  # the start token, which every history has
@@ -378,7 +376,7 @@ def history_one_token_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def temperature_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft samples at the temperature, the target is taken as it is."""
+    """The target ignores the temperature."""
 
     def at_one(logits: mx.array, rows: Sequence[GenerationOptions], history: History) -> mx.array:
         return logprobs(logits, [replace(row, temperature=1.0) for row in rows], history)
@@ -387,7 +385,7 @@ def temperature_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draft_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft says that it sampled at temperature 1."""
+    """The draft reports probabilities at temperature 1."""
 
     def misreporting(draft: Draft, probs: mx.array, wanted: dict[int, DraftRequest]) -> Draft:
         untempered = probs ** next(iter(wanted.values())).request.options.temperature
@@ -404,7 +402,7 @@ def rewind_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drop_the_bonus_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop goes on behind the token that follows a whole draft, but the reader never sees it."""
+    """The bonus token is committed but not reported."""
 
     def without_bonus(tokens: list[int], proposed: list[int], accepted: int, **rest: Any) -> Round:
         return Round(tokens[:-1] if accepted == len(proposed) else tokens, proposed, accepted, **rest)
@@ -428,7 +426,7 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("plant", "options"), FAULTS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_planted_fault_breaks_the_law(
+def test_planted_faults_are_detected(
     rule: str,
     plant: Callable[[pytest.MonkeyPatch], None],
     options: dict[str, Any],
@@ -436,9 +434,9 @@ def test_a_planted_fault_breaks_the_law(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
-        check_law(options | {"acceptance": rule}, 900)
+        check_distribution(options | {"acceptance": rule}, 900)
 
 
-def test_a_lossy_rule_breaks_the_law() -> None:
+def test_lossy_rule_changes_the_distribution() -> None:
     with pytest.raises(AssertionError, match=BROKEN):
-        check_law(OPTIONS[0] | {"delta": 0.5}, 900)
+        check_distribution(OPTIONS[0] | {"delta": 0.5}, 900)
