@@ -1,0 +1,60 @@
+"""A probe that measures a device simulated by formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from speculative_decoding.draft_length.calibration import Calibration, CalibrationStore
+from speculative_decoding.draft_length.probe import Bits, Probe
+
+KEY = {"target": "a target", "mlx": "1.2.3"}
+
+
+def metal(width: int) -> int:
+    """Groups of equal bits in published 16-bit kernels for M3 and later: gemv, two kinds of gemv_wide, GEMM."""
+    return sum(width >= least for least in (2, 6, 16))
+
+
+class FakeProbe(Probe):
+    """A device simulated by formulas. It records all measurements.
+
+    Args:
+        kind_of: widths of the same kind have the same bits.
+        batches: whether rows of a batch have the bits of single rows.
+        slope: the relative cost of a position.
+    """
+
+    def __init__(self, kind_of: Callable[[int], int] = metal, *, batches: bool = True, slope: float = 0.02) -> None:
+        self.kind_of, self.batches, self.slope = kind_of, batches, slope
+        self.timed: list[tuple[int, int]] = []
+        self.compared: list[tuple[int, int]] = []
+        self.speed = 1.0
+
+    def pass_seconds(self, rows: int, width: int) -> float:
+        self.timed.append((rows, width))
+        return self.speed * 0.001 * (1.0 + self.slope * rows * width + 0.2 * self.kind_of(width))
+
+    def forget(self) -> None:
+        pass
+
+    def draft_seconds(self, rows: int) -> tuple[float, float, float]:
+        self.timed.append((rows, 0))
+        return 0.0001, 0.00005, 0.0
+
+    def bits(self, width: int) -> list[Bits]:
+        self.compared.append((1, width))
+        return [[bytes([self.kind_of(width)])]]
+
+    def capacity_matters(self, width: int) -> bool:
+        return False
+
+    def single_bits(self, row: int, width: int) -> Bits:
+        return [bytes([row, self.kind_of(width)])]
+
+    def batch_bits(self, rows: int, width: int) -> list[Bits]:
+        self.compared.append((rows, width))
+        return [[bytes([row, self.kind_of(width) if self.batches else 99])] for row in range(2)]
+
+
+def calibrated(probe: Probe, draft: str = "") -> Calibration:
+    return Calibration(probe, CalibrationStore(KEY), draft)

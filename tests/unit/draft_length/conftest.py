@@ -1,0 +1,20 @@
+"""Calibration without a named file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from speculative_decoding.draft_length.calibration import CALIBRATION_VARIABLE, shared_store
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of calibration files. The environment names no file."""
+    monkeypatch.delenv(CALIBRATION_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shared_store.cache_clear()
+    yield tmp_path / "cache/speculative-decoding/calibration"
+    shared_store.cache_clear()

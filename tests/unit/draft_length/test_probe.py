@@ -1,0 +1,40 @@
+"""The probe with real models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speculative_decoding.draft_length import probe as module
+from speculative_decoding.draft_length.probe import Probe
+from speculative_decoding.drafters import BatchHeadDrafter
+from tests.support.tiny import head_drafter, model_drafter, noisy_copy, tiny_model
+
+
+def test_a_real_probe_detects_a_slower_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses a clock that advances with each reading."""
+    now, step = [0.0], [1e-3]
+
+    def clock() -> float:
+        now[0] += step[0]
+        return now[0]
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock))
+    probe = Probe(tiny_model())
+    assert probe.pass_seconds(1, 2) == pytest.approx(1e-3)
+    step[0] = 2e-3
+    assert probe.pass_seconds(1, 2) == pytest.approx(1e-3)  # the fastest so far
+    probe.forget()
+    assert probe.pass_seconds(1, 2) == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_real_probe_measures_a_draft(kind: str, rows: int) -> None:
+    target = tiny_model()
+    make: Any = {"head": lambda: head_drafter(target), "model": lambda: model_drafter(target, noisy_copy(target))}[kind]
+    step, start, source = Probe(target, make).draft_seconds(rows)
+    assert min(step, start, source) >= 0 and step + start > 0
+    assert isinstance(make(), BatchHeadDrafter) == (kind == "head")
