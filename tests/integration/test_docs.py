@@ -130,7 +130,7 @@ def test_tests_are_found(arguments: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_missing_tests_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault."""
-    for arguments in ("tests/unit/test_nowhere.py", "tests/unit/decoding/test_ending.py -k nothing"):
+    for arguments in ("tests/unit/test_nowhere.py", "tests/unit/decoding/test_text_streamer.py -k nothing"):
         with pytest.raises(AssertionError):
             test_tests_are_found(arguments, monkeypatch)
 
