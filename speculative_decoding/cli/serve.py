@@ -114,7 +114,7 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
     processes: the processes that share the target, if there are several; this one is the first.
     """
     if missing := [name for name in EXTRA if util.find_spec(name) is None]:
-        raise InputError(f"the server needs {' and '.join(missing)}: pip install {' '.join(EXTRA)}")
+        raise InputError(f"server: requires {' and '.join(missing)}; run pip install {' '.join(EXTRA)}")
     access = flags_from(AccessFlags, chosen)
     limits = flags_from(Limits, chosen)
     plan = plan_of(chosen)

@@ -157,7 +157,9 @@ class TransformersTokenizer(FolderTokenizer):
         path = folder / "tokenizer_config.json"
         extra = read_json_object(path).get("extra_ids") if path.is_file() else 0
         if isinstance(extra, int) and extra > MAX_EXTRA_IDS:  # transformers would create a piece for each
-            raise InputError(f"{path}: 'extra_ids' must be at most {MAX_EXTRA_IDS}, not {short_repr(extra)}")
+            raise InputError(
+                f"{path}: 'extra_ids' is too large (got {short_repr(extra)}, expected at most {MAX_EXTRA_IDS})"
+            )
 
         settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         if has_t5_sentencepiece(folder):

@@ -450,7 +450,7 @@ def test_a_missing_extra_is_reported_with_its_install_command(
 ) -> None:
     monkeypatch.setattr(serve_command, "EXTRA", ("starlette", "missing_one"))
     assert program(["serve"]) == 2
-    assert "the server needs missing_one: pip install starlette missing_one" in capsys.readouterr().err
+    assert "server: requires missing_one; run pip install starlette missing_one" in capsys.readouterr().err
 
 
 def test_sigterm_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
