@@ -1,6 +1,8 @@
-"""Compare beam search with what `python tools/goldens/make_beam_goldens.py COUNT FILE` wrote:
-`python -m tools.check_beams [--golden FILE] [--num-beams N ...] [--slots N]`. Says of each output that differs how far
-its score is away.
+"""Compares beam search with the outputs that `python tools/goldens/make_beam_goldens.py COUNT FILE` recorded.
+
+    python -m tools.check_beams [--golden FILE] [--num-beams N ...] [--slots N]
+
+Prints the distance of the scores for each output that differs.
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ from pathlib import Path
 from speculative_decoding import load
 from tests.support.beam_goldens import FILE, decoded, expected, options_of, records
 
-NOISE = 1e-5  # of a score: nearer ones may change places
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -25,7 +25,7 @@ def main() -> int:
     session = load("models/t5-web-docs", dtype="float32")
     known = [*records(chosen.golden)]
     counts: Counter[str] = Counter()
-    furthest = 0.0
+    largest_gap = 0.0
     for setting in (each for each in known[0][1]["found"] if int(each.split()[0]) in chosen.num_beams):
         prompts = [record["prompt"] for _, record in known]
         options = {**options_of(setting), "max_tokens": known[0][0], "slots": chosen.slots}
@@ -36,13 +36,13 @@ def main() -> int:
             counts["best equal"] += ours[0] == tokens[0]
             counts["all sequences equal"] += ours == tokens
             gaps = [abs((each.score or 0.0) - score) for each, score in zip(found, scores, strict=True)]
-            furthest = max(furthest, *gaps)
+            largest_gap = max(largest_gap, *gaps)
             if ours != tokens:
                 place = next(i for i, pair in enumerate(zip(ours, tokens, strict=True)) if pair[0] != pair[1])
-                counts["differ within noise"] += max(gaps) < NOISE
+                counts["differ within noise"] += max(gaps) < 1e-5  # rounding may swap such scores
                 print(f"{setting}, {record['prompt']!r}: sequence {place}: score {found[place].score:.6f}, "
                       f"Hugging Face {scores[place]:.6f}", flush=True)  # fmt: skip
-        print(setting, dict(counts), f"furthest score {furthest:.2e}", flush=True)
+        print(setting, dict(counts), f"largest score difference {largest_gap:.2e}", flush=True)
     return 0 if counts["best equal"] == counts["all"] else 1
 
 

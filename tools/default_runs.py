@@ -1,11 +1,11 @@
-"""`main.py` as a user runs it, each time in a process of its own, in turns: are the defaults faster than no draft?
+"""Runs main.py as a user does, in fresh processes and in turns: are its defaults faster than baseline decoding?
 
     python -m tools.default_runs
     python -m tools.default_runs --folders . OTHER --options "--drafter model --num-draft 5" "--drafter none"
 
-decodes the first prompts of each bundled task, and prints for each way, a folder with a main.py (such as a checkout of
-another commit) and options for it, the median of the time per token (encoding and decoding as the statistics have it)
-and how many times as fast as the last way that is. Believe it on a quiet machine only.
+Decodes the first prompts of each bundled task. A mode is a folder with a main.py (such as a checkout of another commit)
+and options for it. Prints, for each mode, the median time per token (encoder and decoder) and the speedup over the last
+mode. Use a quiet machine.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def ms_per_token(prompts: bytes, folder: str, options: str) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folders", nargs="+", default=["."])
-    parser.add_argument("--options", nargs="+", default=["", "--regular-decode"], help="of main.py, a way each")
-    parser.add_argument("--limit", type=int, default=15, help="prompts of each task (default: 15)")
-    parser.add_argument("--repeats", type=int, default=10, help="runs of each way (default: 10)")
+    parser.add_argument("--options", nargs="+", default=["", "--baseline"], help="options of main.py, one mode each")
+    parser.add_argument("--limit", type=int, default=15, help="prompts per task (default: 15)")
+    parser.add_argument("--repeats", type=int, default=10, help="runs per mode (default: 10)")
     arguments = parser.parse_args()
-    ways = [(folder, options) for options, folder in product(arguments.options, arguments.folders)]
+    modes = [(folder, options) for options, folder in product(arguments.options, arguments.folders)]
     for task in sorted(Path("data").glob("*.txt")):
         prompts = b"\n".join(task.read_bytes().splitlines()[: arguments.limit]) + b"\n"
-        times: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+        times: dict[tuple[str, str], list[float]] = {mode: [] for mode in modes}
         for repeat in range(arguments.repeats):
-            for way in sorted(ways, reverse=repeat % 2 == 1):
-                times[way].append(ms_per_token(prompts, *way))
-        last = statistics.median(times[ways[-1]])
-        for way, taken in times.items():
-            found = statistics.median(taken)
-            print(f"{task.stem}: {' '.join(way)}: {found:.2f} ms a token, {last / found:.2f}x", flush=True)
+            for mode in sorted(modes, reverse=repeat % 2 == 1):
+                times[mode].append(ms_per_token(prompts, *mode))
+        last = statistics.median(times[modes[-1]])
+        for mode, values in times.items():
+            median = statistics.median(values)
+            print(f"{task.stem}: {' '.join(mode)}: {median:.2f} ms per token, {last / median:.2f}x", flush=True)

@@ -1,11 +1,11 @@
-"""Damages checkpoints at random and reads them. A reader may succeed or raise `InputError`: nothing else.
+"""Damages checkpoints at random and reads them. A reader must succeed or raise `InputError`.
 
     python -m tools.fuzz_checkpoints --count 5000
     python -m tools.fuzz_checkpoints --format config --count 1000
 
-runs each format in a process of its own, with a limit of address space beyond what it starts with and 2 s of computing
-per file, and prints one line per format. File number i depends on the format, the seed and i alone, so a failure can
-be replayed. "config" is a whole folder, loaded or converted, with damage in its small files
+Runs each format in a separate process, with limits for additional address space and for processor time per file (2 s).
+Prints one line per format. File i depends only on the format, the seed and i, so a failure can be reproduced. "config"
+stands for complete folders with damage in their small files, which are loaded or converted
 (tests/support/damaged_folders.py).
 """
 
@@ -53,14 +53,14 @@ from tests.support.checkpoint_files import (
 )
 from tests.support.damaged_folders import load_and_use, write_damaged_folder
 
-MEMORY_BYTES = {"config": 500 << 20}  # the others: 1 GiB
+MEMORY_BYTES = {"config": 500 << 20}  # other formats: 1 GiB
 SECONDS = 2.0
 HUGE = (-1, 1 << 15, (1 << 16) - 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 62, 1 << 40)
 PAYLOAD = b"cposix\nsystem\nX\x0c\x00\x00\x00touch canary\x85R"
 SNIPPETS = (
     PAYLOAD,
     b"(X\x0c\x00\x00\x00touch canaryios\nsystem\n",
-    b"]q\x00h\x00a",  # a list in itself
+    b"]q\x00h\x00a",  # a list that contains itself
     b"}q\x00X\x01\x00\x00\x00ah\x00s",
     b"(" * 200,
     b"2" * 200,
@@ -77,8 +77,8 @@ Random = random.Random
 Mutation = Callable[[bytes, Random], bytes]
 
 
-def place(data: bytes, rng: Random) -> int:
-    """Half of the time near one of the ends, where headers and directories are."""
+def position_in(data: bytes, rng: Random) -> int:
+    """Return a random position; most are near one of the ends, where headers and directories are."""
     near = min(len(data), 512)
     return rng.choice((rng.randrange(len(data) + 1), rng.randrange(near + 1), len(data) - rng.randrange(near + 1)))
 
@@ -86,36 +86,36 @@ def place(data: bytes, rng: Random) -> int:
 def flip_bits(data: bytes, rng: Random) -> bytes:
     out = bytearray(data)
     for _ in range(rng.randint(1, 8) if out else 0):
-        out[min(place(data, rng), len(out) - 1)] ^= 1 << rng.randrange(8)
+        out[min(position_in(data, rng), len(out) - 1)] ^= 1 << rng.randrange(8)
     return bytes(out)
 
 
 def truncate(data: bytes, rng: Random) -> bytes:
-    return data[: place(data, rng)]
+    return data[: position_in(data, rng)]
 
 
 def insert_opcodes(data: bytes, rng: Random) -> bytes:
-    at = place(data, rng)
+    at = position_in(data, rng)
     return data[:at] + rng.choice(SNIPPETS) + data[at:]
 
 
 def write_huge(data: bytes, rng: Random) -> bytes:
-    """Over what may be a count, an offset or a size."""
-    at, size = place(data, rng), rng.choice((2, 4, 8))
+    """Overwrite a possible count, offset or size."""
+    at, size = position_in(data, rng), rng.choice((2, 4, 8))
     value = rng.choice(HUGE) & ((1 << 8 * size) - 1)
     return data[:at] + value.to_bytes(size, rng.choice(("little", "big"))) + data[at + size :]
 
 
 def write_huge_text(data: bytes, rng: Random) -> bytes:
-    """The same for numbers in text: a digit becomes many."""
+    """Replace a digit by a huge number."""
     digits = [at for at, byte in enumerate(data[:4096]) if 48 <= byte < 58]
     at = rng.choice(digits) if digits else 0
     return data[:at] + str(rng.choice(HUGE)).encode() + data[at + 1 :]
 
 
 def splice(data: bytes, rng: Random) -> bytes:
-    """A piece of the file, put over another, put in between, or taken out."""
-    start, to = place(data, rng), place(data, rng)
+    """Overwrite, insert or remove a piece of the file."""
+    start, to = position_in(data, rng), position_in(data, rng)
     piece = data[start : start + rng.randint(1, 200)] * rng.choice((1, 1, 1, 50))
     return (
         data[:to] + piece + data[to + rng.choice((0, len(piece))) :] if rng.random() < 0.8 else data.replace(piece, b"")
@@ -132,7 +132,7 @@ def mutate(data: bytes, rng: Random) -> bytes:
 
 
 def tricked(entries: list[Entry], rng: Random) -> list[Entry]:
-    """One zip trick: a duplicate name, a wrong CRC, a path out of the file, overlapping or compressed data."""
+    """Apply one zip trick: a duplicate name, a wrong CRC, a path traversal, overlapping or compressed data."""
     entries, at = list(entries), rng.randrange(len(entries))
     entry = entries[at]
     changed = (
@@ -150,7 +150,7 @@ def tricked(entries: list[Entry], rng: Random) -> list[Entry]:
 
 
 def zipped(entries: list[Entry], rng: Random) -> bytes:
-    """A sound zip around one damaged entry, its CRC right; at times a zip trick; at times a damaged zip."""
+    """Return a valid zip with one damaged entry and a correct CRC, a zip with a trick, or a damaged zip."""
     kind = rng.randrange(3)
     if kind == 0:
         at = rng.randrange(len(entries)) if rng.random() < 0.3 else 0
@@ -161,7 +161,7 @@ def zipped(entries: list[Entry], rng: Random) -> bytes:
 
 
 def hostile_state_dict(rng: Random) -> Ordered:
-    """One more view, some of whose numbers are impossible."""
+    """Return a state dict with an additional view, some of whose numbers are impossible."""
 
     def number(value: int) -> int:
         return value if rng.random() < 0.6 else rng.choice((*HUGE, 0, 1, 2, 23, 24, 25))
@@ -198,7 +198,7 @@ def read_gguf_and_config(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class Format:
-    """read: all there is in the file or folder; whether all of it could be read."""
+    """A format: `read` reads everything and returns whether all tensors were readable; `write` writes damaged input."""
 
     read: Callable[[Path], bool]
     write: Callable[[Path, Random], None]
@@ -210,7 +210,7 @@ def of_bytes(read: Callable[[Path], Checkpoint], damaged: Callable[[Random], byt
 
 def read_everything(read: Callable[[Path], Checkpoint], path: Path) -> bool:
     checkpoint = read(path)
-    whole = True
+    all_read = True
     for tensor in checkpoint:
         try:
             info = checkpoint.info(tensor)
@@ -218,8 +218,8 @@ def read_everything(read: Callable[[Path], Checkpoint], path: Path) -> bool:
             mx.eval(array)
             assert array.shape == info.shape
         except InputError:
-            whole = False
-    return whole
+            all_read = False
+    return all_read
 
 
 FORMATS = {
@@ -239,7 +239,7 @@ def write_damaged(name: str, seed: int, index: int, path: Path) -> None:
 
 
 class TooSlow(BaseException):
-    """Not an `Exception`, so that no reader can mistake it for a damaged file."""
+    """A `BaseException`, so that no reader handles it as a damaged file."""
 
 
 def alarm(signum: int, frame: FrameType | None) -> None:
@@ -247,11 +247,12 @@ def alarm(signum: int, frame: FrameType | None) -> None:
 
 
 def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
-    """What goes wrong with an action other than `InputError` in one line. Being slow is such a thing: more seconds of
-    computing, or thirty times as many of waiting, for the machine may be busy with other things.
+    """Run an action. Returns a problem, or None if it succeeded or raised a one-line `InputError`.
+
+    Using more processor time than `seconds` is a problem, as is taking thirty times as long on the wall clock.
     """
     signal.signal(signal.SIGALRM, alarm)
-    begun = time.process_time()
+    started = time.process_time()
     signal.setitimer(signal.ITIMER_REAL, 30 * seconds)
     try:
         act()
@@ -262,25 +263,28 @@ def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
         return f"{type(error).__name__}: {error}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    elapsed = time.process_time() - begun
+    elapsed = time.process_time() - started
     return f"TooSlow: {elapsed:.1f} s" if elapsed > seconds else None
 
 
 def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
-    """A line that sums up, and whether all is well. Runs in a process of its own: it limits that process's memory."""
+    """Return a summary line, and whether there were no problems. Limits the memory of this process."""
     limit = MEMORY_BYTES.get(name, 1 << 30)
-    os.fsync = lambda descriptor: None  # of conversions; the disk is not what is tried
-    mx.disable_compile()  # type: ignore[no-untyped-call]  # which would start a C++ compiler
-    for index in range(20):  # imports what readers import late
+    os.fsync = lambda descriptor: None  # conversions need not reach the disk
+    mx.disable_compile()  # type: ignore[no-untyped-call]  # avoids the C++ compiler
+    for index in range(20):  # triggers late imports of readers
         warm = Path(f"{index}.warm")
         write_damaged(name, -1, index, warm)
         failure(partial(FORMATS[name].read, warm), seconds=60)
     if (statm := Path("/proc/self/statm")).exists():
-        most = int(statm.read_text().split()[0]) * resource.getpagesize() + limit
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        max_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() + limit
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     unit = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    slowest, read, failures, started = 0.0, list[bool](), list[str](), time.perf_counter()
+    slowest = 0.0
+    read: list[bool] = []
+    failures: list[str] = []
+    started = time.perf_counter()
 
     def note(path: Path) -> None:
         read.append(FORMATS[name].read(path))
@@ -288,25 +292,25 @@ def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
     for index in range(count):
         path = Path(f"{index}.file")
         write_damaged(name, seed, index, path)
-        faulthandler.dump_traceback_later(40 * SECONDS, exit=True)  # for a hang that no signal interrupts
-        begun = time.process_time()
+        faulthandler.dump_traceback_later(40 * SECONDS, exit=True)  # for hangs that signals cannot interrupt
+        file_started = time.process_time()
         if problem := failure(partial(note, path)):
             failures.append(f"  file {index}: {problem}")
-        slowest = max(slowest, time.process_time() - begun)
+        slowest = max(slowest, time.process_time() - file_started)
         faulthandler.cancel_dump_traceback_later()
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
     executed = Path("canary").exists()
     line = (
         f"{name}: {count} files, seed {seed}: {sum(read)} read, {count - sum(read) - len(failures)} refused, "
-        f"{len(failures)} untyped or slow, {'EXECUTED' if executed else 'nothing executed'}, "
+        f"{len(failures)} with other errors or slow, {'EXECUTED' if executed else 'nothing executed'}, "
         f"slowest {slowest:.3f} s, peak memory +{grown / 2**20:.0f} MiB, {time.perf_counter() - started:.1f} s"
     )
     return "\n".join([line, *failures[:20]]), not failures and not executed and grown < limit
 
 
-def fuzz_apart(name: str, count: int, seed: int = 0) -> tuple[str, bool]:
-    """The same in a process of its own, which may crash, in a folder of its own."""
+def fuzz_in_subprocess(name: str, count: int, seed: int = 0) -> tuple[str, bool]:
+    """Run `fuzz` in a separate process and folder, because it may crash."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", name, "--inside"]
@@ -321,16 +325,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=5000, help="damaged files per format")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--format", choices=FORMATS, help="only this one")
+    parser.add_argument("--format", choices=FORMATS, help="test only this format")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    run = fuzz if options.inside else fuzz_apart
-    well = True
+    run = fuzz if options.inside else fuzz_in_subprocess
+    all_good = True
     for name in [options.format] if options.format else FORMATS:
         line, good = run(name, options.count, options.seed)
         print(line, flush=True)
-        well &= good
-    return 0 if well else 1
+        all_good &= good
+    return 0 if all_good else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""kill -9 at random moments of real conversions, and a disk that is really full.
+"""Kills real conversions at random moments, and fills a real disk.
 
     python -m tools.fuzz_conversion [--kills 20] [--seed 0] [--tmpfs DIR]
 
---tmpfs: an empty folder to mount a small tmpfs on, which takes root. Each kill must leave the target whole (checked
-against its manifest) or, where there was none before, absent.
+--tmpfs names an empty folder on which to mount a small tmpfs; this needs root. After each kill, the output folder must
+be complete (checked with its manifest) or, if there was none before, absent.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def command(output: Path, *more: str) -> list[str]:
 
 
 def kills(count: int, seed: int) -> None:
-    generator = random.Random(seed)
+    rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch, "model")
         started = time.perf_counter()
         subprocess.run(command(Path(scratch, "first"), "--dtype", "float32"), check=True, capture_output=True)
-        whole_run = time.perf_counter() - started
+        full_run = time.perf_counter() - started
         absent = killed = 0
         for i in range(count):
             # half of the kills hit a first conversion, half one that replaces an older folder
@@ -43,17 +43,19 @@ def kills(count: int, seed: int) -> None:
             process = subprocess.Popen(
                 command(output, "--dtype", "float32", "--force"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
-            time.sleep(generator.uniform(0.2, 1.0) * whole_run)
+            time.sleep(rng.uniform(0.2, 1.0) * full_run)
             process.kill()
             killed += process.wait() < 0
             if output.exists():
                 manifest.verify(output)
             else:
                 absent += 1
-                assert i < count // 2, "an older folder is gone"
+                assert i < count // 2, "the previous folder is gone"
         subprocess.run(command(output, "--force"), check=True, capture_output=True)
         assert sorted(os.listdir(scratch)) == ["first", "model"], os.listdir(scratch)
-    print(f"{killed} of {count} conversions killed: target absent {absent} times, whole otherwise; nothing left over")
+    print(
+        f"{killed} of {count} conversions killed: output absent {absent} times, complete otherwise; no files left over"
+    )
 
 
 def full_disk(mount: Path) -> None:
@@ -63,8 +65,8 @@ def full_disk(mount: Path) -> None:
         (mount / "filler").write_bytes(bytes(free(mount) - (80 << 20) if free(mount) > (80 << 20) else 0))
         done = subprocess.run(command(mount / "model", "--dtype", "float32", "--force"), capture_output=True, text=True)
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-        print("refused beforehand:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
-        # and one that runs full on the way, because something else takes the space that was free at the start
+        print("refused before writing:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
+        # a conversion that runs out of space, because another file takes it after the check
         code = (
             "import sys; from pathlib import Path; import speculative_decoding.loading.conversion as c;"
             "c.check_space = lambda *_: None; from speculative_decoding.cli.convert import main; "
@@ -74,10 +76,10 @@ def full_disk(mount: Path) -> None:
         options = command(mount / "model", "--dtype", "float32", "--force")[2:]
         done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-        print("ran full:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
+        print("ran out of space:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
         manifest.verify(mount / "model")
         assert sorted(os.listdir(mount)) == ["filler", "model"]
-        print("the old folder is whole, nothing was left over")
+        print("the previous folder is complete, no files left over")
     finally:
         subprocess.run(["umount", str(mount)], check=True)
 

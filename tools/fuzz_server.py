@@ -1,6 +1,7 @@
-"""Random bodies against a real server: `python -m tools.fuzz_server --count 5000`.
+"""Sends random bodies to a real server: `python -m tools.fuzz_server --count 5000`.
 
-Each is answered within the time limit, with a status below 500 and an error in one line; what is taken is decoded.
+Each must be answered within the time limit, with a status below 500. Errors must be one line; accepted prompts are
+decoded.
 """
 
 from __future__ import annotations
@@ -47,75 +48,76 @@ NAMES += [
     "max-tokens",
 ]
 VALUES: list[Callable[[random.Random], Any]] = [
-    lambda dice: dice.choice(
+    lambda rng: rng.choice(
         [None, True, False, 0, 1, 2, -1, 3.5, 1e-10, 1e10, 1e308, -0.0, 2**31, 2**32 - 1, 2**63, 10**40]
     ),
-    lambda dice: dice.choice(
+    lambda rng: rng.choice(
         ["", " ", "a", "\u0000", "\n", "\u202e", "\ufeff", "\U0001f600", "en", "de", "text", "none", "auto"]
     ),
-    lambda dice: dice.choice(
+    lambda rng: rng.choice(
         ["model", "ngram", "coupled", "block", "rejection", "heuristic", "../../etc/passwd", "%s%n", "<b>"]
     ),
-    lambda dice: "".join(
-        chr(dice.choice([dice.randrange(1, 0x250), dice.randrange(0x4E00, 0x9000)])) for _ in range(dice.randrange(60))
+    lambda rng: "".join(
+        chr(rng.choice([rng.randrange(1, 0x250), rng.randrange(0x4E00, 0x9000)])) for _ in range(rng.randrange(60))
     ),
-    lambda dice: [value(dice) for _ in range(dice.randrange(4))],
-    lambda dice: {dice.choice(NAMES): value(dice) for _ in range(dice.randrange(3))},
-    lambda dice: [dice.randrange(-5, 9000) for _ in range(dice.randrange(20))],
+    lambda rng: [value(rng) for _ in range(rng.randrange(4))],
+    lambda rng: {rng.choice(NAMES): value(rng) for _ in range(rng.randrange(3))},
+    lambda rng: [rng.randrange(-5, 9000) for _ in range(rng.randrange(20))],
 ]
 
 
-def value(dice: random.Random) -> Any:
-    return dice.choice(VALUES)(dice)
+def value(rng: random.Random) -> Any:
+    return rng.choice(VALUES)(rng)
 
 
-def sensible(dice: random.Random) -> dict[str, Any]:
-    """Mostly decoded: options as they are wanted, at their edges."""
-    own: dict[str, Any] = {
-        "prompt": dice.choice([GRAMMAR, ["grammar: He go home.", "describe: a = b"], "\U0001f600 \u4e2d", "a" * 2000]),
-        "max_tokens": dice.choice([1, 2, 7]),
-        "temperature": dice.choice([0, 0, 1e-10, 1, 1e10]),
-        "top_k": dice.choice([0, 1, 10**30]),
-        "top_p": dice.choice([1, 1e-300, 0.5]),
-        "min_p": dice.choice([0, 1, 0.1]),
-        "repetition_penalty": dice.choice([1, 1e-10, 1e10]),
-        "no_repeat_ngram_size": dice.choice([0, 1, 64]),
-        "seed": dice.choice([0, 2**32 - 1]),
-        "stop": dice.choice([[], ["e"], "the", ["\u0000", "a" * 256]]),
-        "acceptance": dice.choice(["rejection", "block", "coupled"]),
-        "num_draft_tokens": dice.choice([0, 1, 64, "auto"]),
-        "decoder_prefix": dice.choice(["", "It", [5, 8], " "]),
-        "logprobs": dice.choice([0, True, False]),
-        "stream": dice.choice([True, False]),
-        "n": dice.choice([1, 1, 2]),
+def valid_fields(rng: random.Random) -> dict[str, Any]:
+    """Return mostly valid options, at the limits of their ranges."""
+    fields: dict[str, Any] = {
+        "prompt": rng.choice([GRAMMAR, ["grammar: He go home.", "describe: a = b"], "\U0001f600 \u4e2d", "a" * 2000]),
+        "max_tokens": rng.choice([1, 2, 7]),
+        "temperature": rng.choice([0, 0, 1e-10, 1, 1e10]),
+        "top_k": rng.choice([0, 1, 10**30]),
+        "top_p": rng.choice([1, 1e-300, 0.5]),
+        "min_p": rng.choice([0, 1, 0.1]),
+        "repetition_penalty": rng.choice([1, 1e-10, 1e10]),
+        "no_repeat_ngram_size": rng.choice([0, 1, 64]),
+        "seed": rng.choice([0, 2**32 - 1]),
+        "stop": rng.choice([[], ["e"], "the", ["\u0000", "a" * 256]]),
+        "acceptance": rng.choice(["rejection", "block", "coupled"]),
+        "num_draft_tokens": rng.choice([0, 1, 64, "auto"]),
+        "decoder_prefix": rng.choice(["", "It", [5, 8], " "]),
+        "logprobs": rng.choice([0, True, False]),
+        "stream": rng.choice([True, False]),
+        "n": rng.choice([1, 1, 2]),
     }
-    return {name: own[name] for name in {"prompt", "max_tokens", *dice.sample(list(own), dice.randrange(6))}}
+    return {name: fields[name] for name in {"prompt", "max_tokens", *rng.sample(list(fields), rng.randrange(6))}}
 
 
-def body(dice: random.Random) -> bytes:
-    """Random fields, or sensible ones of which a few are changed; at times cut, or with bytes that are none of JSON."""
-    fields = sensible(dice) if dice.random() < 0.7 else {"prompt": GRAMMAR, "max_tokens": 3}
-    for _ in range(dice.choice([0, 0, 1, 1, 2, 5])):
-        fields[dice.choice(NAMES)] = value(dice)
-    content = json.dumps(fields, ensure_ascii=dice.random() < 0.5).encode()
-    kind = dice.random()
+def body(rng: random.Random) -> bytes:
+    """Return fields with random changes as JSON; some bodies are truncated or have random bytes."""
+    fields = valid_fields(rng) if rng.random() < 0.7 else {"prompt": GRAMMAR, "max_tokens": 3}
+    for _ in range(rng.choice([0, 0, 1, 1, 2, 5])):
+        fields[rng.choice(NAMES)] = value(rng)
+    content = json.dumps(fields, ensure_ascii=rng.random() < 0.5).encode()
+    kind = rng.random()
     if kind < 0.1:
-        return content[: dice.randrange(len(content) + 1)]
+        return content[: rng.randrange(len(content) + 1)]
     if kind < 0.2:
         damaged = bytearray(content)
-        for _ in range(dice.randrange(1, 4)):
-            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         return bytes(damaged)
     return content
 
 
 def fuzz(server: Serving, count: int, seed: int) -> Counter[int]:
-    """Statuses. Raises AssertionError with the body that is answered as none should be."""
-    dice, statuses = random.Random(seed), Counter[int]()
+    """Return the counts of statuses. Raises AssertionError with the body of an invalid response."""
+    rng = random.Random(seed)
+    statuses: Counter[int] = Counter()
     with server.client() as client:
         for _ in range(count):
-            content, path = body(dice), dice.choice(["/v1/completions"] * 5 + ["/translate"])
-            kind = dice.choice(
+            content, path = body(rng), rng.choice(["/v1/completions"] * 5 + ["/translate"])
+            kind = rng.choice(
                 ["application/json"] * 12 + ["application/x-www-form-urlencoded", "text/plain", "", "a/b; c"]
             )
             try:
@@ -128,14 +130,14 @@ def fuzz(server: Serving, count: int, seed: int) -> Counter[int]:
 
 
 def check(response: httpx.Response, path: str, content: bytes) -> None:
-    said = (response.status_code, response.text[:2000], content)
-    assert response.status_code < 500 and "Traceback" not in response.text, said
+    details = (response.status_code, response.text[:2000], content)
+    assert response.status_code < 500 and "Traceback" not in response.text, details
     if response.status_code != 200:
         error = response.json()["error"]
         message = error if path == "/translate" else error["message"]
-        assert message and message.isprintable() and "speculative_decoding/" not in message, said
+        assert message and message.isprintable() and "speculative_decoding/" not in message, details
     elif response.headers["content-type"].startswith("text/event-stream"):
-        assert response.text.endswith("data: [DONE]\n\n"), said
+        assert response.text.endswith("data: [DONE]\n\n"), details
 
 
 def main() -> int:

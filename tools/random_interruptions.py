@@ -1,8 +1,8 @@
-"""Interruptions at moments that the clock chooses, many of them: `python -m tools.random_interruptions [ROUNDS]`.
+"""Interrupts programs at random moments: `python -m tools.random_interruptions [ROUNDS]`.
 
-The tests interrupt at moments that they count. This looks for what nobody thought of counting: it kills a job and a
-training again and again and resumes them, and stops texts of a console; whatever comes next must be what it would have
-been. A command and no test, because how much it meets depends on chance and on what else the machine does.
+The tests interrupt at chosen moments; this tool searches for others. It kills and resumes a job and a training run, and
+stops the texts of a console. Results must equal those of uninterrupted programs. It is not a test, because its coverage
+depends on chance and on the load of the machine.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ def size_of(path: Path) -> int:
 
 
 def jobs_killed(folder: Path, kills: int) -> int:
-    """One job, killed so many times and resumed each time; how often there was something behind the checkpoint."""
+    """Kill and resume one job. Returns how often the output was longer than its journal recorded."""
     output.COMMIT_SECONDS = 0.03
-    content, path, whole = sample_input(700), folder / "results.jsonl", folder / "whole.jsonl"
-    run_job(whole, content)
-    killed = ahead = 0
+    content = sample_input(700)
+    path = folder / "results.jsonl"
+    reference = folder / "reference.jsonl"
+    run_job(reference, content)
+    killed = 0
+    ahead = 0
     while killed < kills:
         pid = fork(lambda: run_job(path, content, engine(at_random(), seconds=0.002), resume=True))
         time.sleep(random.uniform(0, 0.3))
@@ -48,14 +51,14 @@ def jobs_killed(folder: Path, kills: int) -> int:
         _, status = os.waitpid(pid, 0)
         killed += os.WIFSIGNALED(status)
         assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
-        checkpoint = output.journal_path(path)
-        if path.exists() and checkpoint.exists():
-            ahead += size_of(path) > json.loads(checkpoint.read_text())["size"]
-        if not os.WIFSIGNALED(status):  # finished: begin another
-            assert path.read_bytes() == whole.read_bytes()
+        journal = output.journal_path(path)
+        if path.exists() and journal.exists():
+            ahead += size_of(path) > json.loads(journal.read_text())["size"]
+        if not os.WIFSIGNALED(status):  # finished before the kill: start again
+            assert path.read_bytes() == reference.read_bytes()
             path.unlink()
     run_job(path, content, resume=True)
-    assert path.read_bytes() == whole.read_bytes()
+    assert path.read_bytes() == reference.read_bytes()
     return ahead
 
 
@@ -63,7 +66,8 @@ STEPS = 120
 
 
 def train(folder: Path, output: str) -> int:
-    trainer.REPORT_STEPS, trainer.SAVE_SECONDS = 2, 0.0
+    trainer.REPORT_STEPS = 2
+    trainer.SAVE_SECONDS = 0.0
     train_command.plot_curves = lambda *_: None
     flags = {"model": "target", "prompts": "prompts.txt", "output": output}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(folder / value))]
@@ -73,43 +77,45 @@ def train(folder: Path, output: str) -> int:
 
 
 def trainings_killed(folder: Path, kills: int) -> Counter[str]:
-    """One training, killed so many times and resumed each time; what it was doing, as its folder shows."""
+    """Kill and resume one training run. Returns how often each stage was interrupted."""
 
     def prepare() -> None:
         from tests.integration.test_training import small_target
 
         small_target(folder)
 
-    dice = random.Random(1)
-    lines = ["".join(dice.choices("abcdefgh", k=dice.randrange(1, 9))) for _ in range(160)]
+    rng = random.Random(1)
+    lines = ["".join(rng.choices("abcdefgh", k=rng.randrange(1, 9))) for _ in range(160)]
     (folder / "prompts.txt").write_text("\n".join(lines))
     assert os.waitpid(fork(prepare), 0)[1] == 0
     started = time.perf_counter()
-    assert os.waitpid(fork(lambda: os._exit(train(folder, "whole"))), 0)[1] == 0
-    seconds, found = time.perf_counter() - started, Counter[str]()
-    output, work = folder / "head", folder / "head.training"
+    assert os.waitpid(fork(lambda: os._exit(train(folder, "reference"))), 0)[1] == 0
+    seconds = time.perf_counter() - started
+    stages = Counter[str]()
+    output = folder / "head"
+    work = folder / "head.training"
     while True:
         pid = fork(lambda: os._exit(train(folder, "head")))
-        if is_last := sum(found.values()) == kills:
+        if is_last := sum(stages.values()) == kills:
             assert os.waitpid(pid, 0)[1] == 0
         else:
             time.sleep(random.uniform(0, seconds))
             os.kill(pid, signal.SIGKILL)
             status = os.waitpid(pid, 0)[1]
             assert os.WIFSIGNALED(status) or status == 0
-            found.update([doing(work)] if os.WIFSIGNALED(status) else [])
-        if is_last or not os.WIFSIGNALED(status):  # finished: begin another
-            whole = (folder / "whole" / "weights.npz").read_bytes()
-            assert (output / "weights.npz").read_bytes() == whole
+            stages.update([stage_of(work)] if os.WIFSIGNALED(status) else [])
+        if is_last or not os.WIFSIGNALED(status):  # finished before the kill: start again
+            reference = (folder / "reference" / "weights.npz").read_bytes()
+            assert (output / "weights.npz").read_bytes() == reference
             shutil.rmtree(output)
             shutil.rmtree(work)
         if is_last:
-            return found
+            return stages
 
 
-def doing(work: Path) -> str:
+def stage_of(work: Path) -> str:
     if not (work / "features" / "done.json").exists():
-        return "outputs" if (work / "outputs.jsonl").exists() else "beginning"
+        return "outputs" if (work / "outputs.jsonl").exists() else "start"
     checkpoint = work / "checkpoint.npz"
     if not checkpoint.exists():
         return "features"
@@ -119,7 +125,7 @@ def doing(work: Path) -> str:
 
 
 def texts_stopped(rounds: int) -> int:
-    """The first signal asks, a second stops at once; how many texts were stopped."""
+    """Interrupt texts of a console with one signal, or with two. Returns how many texts were incomplete."""
     from speculative_decoding.cli.console import answer as answer_line
     from speculative_decoding.cli.console_commands import ConsoleState
     from speculative_decoding.cli.drafting import plan_of
@@ -137,28 +143,32 @@ def texts_stopped(rounds: int) -> int:
     expected, _ = answer()
     started = time.perf_counter()
     answer()
-    whole = time.perf_counter() - started
+    seconds = time.perf_counter() - started
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     stopped = 0
     for number in range(rounds):
-        said: Any = "", ""
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, whole), 0.0005 if number % 2 else 0)
+        shown: Any = ("", "")
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, seconds), 0.0005 if number % 2 else 0)
         try:
             try:
-                said = answer()
+                shown = answer()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:  # behind a text, where the console's loop catches it
+        except KeyboardInterrupt:  # after the text, where the console's loop would catch it
             signal.setitimer(signal.ITIMER_REAL, 0)
-        stopped += said[0] != expected
+        stopped += shown[0] != expected
         assert answer()[0] == expected
     return stopped
 
 
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    with tempfile.TemporaryDirectory() as name:  # first: a process with devices may not fork
-        print(f"{count} kills: the same records; {jobs_killed(Path(name), count)} times behind the checkpoint")
-        (folder := Path(name) / "training").mkdir()
-        print(f"{count} kills: the same weights of a draft; {dict(trainings_killed(folder, count))}", flush=True)
-    print(f"{count} signals: the same texts; {texts_stopped(count)} were stopped")
+    with tempfile.TemporaryDirectory() as name:  # first, because a process that used the device must not fork
+        ahead = jobs_killed(Path(name), count)
+        print(f"{count} kills: identical records; the output was ahead of its journal {ahead} times")
+        folder = Path(name) / "training"
+        folder.mkdir()
+        print(
+            f"{count} kills: identical weights; interrupted stages: {dict(trainings_killed(folder, count))}", flush=True
+        )
+    print(f"{count} signals: identical texts afterwards; {texts_stopped(count)} texts were interrupted")

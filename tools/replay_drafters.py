@@ -1,12 +1,12 @@
-"""Replays drafters against outputs of the target that are computed once: no model runs for a drafter that reads text.
+"""Replays n-gram drafters on recorded outputs of the target, without running a model for each variant.
 
     python -m tools.replay_drafters --prompts data/grammar.txt data/translation.txt data/describe.txt
     python -m tools.replay_drafters --tsv grammar=test.tsv --prefix "grammar: " --num-draft 3 5 8 12
     python -m tools.replay_drafters --index-cost
 
-At temperature 0 the output is known, so a round accepts the longest prefix of its draft that agrees with it, and adds
-one token. Columns: tokens per target call; share of the drafted tokens accepted; drafted per call; tokens per unit of
-time if a pass over K + 1 positions costs 1 + `--slope` · K passes over one.
+At temperature 0 the output is known: a round accepts the longest prefix of its draft that agrees with the output, and
+adds one token. Columns: tokens per target call, acceptance rate, draft tokens per call, and tokens per unit of time if
+a pass over K + 1 positions costs 1 + `--slope` * K passes over one position.
 """
 
 from __future__ import annotations
@@ -60,32 +60,32 @@ class Replay:
 
 
 def replay(drafter: NgramDrafter, requests: Iterable[Request], num_draft: int, max_tokens: int = 100) -> Replay:
-    """What `speculate` would do with this drafter, at temperature 0."""
-    sums = Replay()
+    """Replay the rounds of greedy decoding with this drafter."""
+    totals = Replay()
     for request in requests:
         started = time.perf_counter()
         drafter.begin(request.source)
         tokens, done = [START], 0
         while done < len(request.output):
             draft = drafter.propose(tokens, min(num_draft, max_tokens - done - 1))
-            sums.seconds += time.perf_counter() - started
+            totals.seconds += time.perf_counter() - started
             rest = request.output[done:]
-            accepted = accepted_of(draft, rest)
+            accepted = num_accepted(draft, rest)
             new = rest[: accepted + 1]
             tokens += new
             done += len(new)
-            sums.calls += 1
-            sums.tokens += len(new)
-            sums.drafted += len(draft)
-            sums.accepted += accepted
+            totals.calls += 1
+            totals.tokens += len(new)
+            totals.drafted += len(draft)
+            totals.accepted += accepted
             started = time.perf_counter()
         drafter.end(tokens)
-        sums.seconds += time.perf_counter() - started
-    return sums
+        totals.seconds += time.perf_counter() - started
+    return totals
 
 
-def accepted_of(draft: Sequence[int], rest: Sequence[int]) -> int:
-    """How many tokens of the draft agree with the rest of the output, up to the first that does not."""
+def num_accepted(draft: Sequence[int], rest: Sequence[int]) -> int:
+    """Return the length of the longest prefix of the draft that agrees with the rest of the output."""
     accepted = 0
     while accepted < min(len(draft), len(rest)) and draft[accepted] == rest[accepted]:
         accepted += 1
@@ -93,7 +93,7 @@ def accepted_of(draft: Sequence[int], rest: Sequence[int]) -> int:
 
 
 def requests_of(prompts: Sequence[str], model: str, draft_model: str, cache: Path, max_tokens: int) -> list[Request]:
-    """The target's greedy outputs, from the cache where it has them. One JSON object a line."""
+    """Return the target's greedy outputs. The cache file, with one JSON object per line, keeps them for later runs."""
     known: dict[str, Request] = {}
     if cache.exists():
         for line in cache.read_text(encoding="utf-8").splitlines():
@@ -119,20 +119,21 @@ def variants(pieces: dict[int, str]) -> dict[str, Variant]:
         "output only": lambda: NgramDrafter(search_input=False),
         "output only, n <= 2, always (HF)": lambda: NgramDrafter(search_input=False, max_ngram_size=2, min_chance=0.0),
         "input and output, always": lambda: NgramDrafter(pieces=pieces, min_chance=0.0),
-        "input and output, ids alone": lambda: NgramDrafter(),
+        "input and output, ids only": lambda: NgramDrafter(),
         "with a store of texts": lambda: NgramDrafter(pieces=pieces, store=TextStore()),
     }
 
 
-def print_row(name: str, num_draft: int, sums: Replay, slope: float) -> None:
+def print_row(name: str, num_draft: int, totals: Replay, slope: float) -> None:
     print(
-        f"{name:34} {num_draft:3} {sums.tokens_per_call:8.2f} {sums.acceptance_rate:8.1%} "
-        f"{sums.drafted / sums.calls:8.2f} {sums.tokens_per_time(slope):8.2f} {1e6 * sums.seconds / sums.tokens:8.1f}"
+        f"{name:34} {num_draft:3} {totals.tokens_per_call:8.2f} {totals.acceptance_rate:8.1%} "
+        f"{totals.drafted / totals.calls:8.2f} {totals.tokens_per_time(slope):8.2f} "
+        f"{1e6 * totals.seconds / totals.tokens:8.1f}"
     )
 
 
 def print_second_pass(requests: Sequence[Request], pieces: dict[int, str], num_draft: int, slope: float) -> None:
-    """The same requests twice, with a store that has seen the first time."""
+    """Replay the requests twice, without a text store and with a store that has seen the first pass."""
     for name, store in {"no store": None, "store of texts": TextStore()}.items():
         drafter = NgramDrafter(pieces=pieces, store=store)
         for number in ("first", "second"):
@@ -140,7 +141,7 @@ def print_second_pass(requests: Sequence[Request], pieces: dict[int, str], num_d
 
 
 def print_index_cost(ids: Sequence[int]) -> None:
-    """µs a token: to build the index of a source, and to follow an output that copies most of it."""
+    """Print the µs per token to index a source, and to draft for an output that copies most of it."""
     for size in (100, 1_000, 10_000):
         source = list((ids * (size // len(ids) + 1))[:size])
         output = [token for i, token in enumerate(source) if i % 9]
@@ -161,37 +162,39 @@ def print_index_cost(ids: Sequence[int]) -> None:
 
 
 def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[int, str]) -> None:
-    """The same beside the decoder's passes, which leave nothing of Python in the processor's caches: the source is
-    copied but for every ninth token, and what the encoder would say is random, for it does not matter.
+    """Print the cost of drafting next to the decoder's passes, which evict Python's data from the processor's caches.
+
+    The output copies the source except for every ninth token. The encoder output is random.
     """
     for size in (100, 1_000, 10_000):
         source = list((ids * (size // len(ids) + 1))[:size])
         output = [token for i, token in enumerate(source) if i % 9][:400]
         cache = model.make_cache(mx.random.normal((1, size, model.config.d_model)))
         mx.eval(cache.arrays)
-        for _ in range(3):  # the last time counts, when all shapes have been compiled
+        for _ in range(3):  # the last run counts; earlier ones compile all shapes
             drafter, tokens = NgramDrafter(pieces=pieces), [START]
-            looking, started = timed(lambda: drafter.begin(source)), time.perf_counter()  # noqa: B023
+            drafting = timed(lambda: drafter.begin(source))  # noqa: B023
+            started = time.perf_counter()
             cache.trim_to(0)
             while len(tokens) <= len(output):
-                asked = time.perf_counter()
+                draft_started = time.perf_counter()
                 draft = drafter.propose(tokens, 8)
-                looking += 1e6 * (time.perf_counter() - asked)
-                fed = [tokens[-1], *draft]
-                padding = [0] * (9 - len(fed))  # one width
-                mx.eval(mx.argmax(model.decode(mx.array([fed + padding], mx.uint32), cache), axis=-1))
+                drafting += 1e6 * (time.perf_counter() - draft_started)
+                target_inputs = [tokens[-1], *draft]
+                padding = [0] * (9 - len(target_inputs))  # all passes have one width
+                mx.eval(mx.argmax(model.decode(mx.array([target_inputs + padding], mx.uint32), cache), axis=-1))
                 rest = output[len(tokens) - 1 :]
-                tokens += rest[: accepted_of(draft, rest) + 1]
+                tokens += rest[: num_accepted(draft, rest) + 1]
                 cache.trim_to(len(tokens) - 1)
-        whole = 1e6 * (time.perf_counter() - started)
+        total = 1e6 * (time.perf_counter() - started)
         print(
-            f"{size:6} tokens: {looking / len(output):.1f} µs of {whole / len(output):.0f} µs per output token, "
-            f"{looking / whole:.2%}, without encoding the source"
+            f"{size:6} tokens: {drafting / len(output):.1f} µs of {total / len(output):.0f} µs per output token "
+            f"({drafting / total:.2%}), without encoding the source"
         )
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Microseconds."""
+    """Return the microseconds that a call takes."""
     started = time.perf_counter()
     call()
     return 1e6 * (time.perf_counter() - started)
@@ -201,17 +204,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/t5-web-docs")
     parser.add_argument("--draft-model", default="models/t5-web-docs-draft")
-    parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="files with one prompt a line")
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="files with one prompt per line")
     parser.add_argument("--tsv", type=Path, help="a table whose first column is the source")
-    parser.add_argument("--prefix", default="", help="in front of each source of --tsv")
-    parser.add_argument("--limit", type=int, help="at most so many prompts of each file")
+    parser.add_argument("--prefix", default="", help="text before each source of --tsv")
+    parser.add_argument("--limit", type=int, help="maximum prompts per file")
     parser.add_argument("--num-draft", type=int, nargs="+", default=[3, 5, 8, 12])
     parser.add_argument("--max-tokens", type=int, default=100)
     parser.add_argument("--slope", type=float, default=0.06)
-    parser.add_argument("--second-pass", action="store_true", help="decode each file twice, with a store")
+    parser.add_argument("--second-pass", action="store_true", help="replay each file twice, with a text store")
     parser.add_argument("--index-cost", action="store_true")
     parser.add_argument(
-        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "replay-cache.jsonl", help="one per model"
+        "--cache",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "replay-cache.jsonl",
+        help="recorded outputs of this model",
     )
     options = parser.parse_args()
 

@@ -1,9 +1,10 @@
-"""Does a model over several processes write what the whole one writes? `main.py` decodes a few prompts in all the ways
-below, in one process and in several; the files must be equal byte for byte, but for the scores of beams.
+"""Compares a model that is sharded over several processes with the same model in one process.
 
     python -m tools.several_machines [--processes 2] [--quantize 4] [--model t5-web-docs t5 bart ...]
 
---model: the bundled one, or goldens, which get a tokenizer of numbers, a noisy copy for a draft and a head of chance.
+main.py decodes a few prompts in all modes below. The output files must be byte-identical, except for scores of beams.
+--model names the bundled model or goldens. Goldens get a tokenizer of numbers, a noisy copy as draft model and a random
+draft head.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from speculative_decoding.loading.draft_head import write_draft_head
 from tests.support.processes import ROOT, start
 from tests.support.tiny import TOKENIZER, tiny_head
 
-BUNDLED, GOLDENS = "t5-web-docs", ROOT / "tests" / "parity" / "goldens"
+BUNDLED = "t5-web-docs"
+GOLDENS = ROOT / "tests" / "parity" / "goldens"
 SAMPLED = ["--temperature", "0.8", "--seed", "3", "--acceptance"]
 RULES = {
     "greedy": [],
@@ -36,19 +38,20 @@ RULES = {
     "beams": ["--num-beams", "3"],
 }
 DRAFTERS = {"model": "model", "ngram": "ngram", "auto": "auto", "head": "model", "default": None}
-OF_A_TASK, NOISE = 2, 0.05  # prompts of a task; of a standard deviation
-IN_TURN = """
+PROMPTS_PER_TASK = 2
+NOISE = 0.05  # in standard deviations of a tensor
+RUN_ALL = """
 import json, sys
 from speculative_decoding.cli.main import main
-sys.exit(next((status for way in json.load(open(sys.argv[1])) if (status := main(way))), 0))
-"""  # in one process, which is started once
+sys.exit(next((status for arguments in json.load(open(sys.argv[1])) if (status := main(arguments))), 0))
+"""  # all modes in one process
 
 
-def ways(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dict[str, list[str]]:
-    """Flags by name."""
+def modes(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dict[str, list[str]]:
+    """Return the flags of each mode by its name."""
     found = {}
     for rule, (drafter, kind), slots in product(RULES, DRAFTERS.items(), ("1", "8")):
-        # how long a draft is by default a clock decides, and with it what rejection draws; beams have no draft
+        # The default draft length depends on timings, and rejection sampling depends on it. Beams have no draft.
         if {"rejection": kind is not None, "beams": kind is None}.get(rule, True):
             own = [] if rule == "beams" else ["--draft-model", draft if drafter in ("model", "auto") else head]
             job = ["--input", str(prompts), "-m", str(tokens), "--slots", slots]
@@ -57,18 +60,19 @@ def ways(target: str, draft: str, head: str, prompts: Path, tokens: int) -> dict
     return found
 
 
-def bundled_ways(folder: Path, bits: int | None) -> dict[str, list[str]]:
+def bundled_modes(folder: Path, bits: int | None) -> dict[str, list[str]]:
     texts = [path.read_text(encoding="utf-8").splitlines() for path in sorted((ROOT / "data").glob("*.txt"))]
-    prompts, target = folder / "prompts.txt", BUNDLED
-    prompts.write_text("".join(f"{line}\n" for lines in texts for line in lines[:OF_A_TASK]), encoding="utf-8")
+    prompts = folder / "prompts.txt"
+    target = BUNDLED
+    prompts.write_text("".join(f"{line}\n" for lines in texts for line in lines[:PROMPTS_PER_TASK]), encoding="utf-8")
     if bits is not None:
         target = str(folder / "target")
         convert = "convert.py", "--model", f"models/{BUNDLED}", "--output", target, "--quantize", str(bits)
         subprocess.run([sys.executable, *convert], cwd=ROOT, check=True, capture_output=True)
-    return ways(target, f"{BUNDLED}-draft", f"{BUNDLED}-head", prompts, 24)
+    return modes(target, f"{BUNDLED}-draft", f"{BUNDLED}-head", prompts, 24)
 
 
-def golden_ways(folder: Path, golden: Path) -> dict[str, list[str]]:
+def golden_modes(folder: Path, golden: Path) -> dict[str, list[str]]:
     checkpoint = checkpoints.read(golden)
     for name in ("target", "draft"):
         shutil.copytree(golden, folder / name)
@@ -87,7 +91,7 @@ def golden_ways(folder: Path, golden: Path) -> dict[str, list[str]]:
     rows = [row[mask == 1] for row, mask in zip(read["input_ids"], read["attention_mask"], strict=True)]
     prompts = folder / "prompts.txt"
     prompts.write_text("".join(" ".join(map(str, row)) + "\n" for row in [*rows, rows[0][-4:]]))
-    return ways(*(str(folder / name) for name in ("target", "draft", "head")), prompts, 12)
+    return modes(*(str(folder / name) for name in ("target", "draft", "head")), prompts, 12)
 
 
 def noisy_copy(array: mx.array, seed: int) -> mx.array:
@@ -98,32 +102,32 @@ def noisy_copy(array: mx.array, seed: int) -> mx.array:
 def compare(model: str, processes: int, bits: int | None) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder, golden = Path(name), GOLDENS / model
-        tried = golden_ways(folder, golden) if golden.is_dir() else bundled_ways(folder, bits)
+        tried = golden_modes(folder, golden) if golden.is_dir() else bundled_modes(folder, bits)
         for count in (1, processes):
             several = ["--parallel", "tensor"] if count > 1 else []
-            jobs = [[*flags, "--output", str(folder / f"{way}-{count}"), *several] for way, flags in tried.items()]
+            jobs = [[*flags, "--output", str(folder / f"{mode}-{count}"), *several] for mode, flags in tried.items()]
             (folder / "jobs.json").write_text(json.dumps(jobs))
-            command = ["-c", IN_TURN, str(folder / "jobs.json")]
+            command = ["-c", RUN_ALL, str(folder / "jobs.json")]
             if any(statuses := [each.wait() for each in start(count, folder, command)]):
                 last = (folder / "said-0").read_text().splitlines()[-1]
                 print(f"{model}: {count} processes ended with {statuses}: {last}", flush=True)
                 return False
-        contents = {way: [content(folder / f"{way}-{count}") for count in (1, processes)] for way in tried}
-        different = [way for way, (one, several) in contents.items() if one != several]
+        contents = {mode: [content(folder / f"{mode}-{count}") for count in (1, processes)] for mode in tried}
+        different = [mode for mode, (one, several) in contents.items() if one != several]
         equal = f"{len(tried) - len(different)} of {len(tried)} files"
-        print(f"{model}: over {processes} processes {equal} are those of one process; others: {different}", flush=True)
+        print(f"{model}: {processes} processes: {equal} equal those of one process; different: {different}", flush=True)
         return not different
 
 
 def content(path: Path) -> str:
-    """A score sums up log-probabilities, which several processes round otherwise."""
+    """Return the text without scores: sums of log-probabilities, which several processes round differently."""
     return re.sub(r'"score": [^,]*', "", path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--quantize", type=int, help="the bundled model in so many bits")
+    parser.add_argument("--quantize", type=int, help="bits of the bundled model's weights")
     parser.add_argument("--model", nargs="+", default=[BUNDLED])
     chosen = parser.parse_args()
     results = [compare(model, chosen.processes, chosen.quantize) for model in chosen.model]

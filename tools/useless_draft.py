@@ -1,5 +1,6 @@
-"""A draft model that is never right, to measure what speculation costs where it cannot help: the bundled draft's shape
-and tokenizer, with random weights.
+"""Writes a draft model that is never correct, to measure the cost of drafts that do not help.
+
+It has the shape and tokenizer of the bundled draft, and random weights.
 
     python -m tools.useless_draft DIR
     python -m benchmarks FILE --draft-model DIR --drafter model --num-draft auto
@@ -16,7 +17,7 @@ from benchmarks.models import exported, random_model
 
 
 def make(folder: Path, like: Path) -> None:
-    """Write the folder, which must not exist."""
+    """Write the folder, which must not exist yet."""
     exported(random_model(json.loads((like / "config.json").read_text())), folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(like / name, folder / name)
@@ -25,6 +26,8 @@ def make(folder: Path, like: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--like", type=Path, default=Path("models/t5-web-docs-draft"), help="a draft model's folder")
+    parser.add_argument(
+        "--like", type=Path, default=Path("models/t5-web-docs-draft"), help="folder of the draft model to imitate"
+    )
     options = parser.parse_args()
     make(options.folder, options.like)

@@ -34,13 +34,13 @@ from tests.support.checkpoint_files import (
     written,
     zip_bytes,
 )
-from tools.fuzz_checkpoints import FORMATS, failure, fuzz_apart, write_damaged
+from tools.fuzz_checkpoints import FORMATS, failure, fuzz_in_subprocess, write_damaged
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.slow
 def test_damaged_files_are_read_or_refused(name: str) -> None:
-    line, good = fuzz_apart(name, count=100 if name == "config" else 300, seed=1)
+    line, good = fuzz_in_subprocess(name, count=100 if name == "config" else 300, seed=1)
     assert good, line
 
 

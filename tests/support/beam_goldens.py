@@ -1,4 +1,4 @@
-"""The goldens of beam search, and what comes of them here."""
+"""Reads the goldens of beam search, and decodes their prompts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STOPPING = {"False": False, "True": True, "never": "never"}
 
 
 def records(file: Path = FILE) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """max_tokens, and what was found for a prompt."""
+    """Yield (max_tokens, the record of a prompt)."""
     with gzip.open(file, "rt") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
-        most = json.loads(next(lines))["max_tokens"]
+        max_tokens = json.loads(next(lines))["max_tokens"]
         for line in lines:
-            yield most, json.loads(line)
+            yield max_tokens, json.loads(line)
 
 
 def options_of(setting: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def sequences_of(result: GenerationResult) -> list[GenerationResult]:
 def decoded(
     session: Session, prompts: Sequence[str | Mapping[str, Any]], **options: Any
 ) -> list[list[GenerationResult]]:
-    """All sequences of each prompt, as many as there are beams."""
+    """Return all sequences of each prompt, one per beam."""
     own = {"num_return_sequences": options["num_beams"], **options}
     found = {each.index: each.result for each in session.batch(prompts, **own)}
     assert all(each is not None for each in found.values())

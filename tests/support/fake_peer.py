@@ -1,6 +1,6 @@
-"""A peer that speaks the worker's protocol and decodes nothing: each output is its source, shortened and reversed.
+"""A fake peer that speaks the worker's protocol: each output is its source, shortened and reversed.
 
-The mode says how: {"threads": N} takes N ms a token, {"fail": "exit"} dies, {"fail": "raise"} reports an error.
+Modes: {"threads": N} takes N ms per token, {"fail": "exit"} exits, {"fail": "raise"} reports an error.
 """
 
 from __future__ import annotations
