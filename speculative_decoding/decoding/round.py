@@ -113,7 +113,7 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
 def choose_draft_lengths(batch: Batch, requests: Sequence[Request]) -> list[DraftRequest]:
     """The draft requests of this round. The last token of an output is never drafted."""
     if any(request.needs_retry for request in requests):
-        return []  # no draft and no padding in the whole pass
+        return []  # a narrow pass for all rows, because padding is stale too
     drafter, draft_requests = batch.drafter, []
     for policy, own in by_policy(requests):
         if not policy.begin_round():

@@ -80,13 +80,17 @@ class AdaptiveLength(DraftLength):
     Args:
         costs: returns the costs of a round with a number of rows.
         prior: see `Acceptance`; of a draft model or head.
-        most: the maximum length.
+        max_draft_tokens: the maximum length.
     """
 
-    def __init__(self, costs: Callable[[int], RoundCosts], *, prior: Sequence[float] = (), most: int = LONGEST) -> None:
-        if most < 1:
-            raise InputError(f"the longest draft must be >= 1, not {most}; num_draft_tokens 0 turns drafting off")
-        self.most = most
+    def __init__(
+        self, costs: Callable[[int], RoundCosts], *, prior: Sequence[float] = (), max_draft_tokens: int = LONGEST
+    ) -> None:
+        if max_draft_tokens < 1:
+            raise InputError(
+                f"max_draft_tokens must be >= 1, not {max_draft_tokens}; num_draft_tokens 0 turns drafting off"
+            )
+        self._max_draft_tokens = max_draft_tokens
         self._costs = costs
         self._prior = prior
         self._kinds: dict[str, Acceptance] = {}
@@ -123,27 +127,30 @@ class AdaptiveLength(DraftLength):
 
     def _of(self, kind: str) -> Acceptance:
         if kind not in self._kinds:
-            self._kinds[kind] = Acceptance(self._prior if kind == MODEL else (), self.most)
+            self._kinds[kind] = Acceptance(self._prior if kind == MODEL else (), self._max_draft_tokens)
         return self._kinds[kind]
 
     def _best(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> tuple[dict[str, int], float]:
         """The length of each kind that gives the most tokens per second, and its predicted speedup."""
         rows = len(limits)
-        copied, modelled = [0.0] * (self.most + 1), [0.0] * (self.most + 1)  # expected tokens, by length
+        copied, modelled = (
+            [0.0] * (self._max_draft_tokens + 1),
+            [0.0] * (self._max_draft_tokens + 1),
+        )  # expected tokens, by length
         distinct = set(kinds)
         expected = {kind: self._of(kind).expected() for kind in distinct}
-        capped = [min(limit, self.most) for limit in limits]
+        capped = [min(limit, self._max_draft_tokens) for limit in limits]
         for (kind, limit), times in Counter(zip(kinds, capped, strict=True)).items():
             tokens_by_length = modelled if kind == MODEL else copied
-            for i in range(self.most + 1):
+            for i in range(self._max_draft_tokens + 1):
                 tokens_by_length[i] += times * expected[kind][min(i, limit)]
 
         if MODEL not in distinct:
-            pairs = [(width, 0) for width in range(1, self.most + 1)]
+            pairs = [(width, 0) for width in range(1, self._max_draft_tokens + 1)]
         elif distinct == {MODEL}:
-            pairs = [(width, width) for width in range(1, self.most + 1)]
+            pairs = [(width, width) for width in range(1, self._max_draft_tokens + 1)]
         else:
-            pairs = [(width, steps) for width in range(1, self.most + 1) for steps in range(width + 1)]
+            pairs = [(width, steps) for width in range(1, self._max_draft_tokens + 1) for steps in range(width + 1)]
 
         baseline = costs.baseline
         prefill = costs.prefill / TYPICAL_TOKENS

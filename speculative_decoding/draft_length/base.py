@@ -18,12 +18,7 @@ class DraftOutcome(NamedTuple):
 
 
 class DraftLength(ABC):
-    """Chooses the draft lengths of all rows of a round. It lives across the requests of a session.
-
-    most: no draft is longer.
-    """
-
-    most: int
+    """Chooses the draft lengths of all rows of a round. It lives across the requests of a session."""
 
     def begin_round(self) -> bool:
         """Called first in every round. Return False to skip drafting; the drafters are then not called."""
@@ -47,18 +42,18 @@ class DraftLength(ABC):
 
 
 class FixedLength(DraftLength):
-    """Always `most` tokens."""
+    """Always the same number of tokens."""
 
-    def __init__(self, most: int) -> None:
-        if most < 0:
-            raise InputError(f"num_draft_tokens must be >= 0, not {most}")
-        self.most = most
+    def __init__(self, num_draft_tokens: int) -> None:
+        if num_draft_tokens < 0:
+            raise InputError(f"num_draft_tokens must be >= 0, not {num_draft_tokens}")
+        self._num_draft_tokens = num_draft_tokens
 
     def begin_round(self) -> bool:
-        return self.most > 0
+        return self._num_draft_tokens > 0
 
     def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
-        return [min(self.most, limit) for limit in limits]
+        return [min(self._num_draft_tokens, limit) for limit in limits]
 
     def describe(self) -> str:
-        return f"drafts {self.most} tokens a round"
+        return f"drafts {self._num_draft_tokens} tokens a round"

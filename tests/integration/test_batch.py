@@ -231,8 +231,6 @@ def test_draft_length_is_chosen_for_all_rows_that_share_a_policy() -> None:
 class Erratic(DraftLength):
     """Skips rounds and chooses lengths at random."""
 
-    most = 9
-
     def __init__(self) -> None:
         self.dice = random.Random(3)
         self.skipped = 0
@@ -243,7 +241,7 @@ class Erratic(DraftLength):
         return not skips
 
     def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
-        return [self.dice.randint(0, min(self.most, limit)) for limit in limits]
+        return [self.dice.randint(0, min(9, limit)) for limit in limits]
 
     def describe(self) -> str:
         return "at random"

@@ -46,7 +46,7 @@ def best_speed(costs: RoundCosts, right: float) -> float:
 @pytest.mark.parametrize("costs", [FLAT, STEP, STEEP])
 @pytest.mark.parametrize("kinds", [*product((COPY, MODEL), repeat=2)])
 def test_choice_equals_brute_force(costs: RoundCosts, kinds: tuple[str, str]) -> None:
-    length = AdaptiveLength(lambda rows: costs, most=5)
+    length = AdaptiveLength(lambda rows: costs, max_draft_tokens=5)
     for kind, right in ((COPY, 0.9), (MODEL, 0.7)):
         decode(length, costs, right, 300, kind)
 
@@ -134,18 +134,18 @@ def test_copies_continue_while_a_useless_model_is_idle() -> None:
 
 @pytest.mark.parametrize("most", [1, 3, 16])
 def test_limits_are_kept(most: int) -> None:
-    length = AdaptiveLength(lambda rows: FLAT, most=most)
+    length = AdaptiveLength(lambda rows: FLAT, max_draft_tokens=most)
     for rooms in product((0, 1, 5, 99), repeat=3):
         lengths = length.choose((COPY, MODEL, COPY), rooms)
         assert all(0 <= n <= min(room, most) for n, room in zip(lengths, rooms, strict=True))
 
 
 def test_outcomes_longer_than_the_limit_are_accepted() -> None:
-    length = AdaptiveLength(lambda rows: FLAT, most=4)
+    length = AdaptiveLength(lambda rows: FLAT, max_draft_tokens=4)
     length.observe([DraftOutcome(MODEL, 40, 40)])
     assert length.choose([MODEL], [9])[0] <= 4
 
 
 def test_limit_of_zero_is_refused() -> None:
-    with pytest.raises(InputError, match="the longest draft must be >= 1, not 0"):
-        AdaptiveLength(lambda rows: FLAT, most=0)
+    with pytest.raises(InputError, match="max_draft_tokens must be >= 1, not 0"):
+        AdaptiveLength(lambda rows: FLAT, max_draft_tokens=0)
