@@ -140,8 +140,8 @@ def encode_prompt(
     if not prompt.strip():
         raise InputError("prompt is empty; give it some text")
     limit, why = model.config.max_source_tokens, "was trained on"
-    if allow_long or model.most_positions is not None:
-        limit, why = model.most_positions, "has positions for"
+    if allow_long or model.max_positions is not None:
+        limit, why = model.max_positions, "has positions for"
     # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
     if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
         raise too_long(f"{length} characters", why, limit)
@@ -165,10 +165,10 @@ def too_long(size: str, why: str, limit: int) -> InputError:
 
 def require_positions(model: EncoderDecoder, name: str, tokens: int, prefix_length: int = 0) -> None:
     """Raise `InputError` if an output of `tokens` tokens after a prefix exceeds the model's positions."""
-    if model.most_positions is not None and prefix_length + tokens > model.most_positions:
+    if model.max_positions is not None and prefix_length + tokens > model.max_positions:
         behind = f" after a prefix of {prefix_length} tokens" if prefix_length else ""
         raise InputError(
-            f"{name}: the model has positions for outputs of at most {model.most_positions} tokens, "
+            f"{name}: the model has positions for outputs of at most {model.max_positions} tokens, "
             f"not for {tokens}{behind}; choose fewer"
         )
 

@@ -98,7 +98,7 @@ class Probe:
     def bits(self, width: int) -> list[Bits]:
         """The bits of a single row in passes of this width, at each cache capacity that the model has positions for."""
         found = []
-        limit = self._model.most_positions
+        limit = self._model.max_positions
         for capacity in CAPACITIES:
             if capacity == CAPACITIES[0]:
                 offset = 0

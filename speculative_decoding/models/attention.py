@@ -1,6 +1,4 @@
-"""Attention over heads. Within a stack the rows of a batch stand one below the other, (B * L, d_model), as matrix
-products want them.
-"""
+"""Attention over heads. Within a stack of layers, a batch is a matrix (B * L, d_model), as matmuls take it."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ import mlx.core as mx
 def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.array]:
     """(B * L, parts * H * D) -> parts times (B, H, L, D)."""
     length = x.shape[0] // batch
-    if length == 1:  # nothing to transpose, and no node for it
-        together = x.reshape(batch, parts * heads, 1, -1)
+    if length == 1:  # a transposition would be another graph node
+        x = x.reshape(batch, parts * heads, 1, -1)
     else:
-        together = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
-    return [*mx.split(together, parts, axis=1)] if parts > 1 else [together]
+        x = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
+    return [*mx.split(x, parts, axis=1)] if parts > 1 else [x]
 
 
 class Keys(NamedTuple):
-    """What queries attend over: keys and values (B, H or fewer, T, D), and an additive mask, (B, H or 1, L or 1, T)."""
+    """Keys and values (B, H or fewer, T, D), and their additive mask (B, H or 1, L or 1, T)."""
 
     keys: mx.array
     values: mx.array
@@ -40,8 +38,10 @@ def attend(
 ) -> mx.array:
     """Queries (B, H, L, D), keys and values (B, H or fewer, T, D), an additive mask -> (B * L, H * D).
 
-    Where there are fewer keys than queries, neighbouring queries share one (Ainslie et al. 2023, "GQA", 2305.13245).
-    soft_cap: scaled scores s become soft_cap * tanh(s / soft_cap) before the mask.
+    With fewer key heads than query heads, adjacent query heads share one (Ainslie et al. 2023, "GQA", 2305.13245).
+
+    Args:
+        soft_cap: Scaled scores s become soft_cap * tanh(s / soft_cap) before the mask is added.
     """
     if soft_cap is None and mx.default_device() != mx.Device(mx.cpu):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
@@ -51,38 +51,46 @@ def attend(
 def attend_together(
     queries: mx.array, parts: Sequence[Keys], *, scale: float = 1.0, soft_cap: float | None = None
 ) -> mx.array:
-    """`attend` with one softmax over the keys of all parts. Their scores are joined, which are few; the keys and values
-    stay where they are. A part may have fewer rows than there are queries: then so many rows, side by side, share one.
+    """`attend` with one softmax over the keys of all parts.
+
+    Only the scores are concatenated; keys and values are not copied. A part may have fewer rows than the queries: then
+    adjacent rows share one.
     """
     batch, heads, length, width = queries.shape
-    shared = heads // parts[0].keys.shape[1]
-    if shared > 1:  # queries of one key stand below each other; a mask is the same for all heads
+    shared = heads // parts[0].keys.shape[1]  # query heads per key head
+    if shared > 1:  # stack the query heads that share a key head
         queries = queries.reshape(batch, -1, shared * length, width)
     if scale != 1.0:
         queries = queries * scale
     scores = [masked_scores(queries, part, soft_cap, shared) for part in parts]
     weights = mx.softmax(scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+
     ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
-    shares = mx.split(weights, ends, axis=-1) if ends else [weights]
-    out = by_row(shares[0], parts[0].values)
-    for share, part in zip(shares[1:], parts[1:], strict=True):
-        out = out + by_row(share, part.values)
+    part_weights = mx.split(weights, ends, axis=-1) if ends else [weights]
+    out = matmul_rows(part_weights[0], parts[0].values)
+    for weights, part in zip(part_weights[1:], parts[1:], strict=True):
+        out = out + matmul_rows(weights, part.values)
     return joined_heads(out.reshape(batch, heads, length, width) if shared > 1 else out)
 
 
 def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, shared: int) -> mx.array:
-    keys, mask = part.keys.swapaxes(-1, -2), part.mask
+    """(B, H, shared * L, D) -> scores (B, H, shared * L, T), soft-capped and masked."""
+    keys = part.keys.swapaxes(-1, -2)
+    mask = part.mask
     if soft_cap is None and shared == 1 and keys.shape[0] == queries.shape[0]:
         return mx.addmm(mask, queries, keys)
-    scores = by_row(queries, keys)
+    scores = matmul_rows(queries, keys)
     if mask.shape[0] not in (1, scores.shape[0]):
         mask = mx.repeat(mask, scores.shape[0] // mask.shape[0], axis=0)
-    return capped(scores, soft_cap) + (mx.tile(mask, (1, 1, shared, 1)) if shared > 1 and mask.shape[2] > 1 else mask)
+    if shared > 1 and mask.shape[2] > 1:
+        mask = mx.tile(mask, (1, 1, shared, 1))
+    return capped(scores, soft_cap) + mask
 
 
-def by_row(x: mx.array, matrices: mx.array) -> mx.array:
-    """(B * N, H, L, D) @ (B, H, D, E) -> (B * N, H, L, E), one product: N rows side by side share matrices."""
-    prompts, (rows, heads, length, width) = matrices.shape[0], x.shape
+def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
+    """(B * N, H, L, D) @ (B, H, D, E) -> (B * N, H, L, E) as one matmul: N adjacent rows share a matrix."""
+    prompts = matrices.shape[0]
+    rows, heads, length, width = x.shape
     if prompts == rows:
         return x @ matrices
     x = x.reshape(prompts, -1, heads, length, width).swapaxes(1, 2).reshape(prompts, heads, -1, width)
@@ -91,7 +99,7 @@ def by_row(x: mx.array, matrices: mx.array) -> mx.array:
 
 
 def capped(x: mx.array, soft_cap: float | None) -> mx.array:
-    """Softly kept within soft_cap, and as it is where there is none."""
+    """soft_cap * tanh(x / soft_cap); x itself if there is no cap."""
     return x if soft_cap is None else soft_cap * mx.tanh(x / soft_cap)
 
 

@@ -20,7 +20,7 @@ from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
 from .base import EncoderDecoder
-from .cache import CrossAttentionCache, additive
+from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
 from .layers import Layer
 from .linear import Linear
@@ -228,14 +228,14 @@ class BART(EncoderDecoder):
             self.logits_bias = mx.zeros((1, config.vocab_size))
 
     @property
-    def most_positions(self) -> int | None:
+    def max_positions(self) -> int | None:
         return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
         table = self.encoder.positions.table(length)
         x = self.encoder.inputs(self.embed(tokens), table, mx.arange(length)[None])
-        padding = additive(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
+        padding = padding_mask(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
         for layer in self.encoder.layers:
             x = layer(x, batch, padding)
         return self.encoder.outputs(x).reshape(batch, length, -1)
@@ -254,7 +254,7 @@ class BART(EncoderDecoder):
         batch, length = tokens.shape
         positions = offsets[:, None] + mx.arange(length)
         x = self.decoder.inputs(self.embed(tokens), position_table, positions)
-        mask = causal_mask(positions, layers[0].reach(length), x.dtype)
+        mask = causal_mask(positions, layers[0].num_keys(length), x.dtype)
         hidden = []
         for layer, cache in zip(self.decoder.layers, layers, strict=True):
             x = layer(x, batch, mask, source_mask, cache)

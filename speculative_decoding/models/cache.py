@@ -1,11 +1,11 @@
-"""What a decoder remembers between passes: its own keys and values, and those of the memory it reads from.
+"""The KV cache of a decoder: its own keys and values, and the cross keys and values of the source.
 
-A cache has a row for each request, each at its own offset; a single request is a cache of one row. It knows nothing of
-drafts, nor of what a position means: rows grow together and are rewound one by one, to absolute offsets, by which no
-data is moved. With beams a request has as many rows, one below the other, and they share its cross keys and values.
+A cache has one row per output, and each row has its own offset. All rows grow together. Each is rewound separately, to
+an absolute offset, which moves no data. With beams, a request has several adjacent rows that share its cross keys and
+values. The cache knows nothing of drafts or of what a position means.
 
-Buffers have few sizes, and a pass attends over all of a buffer, for then few shapes occur and each is compiled once
-(`EncoderDecoder.states`). The model's masks hide what stands behind a row's offset (stale, to be overwritten).
+Buffers have few sizes, and a pass attends over the whole buffer. So passes have few shapes, each compiled once. The
+model masks the stale contents after a row's offset.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Self
 import mlx.core as mx
 import numpy as np
 
-SOURCE_STEP = 32  # a source takes a multiple of this
-LEAST_CAPACITY = 32  # tokens of the output; doubled when they are full
+SOURCE_STEP = 32  # source capacities are multiples of this
+MIN_CAPACITY = 32  # tokens of the output; doubled when full
 
 
 @dataclass
 class CrossAttentionCache:
-    """What one decoder layer attends over in a pass over whole sequences: the cross keys and values, projected once,
-    and those of the pass itself.
+    """What one decoder layer attends over in a pass over complete outputs: the cross keys and values.
+
+    Shapes: P prompts, H heads of width D, S source tokens. P divides the number of rows B; B / P adjacent rows attend
+    over the same prompt.
     """
 
     cross_keys: mx.array  # (P, H, S, D)
@@ -32,39 +34,43 @@ class CrossAttentionCache:
 
     @property
     def prompts(self) -> int:
-        """P: as many as there are rows B, or fewer; then so many rows beside each other read one."""
         return self.cross_keys.shape[0]
 
     @property
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values]
 
-    def select(self, rows: mx.array) -> Self:
-        """Of these rows."""
-        return type(self)(*(mx.take(array, rows, axis=0) for array in self.arrays))
+    def select(self, prompts: mx.array) -> Self:
+        """A cache of these prompts only."""
+        return type(self)(*(mx.take(array, prompts, axis=0) for array in self.arrays))
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """New keys and values (B, H, L, D) -> all that there are: here no others."""
+        """New keys and values (B, H, L, D) -> all keys and values; here there are no earlier ones."""
         return keys, values
 
-    def reach(self, length: int) -> int:
-        """T: over how many positions a pass of `length` more tokens attends."""
+    def num_keys(self, length: int) -> int:
+        """The number of keys T over which self-attention over `length` new tokens computes."""
         return length
 
 
 @dataclass
 class LayerCache(CrossAttentionCache):
-    """One decoder layer with buffers that its own keys and values are written to."""
+    """One decoder layer's cross keys and values, and buffers for its own keys and values.
+
+    write_index: Where a pass writes; see `DecoderCache.write_index`.
+    """
 
     keys: mx.array  # (B, H, T, D)
     values: mx.array  # (B, H, T, D)
-    at: mx.array | None = None  # where a pass writes: see `DecoderCache.places`
+    write_index: mx.array | None = None
 
     @classmethod
-    def of(cls, cross_keys: mx.array, cross_values: mx.array, beams: int = 1) -> LayerCache:
+    def empty(cls, cross_keys: mx.array, cross_values: mx.array, beams: int = 1) -> LayerCache:
+        """Empty buffers for `beams` rows per prompt."""
         prompts, heads, _, width = cross_keys.shape
-        shape = prompts * beams, heads, LEAST_CAPACITY, width
-        keys, values = (mx.zeros(shape, cross_keys.dtype) for _ in range(2))
+        shape = (prompts * beams, heads, MIN_CAPACITY, width)
+        keys = mx.zeros(shape, cross_keys.dtype)
+        values = mx.zeros(shape, cross_keys.dtype)
         return cls(cross_keys, cross_values, keys, values)
 
     @property
@@ -72,35 +78,41 @@ class LayerCache(CrossAttentionCache):
         return [self.cross_keys, self.cross_values, self.keys, self.values]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write (B, H, L, D); all keys and values, (B, H, T, D)."""
-        assert self.at is not None
-        self.keys, self.values = written(self.keys, keys, self.at), written(self.values, values, self.at)
+        """Write keys and values (B, H, L, D), and return the buffers (B, H, T, D)."""
+        assert self.write_index is not None
+        self.keys = write(self.keys, keys, self.write_index)
+        self.values = write(self.values, values, self.write_index)
         return self.keys, self.values
 
-    def reach(self, length: int) -> int:
+    def num_keys(self, length: int) -> int:
         return self.keys.shape[2]
 
 
-def written(buffer: mx.array, new: mx.array, at: mx.array) -> mx.array:
-    """In place, if nobody else holds the buffer when it is evaluated; one operation, however many rows there are.
+def write(buffer: mx.array, new: mx.array, index: mx.array) -> mx.array:
+    """Write (B, H, L, D) into the buffer (B, H, T, D) with one operation for all rows.
 
-    at: (1,) for a single row, or the place of every element, (B, H, L, D): with 8 rows a slice for each costs three
-    times as much (docs/LOG.md).
+    Updates in place if the buffer has no other references when it is evaluated.
+
+    Args:
+        buffer: (B, H, T, D).
+        new: (B, H, L, D).
+        index: (1,), the start in a single row; or the position of every element, (B, H, L, D). With 8 rows, one slice
+            per row takes three times as long (docs/LOG.md).
     """
-    if at.ndim == 1:
-        return mx.slice_update(buffer, new, at, axes=[2])
-    return mx.put_along_axis(buffer, at, new, axis=2)
+    if index.ndim == 1:
+        return mx.slice_update(buffer, new, index, axes=[2])
+    return mx.put_along_axis(buffer, index, new, axis=2)
 
 
-def longer(buffer: mx.array, room: int) -> mx.array:
-    """(B, H, T, D) -> (B, H, T + room, D)."""
-    return mx.pad(buffer, [(0, 0), (0, 0), (0, room), (0, 0)])
+def grow(buffer: mx.array, extra: int) -> mx.array:
+    """(B, H, T, D) -> (B, H, T + extra, D)."""
+    return mx.pad(buffer, [(0, 0), (0, 0), (0, extra), (0, 0)])
 
 
-def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """(B, S) bool -> (B, 1, 1, S): 0 where there is a token, -inf on padding.
+def padding_mask(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """A bool mask (B, S) -> an additive mask (B, 1, 1, S): 0 on tokens, -inf on padding.
 
-    A row without any token, as of a slot that is free, is left open: with nothing to attend to it would be NaN.
+    A row without tokens, such as a free slot, is not masked: a softmax over nothing would be NaN.
     """
     hidden = ~mask & mask.any(axis=1, keepdims=True)
     return mx.where(hidden, mx.array(-mx.inf, dtype), mx.array(0, dtype))[:, None, None, :]
@@ -108,15 +120,18 @@ def additive(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 
 @dataclass
 class DecoderCache:
-    """All layers of one request, or of a batch of them.
+    """The caches of all layers, for one request or a batch of requests.
 
-    source_mask: additive, (P, 1, 1, S); -inf behind each source.
-    beams: how many rows each request has; B = P * beams.
-    offsets: how many tokens each row holds.
-    kept_layers: of which layers the states of the last pass are kept, (B, L, d_model) each, in `hidden`; for a draft
-        that reads them. They cost nothing.
-    full_cross_attention: the last layer's cross keys and values with all heads, kept for a draft where the layers hold
-        only this rank's heads.
+    Methods that change the cache return None, and methods that return a value change nothing: `BroadcastCache` repeats
+    the former on other ranks.
+
+    Attributes:
+        source_mask: Additive, (P, 1, 1, S): -inf after the end of each source.
+        full_cross_attention: The last layer's cross keys and values with all heads, if `layers` hold a shard of them.
+        kept_layers: Layers whose hidden states `hidden` keeps from the last pass, for a draft head.
+        hidden: (B, L, d_model) for each of them.
+        beams: Rows per request; B = P * beams.
+        offsets: The number of tokens in each row.
     """
 
     layers: Sequence[LayerCache]
@@ -132,7 +147,7 @@ class DecoderCache:
 
     @property
     def offset(self) -> int:
-        """How many tokens the cache holds; with rows at different offsets, those of the furthest."""
+        """The number of tokens in the longest row."""
         return max(self.offsets)
 
     @property
@@ -146,102 +161,111 @@ class DecoderCache:
 
     @property
     def capacity(self) -> int:
-        """T: how many tokens of the output fit without growing, and over how many a pass attends."""
+        """T: the longest output that fits without growing. Passes attend over this many positions."""
         return self.layers[0].keys.shape[2]
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self._cross_attention for array in layer.arrays]
+        return [array for cache in self._cross_attention for array in cache.arrays]
 
     @property
     def last_cross_attention(self) -> CrossAttentionCache:
-        """What a draft reads: of the last layer, with all heads."""
+        """The last layer's cross keys and values with all heads, which a draft head reads."""
         return self._cross_attention[-1]
 
     @property
     def _cross_attention(self) -> Sequence[CrossAttentionCache]:
         return [*self.layers, *self.full_cross_attention]
 
-    def reserve(self, size: int) -> None:
-        """Room for `size` tokens. Passes that are to have one shape get it all beforehand."""
-        capacity = self.capacity
-        while capacity < size:
-            capacity *= 2
-        if room := capacity - self.capacity:
-            for layer in self.layers:
-                layer.keys, layer.values = longer(layer.keys, room), longer(layer.values, room)
+    def rows_of(self, request: int) -> range:
+        """The rows of a request's beams."""
+        return range(request * self.beams, (request + 1) * self.beams)
 
-    def places(self, length: int) -> mx.array:
-        """Where `length` more tokens of each row are to be written: see `written`."""
+    def write_index(self, length: int) -> mx.array:
+        """Where `length` new tokens of each row go, as `write` takes it."""
         if self.rows == 1:
             return mx.array(self.offsets)
         batch, heads, _, width = self.layers[0].keys.shape
-        places = np.add.outer(self.offsets, np.arange(length)).astype(np.int32)
-        return mx.broadcast_to(mx.array(places.reshape(batch, 1, length, 1)), (batch, heads, length, width))
+        positions = np.add.outer(self.offsets, np.arange(length)).astype(np.int32)
+        return mx.broadcast_to(mx.array(positions.reshape(batch, 1, length, 1)), (batch, heads, length, width))
+
+    def reserve(self, size: int) -> None:
+        """Grow to a capacity of at least `size` tokens. Reserve in advance to keep the shape of passes constant."""
+        capacity = self.capacity
+        while capacity < size:
+            capacity *= 2
+        if extra := capacity - self.capacity:
+            for layer in self.layers:
+                layer.keys = grow(layer.keys, extra)
+                layer.values = grow(layer.values, extra)
 
     def advance(self, length: int) -> None:
-        """Every row has grown by `length`; those with fewer tokens are to be rewound."""
+        """Add `length` to the offset of every row."""
         self.offsets = [offset + length for offset in self.offsets]
 
     def trim_to(self, offset: int | Sequence[int]) -> None:
-        """Rewind all rows to one offset, or each to its own; never moves forward."""
-        wanted = [offset] * self.rows if isinstance(offset, int) else list(offset)
-        if len(wanted) != self.rows:
-            raise ValueError(f"{len(wanted)} offsets for {self.rows} rows")
-        if min(wanted) < 0:
-            raise ValueError(f"offset must be >= 0, not {min(wanted)}")
-        self.offsets = [min(pair) for pair in zip(self.offsets, wanted, strict=True)]
+        """Rewind all rows to one offset, or each row to its own. Rows never move forward."""
+        offsets = [offset] * self.rows if isinstance(offset, int) else list(offset)
+        if len(offsets) != self.rows:
+            raise ValueError(f"{len(offsets)} offsets for {self.rows} rows")
+        if min(offsets) < 0:
+            raise ValueError(f"offset must be >= 0, not {min(offsets)}")
+        self.offsets = [min(pair) for pair in zip(self.offsets, offsets, strict=True)]
 
     def zero_after(self, row: int, offset: int | None = None) -> None:
-        """Zeros in place of what that row forgot, or is to: it need not be finite, and a mask hides only what is."""
+        """Zero the buffers of a row after an offset; by default, after the row's own offset.
+
+        A mask hides finite values only, so this removes NaN and infinity.
+        """
+        start = self.offsets[row] if offset is None else offset
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
-                buffer[row, :, self.offsets[row] if offset is None else offset :] = 0
+                buffer[row, :, start:] = 0
 
     def select(self, requests: Sequence[int]) -> None:
-        """Keep these requests, in this order; the others' memory is given back."""
+        """Keep only these requests, in this order, and free the others' buffers."""
         index = mx.array(list(requests))
-        self.full_cross_attention = [layer.select(index) for layer in self.full_cross_attention]
+        self.full_cross_attention = [cache.select(index) for cache in self.full_cross_attention]
         self.source_mask = mx.take(self.source_mask, index, axis=0)
         for layer in self.layers:
-            layer.cross_keys, layer.cross_values = (mx.take(each, index, axis=0) for each in layer.arrays[:2])
-        self._move([row for request in requests for row in self.rows_of(request)])
+            layer.cross_keys = mx.take(layer.cross_keys, index, axis=0)
+            layer.cross_values = mx.take(layer.cross_values, index, axis=0)
+        self._take_rows([row for request in requests for row in self.rows_of(request)])
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Row i from now on is what was row `rows[i]`, of the same request; cross keys and values stay."""
+        """Move row `rows[i]` to row i, within one request. Cross keys and values stay."""
         if list(rows) != list(range(self.rows)):
-            self._move(rows)
+            self._take_rows(rows)
 
-    def _move(self, rows: Sequence[int]) -> None:
+    def _take_rows(self, rows: Sequence[int]) -> None:
         index = mx.array(list(rows))
         for layer in self.layers:
-            layer.keys, layer.values = (mx.take(each, index, axis=0) for each in (layer.keys, layer.values))
+            layer.keys = mx.take(layer.keys, index, axis=0)
+            layer.values = mx.take(layer.values, index, axis=0)
         self.offsets = [self.offsets[row] for row in rows]
 
-    def rows_of(self, request: int) -> range:
-        return range(request * self.beams, (request + 1) * self.beams)
+    def assign(self, slots: Sequence[int], fresh: DecoderCache) -> None:
+        """Replace the requests in these slots by those of `fresh`, which must not have decoded anything.
 
-    def assign(self, rows: Sequence[int], fresh: DecoderCache) -> None:
-        """Give these places to new requests: number `rows[i]` becomes number i of `fresh`, which has decoded nothing
-        yet.
-
-        Others are neither moved nor copied, unless a source is longer than any before: then the memory grows.
+        Other requests are neither moved nor copied, unless a new source exceeds the source capacity, which then grows.
         """
-        count, there = fresh.rows // fresh.beams, self.rows // self.beams
-        if len(set(rows)) != len(rows) or len(rows) != count or not all(0 <= row < there for row in rows):
-            raise ValueError(f"cannot assign {count} requests to rows {list(rows)} of {there}")
+        count = fresh.rows // fresh.beams
+        size = self.rows // self.beams
+        if len(set(slots)) != len(slots) or len(slots) != count or not all(0 <= slot < size for slot in slots):
+            raise ValueError(f"cannot assign {count} requests to rows {list(slots)} of {size}")
         if fresh.offset != 0:
             raise ValueError("only a cache that has decoded nothing can be assigned")
         length = fresh.source_capacity
-        if (room := length - self.source_capacity) > 0:
-            self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, room)], constant_values=-mx.inf)
-            for layer in self._cross_attention:
-                layer.cross_keys, layer.cross_values = longer(layer.cross_keys, room), longer(layer.cross_values, room)
-        for i, row in enumerate(rows):
-            for layer, new in zip(self._cross_attention, fresh._cross_attention, strict=True):
-                layer.cross_keys[row, :, :length], layer.cross_keys[row, :, length:] = new.cross_keys[i], 0
-                layer.cross_values[row, :, :length], layer.cross_values[row, :, length:] = new.cross_values[i], 0
-            self.source_mask[row, :, :, length:] = -mx.inf
-            self.source_mask[row, :, :, :length] = fresh.source_mask[i]
-            for each in self.rows_of(row):
-                self.offsets[each] = 0
+        if (extra := length - self.source_capacity) > 0:
+            self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, extra)], constant_values=-mx.inf)
+            for cache in self._cross_attention:
+                cache.cross_keys = grow(cache.cross_keys, extra)
+                cache.cross_values = grow(cache.cross_values, extra)
+        for i, slot in enumerate(slots):
+            for cache, new in zip(self._cross_attention, fresh._cross_attention, strict=True):
+                cache.cross_keys[slot, :, :length], cache.cross_keys[slot, :, length:] = new.cross_keys[i], 0
+                cache.cross_values[slot, :, :length], cache.cross_values[slot, :, length:] = new.cross_values[i], 0
+            self.source_mask[slot, :, :, length:] = -mx.inf
+            self.source_mask[slot, :, :, :length] = fresh.source_mask[i]
+            for row in self.rows_of(slot):
+                self.offsets[row] = 0

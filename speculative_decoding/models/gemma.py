@@ -148,7 +148,7 @@ class Gemma(EncoderDecoder):
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.embed(tokens.flatten())
-        masks = decoder_masks(self.config.decoder, offsets, length, layers[0].reach(length), x.dtype)
+        masks = decoder_masks(self.config.decoder, offsets, length, layers[0].num_keys(length), x.dtype)
         hidden = []
         for layer, cache in zip(self.decoder.layers, layers, strict=True):
             x = layer(x, batch, offsets, masks, source_mask, cache)

@@ -17,11 +17,12 @@ from .linear import Linear
 
 
 class SelfAttention(nn.Module):
-    """As many heads of keys as of queries."""
+    """Self-attention with one key head per query head."""
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.config, inner = config, config.num_heads * config.head_dim
+        self.config = config
+        inner = config.num_heads * config.head_dim
         self.qkv = Linear(config.d_model, 3 * inner, config.has_bias)
         self.o = Linear(inner, config.d_model, config.has_bias)
 
@@ -36,9 +37,10 @@ class CrossAttention(nn.Module):
     def __init__(self, config: LayerConfig, encoder_width: int) -> None:
         super().__init__()
         self.config = config
-        inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        inner = config.num_heads * config.head_dim
+        kv_inner = config.num_kv_heads * config.head_dim
         self.q = Linear(config.d_model, inner, config.has_bias)
-        self.kv = Linear(encoder_width, 2 * shared, config.has_bias)
+        self.kv = Linear(encoder_width, 2 * kv_inner, config.has_bias)
         self.o = Linear(inner, config.d_model, config.has_bias)
 
     def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
@@ -56,7 +58,8 @@ class CrossAttention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.is_gated, self.activation = config.is_gated, ACTIVATIONS[config.activation]
+        self.is_gated = config.is_gated
+        self.activation = ACTIVATIONS[config.activation]
         self.wi = Linear(config.d_model, config.d_ff * (1 + config.is_gated), config.has_bias)
         self.wo = Linear(config.d_ff, config.d_model, config.has_bias)
 
@@ -69,17 +72,23 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Of an encoder, or of a decoder, which also attends over the encoder output."""
+    """A layer of an encoder, or of a decoder, which also attends over the encoder output.
+
+    Each block has a norm: before it (`norm_first`), or after the residual connection.
+    """
 
     def __init__(
         self, config: LayerConfig, norm: Callable[[], nn.Module], *, has_cross_attention: bool = False
     ) -> None:
         super().__init__()
         self.norm_first = config.norm_first
-        self.self_norm, self.self_attention = norm(), SelfAttention(config)
+        self.self_norm = norm()
+        self.self_attention = SelfAttention(config)
         if has_cross_attention:
-            self.cross_norm, self.cross_attention = norm(), CrossAttention(config, config.d_model)
-        self.ff_norm, self.ff = norm(), FeedForward(config)
+            self.cross_norm = norm()
+            self.cross_attention = CrossAttention(config, config.d_model)
+        self.ff_norm = norm()
+        self.ff = FeedForward(config)
 
     def __call__(
         self,
@@ -89,10 +98,11 @@ class Layer(nn.Module):
         source_mask: mx.array | None = None,
         cache: CrossAttentionCache | None = None,
     ) -> mx.array:
-        x = self.add(x, self.self_norm, self.self_attention, batch, mask, cache)
+        x = self.residual(x, self.self_norm, self.self_attention, batch, mask, cache)
         if cache is not None:
-            x = self.add(x, self.cross_norm, self.cross_attention, source_mask, cache)
-        return self.add(x, self.ff_norm, self.ff)
+            x = self.residual(x, self.cross_norm, self.cross_attention, source_mask, cache)
+        return self.residual(x, self.ff_norm, self.ff)
 
-    def add(self, x: mx.array, norm: nn.Module, block: nn.Module, *rest: object) -> mx.array:
+    def residual(self, x: mx.array, norm: nn.Module, block: nn.Module, *rest: object) -> mx.array:
+        """Apply a block with its norm and its residual connection."""
         return x + block(norm(x), *rest) if self.norm_first else norm(x + block(x, *rest))

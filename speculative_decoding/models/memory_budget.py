@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import InputError
-from .base import LONGEST_TOGETHER, EncoderDecoder
+from .base import MAX_BATCHED_SOURCE, EncoderDecoder
 from .draft_head import DraftHead
 
 GB = 1e9
@@ -54,7 +54,7 @@ def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_b
 
 def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
     """Raise `InputError` for a source that does not fit into memory; attention grows with the square of its length."""
-    if source_tokens <= LONGEST_TOGETHER:
+    if source_tokens <= MAX_BATCHED_SOURCE:
         return
     matrices = 5  # float32 attention matrices of one layer that exist at the same time; measured: 3.3 to 4.7
     needed = matrices * 4 * model.config.encoder.num_heads * source_tokens**2

@@ -1,6 +1,6 @@
-"""A draft model whose encoder is the target's own: its weights are kept once, and a source is encoded once.
+"""Draft models that have the target's encoder: its weights are held once, and each source is encoded once.
 
-So it is with distilbart and bart-large-cnn, and with a draft whose decoder alone was distilled (Shleifer and Rush 2020,
+Examples are distilbart with bart-large-cnn, and drafts of which only the decoder was distilled (Shleifer and Rush 2020,
 2010.13002, "shrink and fine-tune").
 """
 
@@ -15,11 +15,11 @@ from mlx.utils import tree_flatten
 
 from .base import EncoderDecoder
 
-OTHERS = ("decoder.", "head.")  # parameters that no encoder reads
+DECODER_PREFIXES = ("decoder.", "head.")
 
 
 def share_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Give the draft the target's arrays if all that its encoder computes with is equal, bit for bit; whether it is."""
+    """Let the draft use the target's encoder arrays if all of them are equal, bit for bit. Returns whether they are."""
     ours, theirs = encoder_parameters(target), encoder_parameters(draft)
     if not same_shape(target, draft) or ours.keys() != theirs.keys():
         return False
@@ -33,20 +33,20 @@ def share_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
 
 
 def shares_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Whether they hold the same arrays."""
+    """Whether both models hold the same encoder arrays."""
     ours, theirs = encoder_parameters(target), encoder_parameters(draft)
     same = ours.keys() == theirs.keys() and all(array is theirs[name] for name, array in ours.items())
     return same and same_shape(target, draft)
 
 
 def encoder_parameters(model: EncoderDecoder) -> Mapping[str, mx.array]:
-    """All that an encoder may read, by path."""
+    """The parameters that an encoder may use, by path."""
     parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
-    return {path: array for path, array in parameters if not path.startswith(OTHERS)}
+    return {path: array for path, array in parameters if not path.startswith(DECODER_PREFIXES)}
 
 
 def same_shape(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Whether the configurations differ in nothing but the decoder."""
+    """Whether the configurations are equal except for the decoder."""
 
     def facts(model: EncoderDecoder) -> dict[str, Any]:
         return {name: value for name, value in asdict(model.config).items() if "decoder" not in name}  # type: ignore[call-overload]

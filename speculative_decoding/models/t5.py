@@ -18,7 +18,7 @@ import mlx.nn as nn
 from ..checkpoints import Checkpoint
 from ..sampling.values import Bool, Int, Number, Text
 from .base import EncoderDecoder
-from .cache import CrossAttentionCache, additive
+from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
 from .layers import Layer
 from .linear import Linear
@@ -169,7 +169,7 @@ class T5(EncoderDecoder):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
         x = self.embedding(tokens.flatten())
-        padding = None if mask is None else additive(mask, x.dtype)
+        padding = None if mask is None else padding_mask(mask, x.dtype)
         windows = self.encoder.position_biases.windows(length)
         biases = self.encoder.biases(windows, mx.array([0]), length)
         for layer, bias in zip(self.encoder.layers, biases, strict=True):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..drafters.draft_model import DraftModel, DraftVocabulary
 from ..models.base import EncoderDecoder
-from ..models.cache import additive
+from ..models.cache import padding_mask
 from ..models.draft_head import DraftHead
 from .batches import HeadBatch, SequenceBatch, make_head_batch, make_sequence_batch
 from .outputs import Example
@@ -87,7 +87,7 @@ class HeadStudent(Student):
     def states(self, batch: HeadBatch) -> mx.array:
         head = self.module
         keys, values = self.target.cross_projections(batch.encoder_output)[-1]
-        mask = additive(batch.mask, batch.encoder_output.dtype)
+        mask = padding_mask(batch.mask, batch.encoder_output.dtype)
         state = mx.where(batch.is_first, head.start_state, head.features(batch.hidden))
         states = []
         for tokens in batch.tokens:

@@ -23,7 +23,7 @@ from speculative_decoding.loading.tokenizer import (
     TransformersTokenizer,
 )
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import LEAST_CAPACITY, DecoderCache
+from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache
 from speculative_decoding.scoring import score
 from tests.parity.test_scoring import Numbers, text_of
 from tests.support.tiny import DRAFTERS, EOS, SOURCES, noisy_copy, run, tiny_model, tokens_of
@@ -230,7 +230,7 @@ def test_logprobs_add_no_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = mx.eval
     rounds: list[Round] = []
     options: dict[str, Any] = {"draft_model": DRAFT, "logprobs": True, "on_round": rounds.append}
-    options["max_tokens"] = LEAST_CAPACITY // 2  # growing the cache would add a sync
+    options["max_tokens"] = MIN_CAPACITY // 2  # growing the cache would add a sync
     stream = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), **options)
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(len(arrays)), evaluate(*arrays))[1])
     list(stream)

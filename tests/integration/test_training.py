@@ -27,7 +27,7 @@ from speculative_decoding.loading.load import WEIGHTS, Opened, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.attention import capped
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import additive
+from speculative_decoding.models.cache import padding_mask
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.training import batches as batches_module
 from speculative_decoding.training import trainer as trainer_module
@@ -195,7 +195,7 @@ def test_training_states_equal_drafting_states() -> None:
                     )
                 own = []
                 for token in tokens:
-                    mask = additive(mx.ones((1, len(example.source)), mx.bool_), mx.float32)
+                    mask = padding_mask(mx.ones((1, len(example.source)), mx.bool_), mx.float32)
                     state = head.step(TARGET.embed(mx.array([[token]])), state, keys, values, mask)
                     own.append(np.array(head.outputs(state))[0, 0])
                 expected.append(np.array(own))

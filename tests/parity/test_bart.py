@@ -238,7 +238,7 @@ def test_output_beyond_the_positions_is_refused_in_one_line() -> None:
 
 def test_sinusoidal_positions_have_no_limit() -> None:
     model = random_model(model_type="marian")
-    assert model.most_positions is None
+    assert model.max_positions is None
     prepared = make_request(
         model,
         Letters(),  # type: ignore[arg-type]

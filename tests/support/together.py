@@ -108,7 +108,7 @@ def together(
 
 def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: every row writes its keys at the largest offset."""
-    places = DecoderCache.places
+    places = DecoderCache.write_index
 
     def furthest(self: DecoderCache, length: int) -> mx.array:
         offsets, self.offsets = self.offsets, [self.offset] * self.rows
@@ -117,4 +117,4 @@ def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             self.offsets = offsets
 
-    monkeypatch.setattr(DecoderCache, "places", furthest)
+    monkeypatch.setattr(DecoderCache, "write_index", furthest)

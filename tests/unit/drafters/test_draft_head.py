@@ -22,7 +22,7 @@ from speculative_decoding.drafters import BatchHeadDrafter, Draft, DraftRequest,
 from speculative_decoding.loading.draft_head import target_facts, write_draft_head
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.models.cache import additive
+from speculative_decoding.models.cache import padding_mask
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.sampling import GenerationOptions
 from tests.integration.test_sampling_distribution import OPTIONS, check_counts, exact_distribution, outcomes
@@ -57,7 +57,7 @@ def plain_draft(
     """
     encoder_output = target.encode(mx.array([list(source)]))
     keys, values = target.cross_projections(encoder_output)[-1]
-    mask = additive(mx.ones((1, len(source)), mx.bool_), mx.float32)
+    mask = padding_mask(mx.ones((1, len(source)), mx.bool_), mx.float32)
     hidden = target.teacher_forced_hidden(mx.array([list(tokens)]), encoder_output)
     state = head.start_state[None, None]
     if len(tokens) > first:

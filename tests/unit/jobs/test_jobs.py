@@ -315,7 +315,7 @@ def test_a_long_source_is_encoded_in_a_batch_of_one(monkeypatch: pytest.MonkeyPa
     )
     prompts = ["grammar: He go.", "grammar: It were a cod business."]
     expected = [each.tokens for each in session.generate(prompts, drafter="none")]
-    monkeypatch.setattr("speculative_decoding.models.base.LONGEST_TOGETHER", 7)
+    monkeypatch.setattr("speculative_decoding.models.base.MAX_BATCHED_SOURCE", 7)
     assert [each.tokens for each in session.generate(prompts, drafter="none")] == expected
     (together, *alone) = shapes
     assert together[0] == 2 and [each[0] for each in alone] == [1, 1]

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from speculative_decoding.models.cache import LEAST_CAPACITY, DecoderCache, LayerCache
+from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache, LayerCache
 
 ROWS = [1, 2, 5]
 
@@ -15,14 +15,14 @@ ROWS = [1, 2, 5]
 def make(rows: int, heads: int = 1, width: int = 2, dtype: mx.Dtype = mx.float32) -> DecoderCache:
     """One layer, and a source of one token."""
     cross = mx.zeros((rows, heads, 1, width), dtype)
-    return DecoderCache([LayerCache.of(cross, cross)], mx.zeros((rows, 1, 1, 1), dtype))
+    return DecoderCache([LayerCache.empty(cross, cross)], mx.zeros((rows, 1, 1, 1), dtype))
 
 
 def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
     """What a pass does with it."""
     length = keys.shape[2]
     cache.reserve(cache.offset + length)
-    cache.layers[0].at = cache.places(length)
+    cache.layers[0].write_index = cache.write_index(length)
     held = cache.layers[0].append(keys, values)
     cache.advance(length)
     return held
@@ -50,7 +50,7 @@ def test_a_cache_with_rewinds_equals_a_list(rows: int, dtype: mx.Dtype) -> None:
         cache.trim_to(offsets if turn % 2 else (offsets[0] if len(set(offsets)) == 1 else offsets))
         kept = [row[:, :offset] for row, offset in zip(kept, offsets, strict=True)]
         assert cache.offsets == offsets and cache.offset == max(offsets)
-    assert cache.capacity > LEAST_CAPACITY
+    assert cache.capacity > MIN_CAPACITY
 
 
 def test_a_rewind_is_absolute_idempotent_and_never_forward() -> None:
