@@ -20,13 +20,12 @@ import mlx.core as mx
 
 from speculative_decoding import linux_cpu
 from speculative_decoding.cli.common import run, say
-from speculative_decoding.cli.models import ModelNames, find
 from speculative_decoding.cli.parser import flags_from
+from speculative_decoding.cli.run_config import ModelFlags, find
 from speculative_decoding.comparison.modes import BASELINE, combine_modes
-from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES, open_model
-from speculative_decoding.loading.pair import Pair
+from speculative_decoding.loading.pair import ModelPair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
 
 from .interleave import Contender, Run, take_turns
@@ -75,16 +74,20 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
     """Yield (name, models, tasks), one at a time because large models may not fit into memory together."""
     given = vars(chosen)
     if "random" not in given:
-        folders = flags_from(ModelNames, chosen).find()
+        folders = flags_from(ModelFlags, chosen).find()
         if folders.draft is None and "model" in given.get("drafter", ()):
             raise InputError("--drafter model: needs a --draft-model; name one, or omit model")
         pair = folders.open()
         assistant = open_assistant(given.get("assistant"), pair) if ASSISTED in chosen.peers else None
         say(f"target {folders.target}, " + ("no draft" if pair.draft is None else f"draft {folders.draft}"))
         limit = given.get("limit", FILE_LIMIT)
-        tasks = tasks_from_files(chosen.prompts, limit, chosen.max_tokens, pair.target, pair.tokenizer)
+        tasks = tasks_from_files(chosen.prompts, limit, chosen.max_tokens, pair.target.model, pair.target.tokenizer)
         pair.load_weights()
-        yield folders.target.name, Models(pair.target, pair.draft, assistant), at_slots(tasks, given.get("slots", ()))
+        yield (
+            folders.target.name,
+            Models(pair.target.model, None if pair.draft is None else pair.draft.model, assistant),
+            at_slots(tasks, given.get("slots", ())),
+        )
         return
     if sys.platform.startswith("linux"):
         linux_cpu.check()
@@ -98,11 +101,11 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         yield title, Models(target, None), at_slots([task], given.get("slots", ()))
 
 
-def open_assistant(name: str | None, pair: Pair) -> EncoderDecoder:
+def open_assistant(name: str | None, pair: ModelPair) -> EncoderDecoder:
     """Return the draft model for --peers hf-assisted. Raises `InputError`."""
     if name is not None:
         opened = open_model(find(name, "--assistant"))
-        require_same_tokens(pair.target, opened.model)
+        require_same_tokens(pair.target.model, opened.model)
         opened.load_weights()
         return opened.model
     if not isinstance(pair.draft, EncoderDecoder):

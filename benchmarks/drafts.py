@@ -17,8 +17,8 @@ import numpy as np
 
 from speculative_decoding import Session
 from speculative_decoding.cli.common import run, say
-from speculative_decoding.cli.models import ModelNames
 from speculative_decoding.cli.parser import Parser, add_flags, flags_from
+from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
 from speculative_decoding.models.draft_head import DraftHead
 
@@ -80,14 +80,15 @@ def lines(models: Models, tasks: Sequence[Task], repeats: int) -> Iterator[str]:
 
 
 def measure(chosen: argparse.Namespace) -> int:
-    folders = flags_from(ModelNames, chosen).find()
+    folders = flags_from(ModelFlags, chosen).find()
     if folders.draft is None:
         raise InputError("--draft-model: this target has no default draft; name one")
     pair = folders.open()
+    assert pair.draft is not None
     say(f"target {folders.target}, draft {folders.draft}; {environment()}")
-    tasks = tasks_from_files(chosen.prompts, chosen.limit, MAX_TOKENS, pair.target, pair.tokenizer)
+    tasks = tasks_from_files(chosen.prompts, chosen.limit, MAX_TOKENS, pair.target.model, pair.target.tokenizer)
     pair.load_weights()
-    for line in lines(Models(pair.target, pair.draft), tasks, chosen.repeats):
+    for line in lines(Models(pair.target.model, pair.draft.model), tasks, chosen.repeats):
         print(line, flush=True)
     return 0
 
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--limit", type=COUNT, default=25, metavar="N", help="prompts per file (default: 25)")
     parser.add_argument("--repeats", type=COUNT, default=5, metavar="N", help="timed repeats (default: 5)")
-    add_flags(parser, "models", ModelNames)
+    add_flags(parser, "models", ModelFlags)
     chosen = parser.parse_args(argv)
     return run("benchmarks.drafts", lambda: measure(chosen))
 

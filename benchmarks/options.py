@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from speculative_decoding.cli.models import ModelNames
 from speculative_decoding.cli.parser import Parser, add_flags, argument_type, comma_separated
+from speculative_decoding.cli.run_config import ModelFlags
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.options import DRAFTERS, option_specs
 from speculative_decoding.sampling.values import Int, Number
@@ -66,7 +66,7 @@ def benchmark_parser() -> Parser:
         metavar="FILE",
         help="recorded acceptance for --draft, written by python -m benchmarks.record",
     )
-    add_flags(parser, "models", ModelNames)
+    add_flags(parser, "models", ModelFlags)
     return parser
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -21,16 +21,13 @@ from .drafters import (
     DraftModel,
     NgramDrafter,
     choose_drafter,
+    default_drafter,
     model_drafter,
     new_ngram,
-    require_same_tokens,
-    usual_drafter,
 )
 from .engine import Engine, Event, responses, result_of
 from .errors import InputError
-from .loading.draft_head import OpenedHead, open_draft
-from .loading.load import SELF_DRAFT, SELF_DRAFT_BITS, Opened, open_named
-from .loading.pair import Pair
+from .loading.pair import open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
@@ -193,12 +190,10 @@ class Session:
 
     def options_with(self, given: Mapping[str, Any]) -> GenerationOptions:
         """This session's options with those of a call. Raises `InputError` for what does not fit."""
-        drafter = given.get("drafter", self.options.drafter)
-        if drafter is None:
-            has_beams = given.get("num_beams", self.options.num_beams) != 1
-            drafter = "none" if has_beams else usual_drafter(self._draft)
-            given = {name: value for name, value in given.items() if name != "drafter"}  # nobody chose it
-        options = replace(self.options, drafter=drafter).override(given)
+        options = self.options.override(given)
+        if options.drafter is None:
+            given = {name: value for name, value in given.items() if name != "drafter"}
+            options = options.with_values(drafter=default_drafter(self._draft, options.num_beams))
         options.require_effect(given)
         return options
 
@@ -328,21 +323,10 @@ def load(
 
     Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
     """
-    if group_size is not None and quantize is None and draft != SELF_DRAFT:
-        raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
     options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
-    size = 64 if group_size is None else group_size
-    open_target = partial(open_named, path_or_name, dtype=dtype, group_size=size, gguf_file=gguf_file)
-    target = open_target(quantize=quantize)
-    opened_draft: Opened | OpenedHead | None = None
-    if draft == SELF_DRAFT:
-        if quantize is not None:
-            raise InputError(
-                f"draft {SELF_DRAFT!r} needs a target that is not quantised; leave out quantize={quantize}"
-            )
-        opened_draft = open_target(quantize=SELF_DRAFT_BITS)
-    elif draft is not None:
-        opened_draft = open_draft(draft, target, dtype=dtype)
-    pair = Pair(target, opened_draft)
+    pair = open_pair(path_or_name, draft, dtype=dtype, quantize=quantize, group_size=group_size, gguf_file=gguf_file)
+    session = Session(
+        pair.target.model, pair.target.tokenizer, None if pair.draft is None else pair.draft.model, options
+    )
     pair.load_weights()
-    return Session(pair.target, pair.tokenizer, pair.draft, options)
+    return session

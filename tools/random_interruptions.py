@@ -128,10 +128,10 @@ def texts_stopped(rounds: int) -> int:
     """Interrupt texts of a console with one signal, or with two. Returns how many texts were incomplete."""
     from speculative_decoding.cli.console import answer as answer_line
     from speculative_decoding.cli.console_commands import ConsoleState
-    from speculative_decoding.cli.drafting import plan_of
     from speculative_decoding.cli.flags import main_parser
+    from speculative_decoding.cli.run_config import run_config_from
 
-    plan = plan_of(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
+    plan = run_config_from(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
     state = ConsoleState(plan)
     state.open(plan)
 

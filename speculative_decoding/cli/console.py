@@ -14,13 +14,13 @@ from ..errors import InputError
 from .common import say
 from .compare import PromptRunner, note_exactness
 from .console_commands import ConsoleState, Quit, completions, find
-from .drafting import Plan
 from .flags import Views
+from .run_config import RunConfig
 from .summary import summary_notes, tokens_per_second
 from .views import has_colour
 
 
-def interact(plan: Plan, views: Views) -> int:
+def interact(plan: RunConfig, views: Views) -> int:
     """Open the models, run the console, and return the exit status."""
     with ConsoleState(plan, PromptRunner.from_views(views)) as state:
         state.open(plan)

@@ -18,17 +18,16 @@ from rich.table import Table
 from rich.text import Text as Line
 
 from ..errors import InputError, one_line
-from ..loading.load import BUNDLED, MODELS, SELF_DRAFT
-from ..loading.pair import Pair
+from ..loading.load import BUNDLED, MODELS
+from ..loading.pair import ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.options import default, option_specs
 from ..sampling.values import Bool, ListOf, Text, Value
 from ..session import Session
 from .compare import PromptRunner, decoding_modes
-from .drafting import Plan, make_plan
 from .flags import FOR_PYTHON
-from .models import ModelNames
 from .parser import argument_type, flag
+from .run_config import ModelFlags, RunConfig, make_run_config
 from .summary import comparison_table
 from .views import make_console
 
@@ -53,7 +52,7 @@ class ConsoleState:
         compare: decode each prompt in all modes.
     """
 
-    plan: Plan
+    plan: RunConfig
     runner: PromptRunner = field(default_factory=lambda: PromptRunner(make_console()))
     prefix: str = ""
     compare: bool = False
@@ -86,19 +85,19 @@ class ConsoleState:
         replace(self.session, options=options)  # checks the options with the models
         self.session.options = options
 
-    def open(self, plan: Plan, pair: Pair | None = None) -> None:
+    def open(self, plan: RunConfig, pair: ModelPair | None = None) -> None:
         """Load the models of the plan, including a draft that is not used yet. pair: these models, if found before."""
         self.session = self._opened.enter_context(plan.session(pair or plan.open(use_draft=True)))
         self.plan = plan
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
-        if self.plan.folders.processes is not None:
+        if self.plan.models.process_group is not None:
             raise InputError("several processes share the model; restart with the other one")
-        folders = ModelNames(model, draft_model, self.plan.folders.dtype).find()
+        folders = ModelFlags(model, draft_model, self.plan.models.dtype).find()
         changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
         previous = replace(self.plan, options=self.options)
-        plan = make_plan(folders, changed, self.plan.flags)
+        plan = make_run_config(folders, changed, self.plan.flags)
         pair = plan.open(use_draft=True)
         self._opened.close()
         del self.session  # free the old target before loading the new one
@@ -298,9 +297,9 @@ def set_model(state: ConsoleState, text: str) -> None:
         state.open_other_models(names[0], names[1] if len(names) > 1 else None)
 
 
-@Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
+@Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names()])
 def set_draft_model(state: ConsoleState, text: str) -> None:
-    state.open_other_models(str(state.plan.folders.target), parse(Text(), text.strip(), "the draft"))
+    state.open_other_models(str(state.plan.models.target), parse(Text(), text.strip(), "the draft"))
 
 
 @Command("/stats", "statistics of this session")

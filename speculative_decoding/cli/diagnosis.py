@@ -21,15 +21,14 @@ from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
 from ..draft_length.recommendation import recommend_length
 from ..errors import InputError
-from ..loading.load import BUNDLED, HUB_NAME, Storage, checked_config, transformed
+from ..loading.load import BUNDLED, HUB_NAME, Storage, build_model, checked_config
 from ..models.base import checked_sources
 from ..models.draft_head import DraftHead
 from ..models.kernel_checks import KernelCheck, kernel_checks
 from ..session import Session
 from .common import read_prompts, say
 from .device import device_facts, mlx_notes, uses_tf32, versions
-from .drafting import Plan
-from .models import BUNDLED_PAIR
+from .run_config import BUNDLED_PAIR, RunConfig
 from .verify import PROMPTS
 
 FORMAT = 1
@@ -81,16 +80,16 @@ class WeightSizes:
         return self.dtype if self.bits is None else f"{self.bits} bits"
 
 
-def diagnose(plan: Plan) -> dict[str, Any]:
+def diagnose(plan: RunConfig) -> dict[str, Any]:
     """Measure the device, check kernels and drafts in several precisions, and return the report."""
     device = device_facts()
-    folder = plan.folders.target
+    folder = plan.models.target
     pair = plan.open()
-    build_decoder_prompt(pair.target, pair.tokenizer, plan.options)  # raises if a language is missing
-    draft = pair.opened_draft
+    build_decoder_prompt(pair.target.model, pair.target.tokenizer, plan.options)  # raises if a language is missing
+    draft = pair.draft
     draft_bytes = 0 if draft is None else sum(draft.checkpoint.info(name).nbytes for name in draft.checkpoint)
-    own_sizes = weight_sizes(folder, plan.folders.dtype)
-    config = pair.target.config
+    own_sizes = weight_sizes(folder, plan.models.dtype)
+    config = pair.target.model.config
     found: dict[str, Any] = {
         "format": FORMAT,
         "versions": versions(),
@@ -100,7 +99,7 @@ def diagnose(plan: Plan) -> dict[str, Any]:
         "calibration": "given" if os.environ.get(CALIBRATION_VARIABLE) else "measured",
         "target": {
             "name": public_name(folder),
-            "architecture": type(pair.target).__name__,
+            "architecture": type(pair.target.model).__name__,
             "precision": own_sizes.precision,
             "bytes": own_sizes.nbytes,
             "vocab_size": config.vocab_size,
@@ -112,9 +111,9 @@ def diagnose(plan: Plan) -> dict[str, Any]:
         },
         "draft": None,
     }
-    if draft is not None and plan.folders.draft is not None:
+    if draft is not None and plan.models.draft is not None:
         kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
-        found["draft"] = {"name": public_name(plan.folders.draft), "kind": kind, "bytes": draft_bytes}
+        found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
     del pair, draft  # free memory for the loaded models below
 
     prompts = list(self_test_prompts(public_name(folder)))
@@ -153,7 +152,7 @@ def weight_sizes(folder: Path, dtype: str | None, quantize: int | None = None) -
     """Compute the sizes without reading weights. Raises `InputError` if the model has no such precision."""
     if dtype is None and mx.default_device() == mx.Device(mx.cpu):
         dtype = "float32"  # as in `open_model`
-    raw, checkpoint = transformed(checked_config(folder), checkpoints.read(folder), Storage(dtype, quantize, 64))
+    _, raw, checkpoint = build_model(checked_config(folder), checkpoints.read(folder), Storage(dtype, quantize, 64))
     model = models.build(raw, checkpoint)
     sources = checked_sources(model, checkpoint)
     names = {name for joined in sources.values() for name in joined}
@@ -183,7 +182,7 @@ def is_read_by_pass(path: str, *, has_head: bool) -> bool:
 
 
 def size_entry(
-    precision: Precision, own: WeightSizes, plan: Plan, draft_bytes: int, device: Mapping[str, Any]
+    precision: Precision, own: WeightSizes, plan: RunConfig, draft_bytes: int, device: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Report whether the weights fit, and why a precision is skipped."""
     entry: dict[str, Any] = {
@@ -199,7 +198,7 @@ def size_entry(
         return entry | {"skipped": "the folder is already quantized"}
     else:
         try:
-            sizes = weight_sizes(plan.folders.target, precision.dtype or plan.folders.dtype, precision.quantize)
+            sizes = weight_sizes(plan.models.target, precision.dtype or plan.models.dtype, precision.quantize)
         except InputError as error:
             say(f"{precision.name}: {error}")  # not part of the report, because it may name a path
             return entry | {"skipped": "this model has no such precision"}
@@ -219,10 +218,10 @@ def size_entry(
     return entry
 
 
-def check_precision(plan: Plan, precision: Precision, prompts: Sequence[str], *, has_tf32: bool) -> dict[str, Any]:
+def check_precision(plan: RunConfig, precision: Precision, prompts: Sequence[str], *, has_tf32: bool) -> dict[str, Any]:
     """Load the models in this precision, then measure and check them."""
-    plan = replace(plan, folders=replace(plan.folders, dtype=precision.dtype or plan.folders.dtype))
-    with plan.session(plan.folders.open(quantize=precision.quantize)) as session:
+    plan = replace(plan, models=replace(plan.models, dtype=precision.dtype or plan.models.dtype))
+    with plan.session(plan.models.open(quantize=precision.quantize)) as session:
         checks = kernel_checks(session.model, tf32=has_tf32)
         return {
             **measure_costs(session),

@@ -16,14 +16,14 @@ from ..errors import writing
 from ..loading.atomic_io import atomic_write
 from .common import printing, say
 from .diagnosis import diagnose
-from .drafting import Plan
 from .parser import require_writable
+from .run_config import RunConfig
 
 Diagnosis = Mapping[str, Any]
 STYLES = {"pass": "green", "FAIL": "bold red"}
 
 
-def examine(plan: Plan, json_file: str | None) -> int:
+def examine(plan: RunConfig, json_file: str | None) -> int:
     """Print the report and return the exit status: 1 if a check failed.
 
     json_file: where the diagnosis is written as JSON; "-" means standard output.

@@ -13,8 +13,8 @@ from ..jobs.input import INPUT_FORMATS
 from ..jobs.output import journal_path
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, Int, Number, Text
-from .models import ModelNames
 from .parser import File, Parser, add_flags, flag, refuse_removed_options
+from .run_config import DraftFlags, ModelFlags
 
 FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
 APART = {  # flags that do not go with these
@@ -39,7 +39,6 @@ INPUT = (
 )
 INPUT_FORMAT = "what the lines are (default: by the file's name, or else by whether the first begins with {)"
 OUTPUT = "a JSON object for each line of the input, in its order (default: standard output)"
-VOCABULARY = "the draft model proposes only the N most frequent tokens of --draft-vocab-text and those of the prompt"
 PARALLEL = (
     "tensor: each process has a share of the target; data: each has all of it, and a share of the lines of --input "
     "(default: data with --input, else tensor)"
@@ -48,7 +47,6 @@ DOCTOR = (
     "measure this device with these models, check kernels and drafts, print a report; exit status 1 if a check fails"
 )
 JSON = "write the report there as JSON too, without paths, names or prompts (- is standard output)"
-STORE = "what was read and written before is copied from too, and kept there for the next time"
 
 
 @dataclass(frozen=True)
@@ -93,20 +91,6 @@ class Together:
     parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
 
 
-@dataclass(frozen=True)
-class DraftFlags:
-    """What shapes drafts and is no option of decoding. Raises `InputError` for what does not go together."""
-
-    draft_vocab: A[int | None, Int(1), VOCABULARY] = None
-    draft_vocab_text: A[Path | None, File(), "text like the outputs to come"] = None
-    ngram_store: A[Path | None, File(), STORE] = None
-    recalibrate: A[bool, Bool(), "measure this device again for these models"] = False
-
-    def __post_init__(self) -> None:
-        if (self.draft_vocab is None) != (self.draft_vocab_text is None):
-            raise InputError("--draft-vocab N and --draft-vocab-text FILE belong together: give both, or neither")
-
-
 def main_parser(program: str = "main.py") -> Parser:
     parser = Parser(
         prog=program,
@@ -125,7 +109,7 @@ def add_decoding_flags(
     parser: Parser, title: str = "decoding", *, without: Collection[str] = (), lists: Collection[str] = ()
 ) -> None:
     """Those of all commands that decode. without, lists: see `add_flags`."""
-    add_flags(parser, "models", ModelNames)
+    add_flags(parser, "models", ModelFlags)
     add_flags(parser, title, GenerationOptions, without=(*FOR_PYTHON, *without), lists=lists)
     add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
     refuse_removed_options(parser)

@@ -20,19 +20,19 @@ from ..jobs import InputLine, Job, JobTotals, LineParser, ResumableOutput, choos
 from ..jobs.job import DecodeRows
 from ..jobs.messages import parse_batch_result
 from ..loading import manifest
-from ..loading.draft_head import OpenedHead
-from ..loading.load import Opened
-from ..loading.pair import Pair
+from ..loading.draft_head import DraftHeadHandle
+from ..loading.load import ModelHandle
+from ..loading.pair import ModelPair
 from ..session import Session
 from .common import printing, say, write_stats
 from .compare import note_exactness
-from .drafting import Plan
 from .flags import Files
 from .progress import progress
+from .run_config import RunConfig
 from .summary import job_summary
 
 
-def decode_file(plan: Plan, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
+def decode_file(plan: RunConfig, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
     """Decode the file and return the exit status: 1 if some lines were errors.
 
     processes: the processes that share the lines, if there are several.
@@ -100,7 +100,7 @@ def row_decoder(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
 
 
-def serve_file(plan: Plan, files: Files, processes: ProcessGroup) -> int:
+def serve_file(plan: RunConfig, files: Files, processes: ProcessGroup) -> int:
     """Decode the rows that the first process sends, and return the exit status."""
     with plan.session(plan.open()) as session:
         return serve_rows(row_decoder(session, files), processes.channel)
@@ -121,7 +121,7 @@ def open_input(name: str) -> BufferedReader:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
 
 
-def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
+def record_settings(plan: RunConfig, pair: ModelPair, file_format: str) -> dict[str, Any]:
     """Return every setting that changes records. Models are identified by content, not by name."""
     options = asdict(plan.options) | asdict(plan.flags)
     del options["recalibrate"]
@@ -129,14 +129,14 @@ def record_settings(plan: Plan, pair: Pair, file_format: str) -> dict[str, Any]:
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "drafter": plan.drafter,
-        "dtype": plan.folders.dtype,
-        "target_sha256": fingerprint(pair.opened_target),
-        "draft_sha256": None if pair.opened_draft is None else fingerprint(pair.opened_draft),
+        "dtype": plan.models.dtype,
+        "target_sha256": fingerprint(pair.target),
+        "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
         "input_format": file_format,
     }
 
 
-def fingerprint(opened: Opened | OpenedHead) -> str:
+def fingerprint(opened: ModelHandle | DraftHeadHandle) -> str:
     """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
     files: Mapping[str, Any] = manifest.files_of(opened.folder)
     if not files:

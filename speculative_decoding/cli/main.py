@@ -9,9 +9,9 @@ from dataclasses import replace
 from ..distributed import ProcessGroup
 from ..errors import InputError
 from . import parallel
-from .drafting import plan_of
 from .flags import Doctor, Files, Together, Views, main_parser, require_consistent
 from .parser import flags_from, require_writable
+from .run_config import run_config_from
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
@@ -31,9 +31,9 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     views = flags_from(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
-    plan = plan_of(chosen)
+    plan = run_config_from(chosen)
     if share == "tensor":
-        plan = replace(plan, folders=replace(plan.folders, processes=processes))
+        plan = replace(plan, models=replace(plan.models, process_group=processes))
     # not imported at the top: --help and errors need not wait for what draws texts
     if "doctor" in chosen:
         from .doctor import examine

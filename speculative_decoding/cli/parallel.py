@@ -18,9 +18,9 @@ from ..distributed import ProcessGroup, ShardedModel, launched_rank
 from ..distributed.launcher import run_in_group
 from ..errors import InputError
 from . import common
-from .drafting import plan_of
 from .flags import Files, Together
 from .parser import Parser, flags_from
+from .run_config import run_config_from
 
 Decode = Callable[[argparse.Namespace, ProcessGroup | None], int]
 
@@ -65,12 +65,12 @@ def choose_parallel(chosen: argparse.Namespace) -> None:
 def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     """Compute for rank 0 until it leaves. Returns the exit status."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    plan = plan_of(chosen)
+    plan = run_config_from(chosen)
     if chosen.parallel == "data":
         from .jobs import serve_file
 
         return serve_file(plan, flags_from(Files, chosen), processes)
-    target = replace(plan.folders, processes=processes).open(use_draft=False).opened_target
+    target = replace(plan.models, process_group=processes).open(use_draft=False).target
     target.load_weights()
     model = target.model
     assert isinstance(model, ShardedModel)

@@ -18,21 +18,21 @@ from ..jobs.input import decode_line, read_lines
 from ..session import Session
 from .common import say, write_stats
 from .compare import PromptRunner, decoding_modes, note_exactness, warm_up
-from .drafting import Plan
 from .flags import Views
 from .parser import flag
+from .run_config import RunConfig
 from .summary import run_summary
 from .verify import require_comparable
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 
 
-def decode_prompts(plan: Plan, views: Views) -> int:
+def decode_prompts(plan: RunConfig, views: Views) -> int:
     """The exit status: 1 if --verify found a difference."""
     if views.verify:
         require_comparable(plan.options, "--verify")
     for name, is_on in (("--verify", views.verify), ("--compare", views.compare)):
-        if is_on and plan.is_plain:
+        if is_on and plan.is_baseline:
             raise InputError(f"{name} compares with and without a draft: choose a --drafter, or name a --draft-model")
     several = plan.options.num_return_sequences
     for name in ("verify", "compare", "show_draft", "trace"):
@@ -43,7 +43,7 @@ def decode_prompts(plan: Plan, views: Views) -> int:
     pair = plan.open()
     say(plan.describe())
     if first.strip():
-        encode_prompt(pair.target, pair.tokenizer, first, plan.options.allow_long_prompt)
+        encode_prompt(pair.target.model, pair.target.tokenizer, first, plan.options.allow_long_prompt)
     same = True
     with plan.session(pair) as session:
         runner = PromptRunner.from_views(views)
@@ -66,7 +66,7 @@ def decode_prompts(plan: Plan, views: Views) -> int:
             runner.print_totals()
         total = runner.totals.get(answer, GenerationStats())
         say(run_summary(total, plan.options, runner.num_prompts, runner.num_cut))
-        if views.show_draft and isinstance(plan.options.num_draft_tokens, str) and not plan.is_plain:
+        if views.show_draft and isinstance(plan.options.num_draft_tokens, str) and not plan.is_baseline:
             length = session.planner.draft_length(session.options)
             say(f"--num-draft {plan.options.num_draft_tokens}: {length.describe()}")
     if views.stats_json is not None:

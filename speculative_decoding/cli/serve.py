@@ -20,14 +20,14 @@ from typing import Annotated as A
 from ..checkpoints import read_config
 from ..distributed import ProcessGroup
 from ..errors import InputError
-from ..loading.pair import Pair
+from ..loading.pair import ModelPair
 from ..sampling.values import Bool, Int, ListOf, Text
 from ..server.limits import Limits
 from . import parallel
 from .common import read_text, say
-from .drafting import Plan, plan_of
 from .flags import add_decoding_flags
 from .parser import File, Parser, add_flags, flags_from
+from .run_config import RunConfig, run_config_from
 
 if TYPE_CHECKING:
     import uvicorn
@@ -117,8 +117,8 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
         raise InputError(f"server: requires {' and '.join(missing)}; run pip install {' '.join(EXTRA)}")
     access = flags_from(AccessFlags, chosen)
     limits = flags_from(Limits, chosen)
-    plan = plan_of(chosen)
-    plan = replace(plan, folders=replace(plan.folders, processes=processes))
+    plan = run_config_from(chosen)
+    plan = replace(plan, models=replace(plan.models, process_group=processes))
     if plan.options.max_tokens > limits.max_output_tokens:
         raise InputError(
             f"--max-tokens {plan.options.max_tokens}: above --max-output-tokens {limits.max_output_tokens}; "
@@ -133,7 +133,7 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
 
 
 async def listen(
-    opened: socket.socket, access: AccessFlags, limits: Limits, plan: Plan, pair: Pair, token: str | None
+    opened: socket.socket, access: AccessFlags, limits: Limits, plan: RunConfig, pair: ModelPair, token: str | None
 ) -> int:
     """Run the server on an open socket, and return the exit status."""
     # Imported here, because other commands work without these packages.
@@ -143,7 +143,7 @@ async def listen(
     from ..server.service import Service
     from ..server.translation import TranslationPrompts
 
-    folder = pair.opened_target.folder
+    folder = pair.target.folder
     service = Service(DecodingThread(lambda: plan.session(pair), limits), limits, Metrics())
     translation = TranslationPrompts.of(read_config(folder), list(access.translate))
     hosts = {access.host, *access.allow_host}

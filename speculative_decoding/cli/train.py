@@ -10,20 +10,20 @@ from typing import Annotated as A
 from typing import Any
 
 from ..distributed.training_group import TrainingGroup
-from ..drafters.draft_model import require_same_tokens
 from ..errors import InputError
 from ..loading import conversion
-from ..loading.draft_head import OpenedHead, open_draft
-from ..loading.load import Opened, open_model
+from ..loading.draft_head import DraftHeadHandle, open_draft
+from ..loading.load import ModelHandle, open_model
+from ..loading.pair import require_same_tokens
 from ..sampling.values import Bool, Int, Number, Text
 from ..session import Session
 from ..training.trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
 from ..training.training_run import TrainingOptions, TrainingRun
 from . import common
 from .common import say
-from .models import find
 from .parser import File, Parser, add_flags, flags_from
 from .progress import progress
+from .run_config import find
 
 LEARNING_RATES = {"head": 1e-3, "model": 3e-4}
 
@@ -153,20 +153,20 @@ def finish(run: TrainingRun, output: Path, made_for: str) -> None:
     say(f"written to {output}; train longer with --resume and more --minutes, or delete {run.work}")
 
 
-def open_initial_draft(flags: TrainFlags, target: Opened) -> Opened | OpenedHead | None:
+def open_initial_draft(flags: TrainFlags, target: ModelHandle) -> ModelHandle | DraftHeadHandle | None:
     """Return the draft to start from, without its weights."""
     if flags.draft_model is None:
         return None
     opened = open_draft(find(flags.draft_model, "--draft-model"), target, dtype="float32")
-    if isinstance(opened, OpenedHead) != (flags.kind == "head"):
-        found, expected = ("draft head", "model") if isinstance(opened, OpenedHead) else ("model", "draft head")
+    if isinstance(opened, DraftHeadHandle) != (flags.kind == "head"):
+        found, expected = ("draft head", "model") if isinstance(opened, DraftHeadHandle) else ("model", "draft head")
         raise InputError(
             f"--draft-model {flags.draft_model}: wrong kind (got a {found}, expected a {expected}); "
             "name another, or change --kind"
         )
     if any(name.endswith(".scales") for name in opened.checkpoint):
         raise InputError(f"--draft-model {flags.draft_model}: quantized weights cannot be trained; name the original")
-    if isinstance(opened, Opened):
+    if isinstance(opened, ModelHandle):
         require_same_tokens(target.model, opened.model)
     return opened
 

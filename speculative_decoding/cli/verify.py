@@ -15,17 +15,16 @@ from typing import Any
 
 from ..comparison.divergence import first_divergence
 from ..comparison.modes import BASELINE, combine_modes
-from ..drafters import usual_drafter
+from ..drafters import default_drafter
 from ..errors import InputError
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Int
 from . import common
-from .drafting import COPIES, USES_MODEL, Plan, make_plan
-from .flags import DraftFlags, add_decoding_flags
-from .models import ModelNames
+from .flags import add_decoding_flags
 from .parser import Parser, argument_type, flags_from, given_options
 from .progress import progress
+from .run_config import MODEL_DRAFTERS, NGRAM_DRAFTERS, DraftFlags, ModelFlags, RunConfig, make_run_config
 
 PROMPTS = Path(__file__).resolve().parents[2] / "data"
 
@@ -63,9 +62,9 @@ def bundled_prompts() -> list[Path]:
 def verify(chosen: argparse.Namespace) -> int:
     """Test all combinations and return the exit status: 1 if an output differs."""
     given = given_options(chosen)
-    folders = flags_from(ModelNames, chosen).find()
+    folders = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)
-    drafters = given.pop("drafter", [usual_drafter(folders.draft)])
+    drafters = given.pop("drafter", [default_drafter(folders.draft)])
     lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
     seeds = given.pop("seed", [0])
     slot_counts = getattr(chosen, "slots", [1])
@@ -74,18 +73,18 @@ def verify(chosen: argparse.Namespace) -> int:
     if modes == [BASELINE] and slot_counts == [1] and lengths != [0]:
         raise InputError("--drafter none: nothing to compare without a draft; choose another --drafter")
     for mode in modes:
-        make_plan(folders, given | mode.keywords, flags)  # raises for options without effect
-    plan = Plan(folders, GenerationOptions(**given), flags)
+        make_run_config(folders, given | mode.keywords, flags)  # raises for options without effect
+    plan = RunConfig(folders, GenerationOptions(**given), flags)
     require_comparable(plan.options, "verify")
     files = getattr(chosen, "prompts", []) or bundled_prompts()
     prompts = [prompt for path in files for prompt in common.read_prompts(path)]
 
     used_drafters = {mode.drafter for mode in modes}
-    pair = plan.open(use_draft=not used_drafters.isdisjoint(USES_MODEL))
+    pair = plan.open(use_draft=not used_drafters.isdisjoint(MODEL_DRAFTERS))
     trials = list(product(modes, slot_counts, seeds))
     total = len(prompts) * len(trials)
     num_done = num_identical = num_tokens = 0
-    with plan.session(pair, copies=not used_drafters.isdisjoint(COPIES)) as session, progress() as show:
+    with plan.session(pair, use_ngrams=not used_drafters.isdisjoint(NGRAM_DRAFTERS)) as session, progress() as show:
 
         @cache
         def baseline(prompt: str, **options: Any) -> list[int]:

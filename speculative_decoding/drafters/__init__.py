@@ -11,7 +11,7 @@ from ..sampling import DRAFTERS, GenerationOptions
 from .alignment import Pieces
 from .auto import AutoDrafter
 from .base import BatchDrafter, Draft, Drafter, DraftRequest, RequestView
-from .draft_model import DraftModel, require_same_tokens
+from .draft_model import DraftModel
 from .head import BatchHeadDrafter
 from .model import BatchModelDrafter
 from .ngram import NgramDrafter
@@ -34,15 +34,16 @@ __all__ = [
     "SeparateDrafters",
     "TextStore",
     "choose_drafter",
+    "default_drafter",
     "new_ngram",
-    "require_same_tokens",
-    "usual_drafter",
 ]
 
 
-def usual_drafter(draft_model: object | None) -> str:
-    """The default: copies and the draft model, or copies only if there is no draft model."""
-    return "ngram" if draft_model is None else "auto"
+def default_drafter(draft: object | None, num_beams: int = 1) -> str:
+    """The name of the drafter that is used unless another is chosen."""
+    if num_beams > 1:
+        return "none"
+    return "ngram" if draft is None else "auto"
 
 
 def choose_drafter(
@@ -58,11 +59,11 @@ def choose_drafter(
     Args:
         options: the options of all requests.
         target: the target.
-        draft_model: has the target's tokens (`require_same_tokens`).
+        draft_model: has the target's tokens (`loading.pair.require_same_tokens`).
         ngram: drafts copies for "ngram" and "auto"; a new one by default.
         shares_encoder: the draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
     """
-    choice = usual_drafter(draft_model) if options.drafter is None else options.drafter
+    choice = default_drafter(draft_model) if options.drafter is None else options.drafter
     vocab_size = target.config.vocab_size
     if not isinstance(choice, str):
         return custom(choice, vocab_size)

@@ -150,24 +150,3 @@ class OutputHead:
         if self.ids is None:
             return mx.argmax(logits[:, : self.vocab_size], axis=-1, keepdims=True)
         return self.ids[mx.argmax(logits, axis=-1, keepdims=True)]
-
-
-def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
-    """Compare piece by piece and id by id; equal sizes prove nothing. Raises `InputError` that names a difference."""
-    for name in ("decoder_start_token_id", "eos_token_ids", "pad_token_id"):
-        ours, theirs = getattr(target.config, name), getattr(draft.config, name)
-        if ours != theirs:
-            raise InputError(
-                f"draft model: its {name} is {theirs}, the target's is {ours}; choose a draft of the same family"
-            )
-    if target.pieces is None or draft.pieces is None:  # built in Python, without text: ids are all there is
-        return
-    if target.pieces == draft.pieces:
-        return
-    for index in sorted(target.pieces.keys() | draft.pieces.keys()):
-        ours, theirs = target.pieces.get(index), draft.pieces.get(index)
-        if ours != theirs:
-            raise InputError(
-                f"draft model: token {index} is {theirs!r}, in the target it is {ours!r}; "
-                "choose a draft of the same family"
-            )

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .. import checkpoints, models
+from .. import checkpoints
 from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, writing
 from ..models.base import checked_sources
 from . import hub, manifest
 from .atomic_io import atomic_directory
-from .load import MODELS, WEIGHTS, Storage, checked_config, checked_generation_config, transformed
+from .load import MODELS, WEIGHTS, Storage, build_model, checked_config, checked_generation_config
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 IN_BFLOAT16 = Storage("bfloat16")
@@ -63,8 +63,7 @@ def convert(
     original = checkpoints.read(folder)
     config = checked_config(folder)
     load_tokenizer(folder)
-    raw, checkpoint = transformed(config, original, storage)
-    model = models.build(raw, checkpoint)  # lazy: computes no parameter
+    model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
     names = list(dict.fromkeys(name for joined in sources.values() for name in joined))

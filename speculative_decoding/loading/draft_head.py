@@ -22,7 +22,7 @@ from ..models.config import ACTIVATIONS
 from ..models.draft_head import DraftHead, DraftHeadConfig
 from . import manifest
 from .atomic_io import atomic_directory
-from .load import WEIGHTS, Opened, find_folder, open_named
+from .load import WEIGHTS, ModelHandle, find_folder, open_model
 from .tokenizer import fingerprint
 
 KIND, VERSION = "draft_head", 2  # what a head computes with its weights; 1 had a norm in front of each part
@@ -31,7 +31,7 @@ MOST_UNITS = 1 << 22  # of the feed-forward, as in a target
 
 
 @dataclass(frozen=True)
-class OpenedHead:
+class DraftHeadHandle:
     """A draft head without its weights. target: that it will draft for."""
 
     folder: Path
@@ -50,16 +50,16 @@ class OpenedHead:
 
 
 def open_draft(
-    path_or_name: str | os.PathLike[str], target: Opened, *, dtype: str | None = None
-) -> Opened | OpenedHead:
+    path_or_name: str | os.PathLike[str], target: ModelHandle, *, dtype: str | None = None
+) -> ModelHandle | DraftHeadHandle:
     """A draft model, or a draft head of this target, without weights. Raises `InputError` for a head of another."""
     try:
         folder = find_folder(path_or_name)
     except InputError:
-        return open_named(path_or_name, dtype=dtype)
+        return open_model(path_or_name, dtype=dtype)
     raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
     if raw.get("kind") != KIND:
-        return open_named(folder, dtype=dtype)
+        return open_model(folder, dtype=dtype)
     if raw.get("version") != VERSION:
         raise CheckpointError(f"{folder / CONFIG}: this version of the package has other draft heads; train it again")
     manifest.check_sizes(folder)
@@ -73,7 +73,7 @@ def open_draft(
             raise CheckpointError(f"{checkpoint}: tensor {name!r} has shape {found}, not {array.shape}")
     if unknown := set(checkpoint) - set(expected):
         raise CheckpointError(f"{checkpoint}: tensor {min(unknown)!r} is none of a draft head's")
-    return OpenedHead(folder, head, checkpoint, target.model)
+    return DraftHeadHandle(folder, head, checkpoint, target.model)
 
 
 def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> DraftHeadConfig:

@@ -1,4 +1,4 @@
-"""A folder or a name -> (model, tokenizer): where checkpoints, models and tokenizers meet."""
+"""Opens a model by its folder or name: config, tokenizer, and a checkpoint whose weights are read later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -23,18 +23,18 @@ from ..models.generation_config import GenerationConfig
 from . import hub, manifest
 from .tokenizer import Tokenizer, load_tokenizer
 
-MODELS = Path("models")  # where convert.py puts what it makes
-BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the pair that comes with the repository
+MODELS = Path("models")  # convert.py writes here
+BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models in the repository
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/model
 WEIGHTS = "weights.npz"
-BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
-SELF_DRAFT, SELF_DRAFT_BITS = "self-8bit", 8  # the target itself, quantised, where there is no smaller relative
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+BITS = (4, 8)
+GROUP_SIZES = (32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model without its weights: enough to check a prompt, or a pair of vocabularies, in no time."""
+class ModelHandle:
+    """A model whose weights are not loaded yet. Prompts and pairs of models can be checked already."""
 
     folder: Path
     model: EncoderDecoder
@@ -49,72 +49,15 @@ class Opened:
         self.model.load_checkpoint(self.checkpoint)
 
 
-def open_named(
-    path_or_name: str | os.PathLike[str],
-    *,
-    dtype: str | None = None,
-    quantize: int | None = None,
-    group_size: int = 64,
-    gguf_file: str | os.PathLike[str] | None = None,
-) -> Opened:
-    """A folder, or a model on the Hub, in the storage that is wanted."""
-    folder = locate(path_or_name, gguf_file)
-    gguf = None
-    if gguf_file is not None:
-        gguf = next(filter(Path.is_file, (Path(str(gguf_file)), folder / str(gguf_file))), None)
-        if gguf is None:
-            raise InputError(f"gguf_file {str(gguf_file)!r} is no file, here or in {folder}; name one that is")
-    return open_model(folder, dtype=dtype, quantize=quantize, group_size=group_size, gguf=gguf)
-
-
-def open_model(
-    folder: Path,
-    *,
-    dtype: str | None = None,
-    quantize: int | None = None,
-    group_size: int = 64,
-    gguf: Path | None = None,
-    processes: ProcessGroup | None = None,
-) -> Opened:
-    """`open_named`, but for finding the folder and its files. processes: the processes that share the model."""
-    if dtype is None and mx.default_device() == mx.Device(mx.cpu):
-        dtype = "float32"
-    storage = Storage(dtype, quantize, group_size)
-    manifest.check_sizes(folder)
-    raw, checkpoint = checked_config(folder, gguf), checkpoints.read(folder, gguf)
-    if gguf is None and manifest.read(folder).get("dtype") == dtype:
-        storage = replace(storage, dtype=None)  # conversion stored that type already
-    raw, checkpoint = transformed(raw, checkpoint, storage)
-    if processes is None:
-        model = models.build(raw, checkpoint)
-    else:
-        model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, processes)
-    tokenizer = load_tokenizer(folder)
-    model.pieces = tokenizer.vocabulary.pieces
-    model.generation_config = checked_generation_config(folder, raw, model)
-    return Opened(folder, model, tokenizer, checkpoint)
-
-
-def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
-    """config.json with the ids of generation_config.json; those that they replace are checked too."""
-    raw = checkpoints.read_config(folder, gguf)
-    models.build(raw)
-    given, _ = checkpoints.read_generation_config(folder, raw)
-    return raw | {name: given[name] for name in checkpoints.ID_FIELDS if given.get(name) is not None}
-
-
-def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
-    """raw: from `checked_config`. Raises `CheckpointError` for a field that is impossible."""
-    given, file = checkpoints.read_generation_config(folder, raw)
-    return GenerationConfig.from_dict(given, model.config.vocab_size, model.config.eos_token_ids, file)
-
-
 @dataclass(frozen=True)
 class Storage:
-    """How weights are stored, or kept in memory. Raises `InputError` that names what cannot be.
+    """How weights are stored in a folder or in memory. Raises `InputError` for unsupported values.
 
-    dtype: one of `DTYPES`; None: as they are. quantize: 4 or 8 bits, in groups of `group_size` columns; None: not. The
-    head stays in `dtype`, which halves the divergence at 4 bits (docs/LOG.md, "What to quantise").
+    The output head is not quantized: this halves the divergence at 4 bits.
+
+    dtype: a name in `DTYPES`, or None for the type of the checkpoint.
+    quantize: bits per weight, or None.
+    group_size: columns per group of quantized weights.
     """
 
     dtype: str | None = None
@@ -128,40 +71,110 @@ class Storage:
                 raise InputError(f"{name} must be one of {', '.join(map(str, filter(None, choices)))}, not {value!r}")
 
 
-def transformed(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
-) -> tuple[Mapping[str, Any], Checkpoint]:
-    """config.json and weights as `storage` says; each tensor is made when it is read.
+def open_model(
+    path_or_name: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    gguf_file: str | os.PathLike[str] | None = None,
+    process_group: ProcessGroup | None = None,
+) -> ModelHandle:
+    """Open a folder, or a model on the Hub, which is downloaded if necessary.
 
-    Conversion and loading share this, so a model quantised in memory is the one that conversion would write.
-    Raises `CheckpointError` where config.json and tensors do not fit, before any is read.
+    Args:
+        dtype: The type to compute in (default: as stored on a GPU, float32 on a CPU).
+        quantize: Bits per weight.
+        group_size: Columns per group of quantized weights.
+        gguf_file: Weights to use instead of the folder's: a path, or a name in the folder.
+        process_group: The processes that share the model.
+
+    Raises:
+        InputError: There is no such model, or an argument is not supported.
+        CheckpointError: A file is damaged or unsupported.
+    """
+    folder = locate(path_or_name, gguf_file)
+    gguf = None
+    if gguf_file is not None:
+        gguf = next(filter(Path.is_file, (Path(str(gguf_file)), folder / str(gguf_file))), None)
+        if gguf is None:
+            raise InputError(f"gguf_file {str(gguf_file)!r}: no such file, here or in {folder}; name a GGUF file")
+    if dtype is None and mx.default_device() == mx.Device(mx.cpu):
+        dtype = "float32"
+    storage = Storage(dtype, quantize, group_size)
+    manifest.check_sizes(folder)
+    raw = checked_config(folder, gguf)
+    checkpoint = checkpoints.read(folder, gguf)
+    if gguf is None and manifest.read(folder).get("dtype") == dtype:
+        storage = replace(storage, dtype=None)  # the weights have this type already
+    built = build_model(raw, checkpoint, storage)
+    model, checkpoint = built.model, built.checkpoint
+    if process_group is not None:
+        model, checkpoint = shard_model(partial(models.build, built.raw, checkpoint), checkpoint, process_group)
+    tokenizer = load_tokenizer(folder)
+    model.pieces = tokenizer.vocabulary.pieces
+    model.generation_config = checked_generation_config(folder, built.raw, model)
+    return ModelHandle(folder, model, tokenizer, checkpoint)
+
+
+def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
+    """config.json with the special token ids of generation_config.json. Checks the ids that they replace, too."""
+    raw = checkpoints.read_config(folder, gguf)
+    models.check_config(raw)
+    generation_config, _ = checkpoints.read_generation_config(folder, raw)
+    ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
+    return raw | {name: value for name, value in ids.items() if value is not None}
+
+
+def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
+    """The generation config of a folder with this `checked_config`. Raises `CheckpointError` for invalid fields."""
+    generation_config, file = checkpoints.read_generation_config(folder, raw)
+    return GenerationConfig.from_dict(generation_config, model.config.vocab_size, model.config.eos_token_ids, file)
+
+
+class BuiltModel(NamedTuple):
+    """A model without weights, with the config.json and the checkpoint that belong to it."""
+
+    model: EncoderDecoder
+    raw: Mapping[str, Any]
+    checkpoint: Checkpoint
+
+
+def build_model(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> BuiltModel:
+    """Build a model for weights in the given storage.
+
+    Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
+    The returned checkpoint casts and quantizes each tensor when it is read.
+
+    Raises:
+        CheckpointError: Tensors and config.json do not match. No tensor is read to find out.
     """
     dtype, quantize = storage.dtype, storage.quantize
-    checked_sources(models.build(raw), checkpoint)
+    model = models.build(raw, checkpoint)
+    sources = checked_sources(model, checkpoint)
     if any(name.endswith(".scales") for name in checkpoint) and (quantize or dtype == "float16"):
         raise InputError(
-            f"{checkpoint}: is quantised already; take the original to quantise it or to store it in float16"
+            f"{checkpoint}: is quantized already; use the original to quantize it or to store it in float16"
         )
     if dtype == "float16":
         raw, checkpoint = models.for_float16(raw, checkpoint)
+        model = models.build(raw, checkpoint)
     if dtype is not None:
         checkpoint = CastCheckpoint(checkpoint, DTYPES[dtype])
     if quantize is not None:
-        model = models.build(raw, checkpoint)
-        sources = checked_sources(model, checkpoint)
-        head = "head" if "head.weight" in sources else "embedding"  # where they are tied
+        head = "head" if "head.weight" in sources else "embedding"  # the embedding, if the two are tied
         layers = quantizable(model, sources, storage.group_size)
-        names = {name for layer, names in layers.items() if layer != head for name in names}
+        names = {name for layer, tensors in layers.items() if layer != head for name in tensors}
         if not names:
             raise InputError(
                 f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
-    return raw, checkpoint
+    return BuiltModel(model, raw, checkpoint)
 
 
 def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:
-    """`find_folder`; else, for a name like organisation/model, the Hub's cache, and the Hub itself."""
+    """The folder of a model: a local one, or for a name like organisation/model the one downloaded from the Hub."""
     try:
         return find_folder(path_or_name)
     except InputError:
@@ -171,14 +184,14 @@ def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[st
 
 
 def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
-    """The folder itself, or the one of that name under models/, here or beside the package."""
+    """A local folder: the path itself, or the folder of this name in models/, here or in the repository."""
     if not isinstance(path_or_name, str | os.PathLike):
-        raise InputError(f"a model is given by its folder or its name, not as {type(path_or_name).__name__}")
+        raise InputError(f"a model must be a folder or a name, not {type(path_or_name).__name__}")
     path = Path(path_or_name)
     for folder in (path, MODELS / path, BUNDLED / path):
         if os.path.isdir(folder):
             return folder
     raise InputError(
-        f"model {str(path)!r} is neither a folder nor one under {MODELS}/; make one with convert.py --model, or give "
-        "the name of a model on the Hub, organisation/model"
+        f"model {str(path)!r} is neither a folder nor a name in {MODELS}/; convert one with convert.py --model, or "
+        "name a model on the Hub, organisation/model"
     )

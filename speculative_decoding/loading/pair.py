@@ -1,55 +1,107 @@
-"""A target and what drafts for it."""
+"""Opens a target and its draft: the one way from folders and names to models, for Python and all commands."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
-from ..distributed import ShardedModel
+from ..distributed import ProcessGroup, ShardedModel
+from ..errors import InputError
 from ..models.base import EncoderDecoder
-from ..models.draft_head import DraftHead
 from ..models.shared_encoder import share_encoder
-from .draft_head import OpenedHead
-from .load import Opened
-from .tokenizer import Tokenizer
+from .draft_head import DraftHeadHandle, open_draft
+from .load import ModelHandle, open_model
+
+SELF_DRAFT = "self-8bit"  # names the target itself, in 8 bits, as the draft model
+SELF_DRAFT_BITS = 8
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A target, and a draft if there is one, without weights until they are loaded."""
+class ModelPair:
+    """A target, and its draft model or draft head if it has one. `load_weights` makes them ready to use."""
 
-    opened_target: Opened
-    opened_draft: Opened | OpenedHead | None
-
-    @property
-    def target(self) -> EncoderDecoder:
-        return self.opened_target.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.opened_target.tokenizer
-
-    @property
-    def draft(self) -> EncoderDecoder | DraftHead | None:
-        return None if self.opened_draft is None else self.opened_draft.model
+    target: ModelHandle
+    draft: ModelHandle | DraftHeadHandle | None = None
 
     @property
     def folders(self) -> dict[str, str | None]:
-        """For statistics."""
-        draft = None if self.opened_draft is None else str(self.opened_draft.folder)
-        return {"model": str(self.opened_target.folder), "draft_model": draft}
+        """The folders, as statistics report them."""
+        draft = None if self.draft is None else str(self.draft.folder)
+        return {"model": str(self.target.folder), "draft_model": draft}
 
     def load_weights(self) -> None:
-        """A draft model whose encoder is equal to the target's shares it. What the target's generation_config.json asks
-        for and is not supported is a warning.
+        """Read all weights. A draft model with the target's encoder shares it.
+
+        Warns about unsupported fields of the target's generation_config.json.
         """
-        target, draft = self.opened_target, self.opened_draft
-        target.load_weights()
-        if ignored := target.model.generation_config.ignored:
-            warnings.warn(f"{target.folder}, generation_config.json: {ignored}", stacklevel=3)
-        if draft is not None:
-            draft.load_weights()
-        if isinstance(draft, Opened):
-            share_encoder(target.model, draft.model)
-        elif draft is not None and isinstance(target.model, ShardedModel):
-            target.model.keep_full_cross_attention()
+        model = self.target.model
+        self.target.load_weights()
+        if ignored := model.generation_config.ignored:
+            warnings.warn(f"{self.target.folder}, generation_config.json: {ignored}", stacklevel=3)
+        if self.draft is not None:
+            self.draft.load_weights()
+        if isinstance(self.draft, ModelHandle):
+            share_encoder(model, self.draft.model)
+        elif self.draft is not None and isinstance(model, ShardedModel):
+            model.keep_full_cross_attention()
+
+
+def open_pair(
+    target: str | os.PathLike[str],
+    draft: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int | None = None,
+    gguf_file: str | os.PathLike[str] | None = None,
+    process_group: ProcessGroup | None = None,
+) -> ModelPair:
+    """Open a target and its draft, and check that they fit together, without reading weights.
+
+    Args:
+        target: A folder, or a name of a model.
+        draft: A draft model, a draft head of the target, or `SELF_DRAFT`.
+        dtype: The type to compute in.
+        quantize: Bits per weight of the target.
+        group_size: Columns per group of quantized weights (default: 64).
+        gguf_file: Weights of the target, instead of the folder's.
+        process_group: The processes that share the target.
+
+    Raises:
+        InputError: A model does not exist, the draft does not fit the target, or an argument has no effect.
+        CheckpointError: A file is damaged or unsupported.
+    """
+    if group_size is not None and quantize is None and draft != SELF_DRAFT:
+        raise InputError(f"group_size {group_size} has no effect without quantize; give 4 or 8 bits, or leave it out")
+    if draft == SELF_DRAFT and quantize is not None:
+        raise InputError(f"draft {SELF_DRAFT!r} needs a target that is not quantized; leave out quantize={quantize}")
+    group_size = 64 if group_size is None else group_size
+    open_target = partial(open_model, target, dtype=dtype, group_size=group_size, gguf_file=gguf_file)
+    opened = open_target(quantize=quantize, process_group=process_group)
+    if draft is None:
+        return ModelPair(opened)
+    if draft == SELF_DRAFT:
+        return ModelPair(opened, open_target(quantize=SELF_DRAFT_BITS))
+    opened_draft = open_draft(draft, opened, dtype=dtype)
+    if isinstance(opened_draft, ModelHandle):
+        require_same_tokens(opened.model, opened_draft.model)
+    return ModelPair(opened, opened_draft)
+
+
+def require_same_tokens(target: EncoderDecoder, draft: EncoderDecoder) -> None:
+    """Raise `InputError` unless every token id has the same meaning in both models."""
+    way_out = "choose a draft of the same family"
+    for name in ("decoder_start_token_id", "eos_token_ids", "pad_token_id"):
+        expected, found = getattr(target.config, name), getattr(draft.config, name)
+        if found != expected:
+            raise InputError(f"draft model: its {name} is {found}, the target's is {expected}; {way_out}")
+    if target.pieces is None or draft.pieces is None:  # models without a tokenizer have ids only
+        return
+    if target.pieces == draft.pieces:
+        return
+    for token in sorted(target.pieces.keys() | draft.pieces.keys()):
+        expected, found = target.pieces.get(token), draft.pieces.get(token)
+        if found != expected:
+            raise InputError(f"draft model: token {token} is {found!r}, in the target it is {expected!r}; {way_out}")

@@ -63,6 +63,11 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) 
     return architecture.model(architecture.config(raw, checkpoint), ranks)
 
 
+def check_config(raw: RawConfig) -> None:
+    """Raise `CheckpointError` for a config.json that is unsupported or invalid."""
+    find(raw).config(raw, None)
+
+
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
     """config.json and weights of an equivalent model that cannot overflow in float16.
 
@@ -82,4 +87,4 @@ def find(raw: RawConfig) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-__all__ = ["EncoderDecoder", "build", "for_float16"]
+__all__ = ["EncoderDecoder", "build", "check_config", "for_float16"]

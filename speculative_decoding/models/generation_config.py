@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError
@@ -102,7 +102,7 @@ class GenerationConfig:
             "length_penalty": self.length_penalty,
             "early_stopping": self.early_stopping,
         }
-        return replace(options, **{name: value for name, value in values.items() if getattr(options, name) is None})
+        return options.with_values(**{name: value for name, value in values.items() if getattr(options, name) is None})
 
     def constraints(
         self, options: GenerationOptions, eos_token_ids: Sequence[int], prefix_length: int, first: int | None

@@ -7,6 +7,7 @@ Python keywords, command-line flags, fields of input files and bodies of request
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache, wraps
@@ -258,30 +259,41 @@ class GenerationOptions:
                 raise InputError(f"{name} is the same for all rows of a batch; give it for all of them")
         return self.override(overrides)
 
-    def without_effect(self, names: Iterable[str]) -> str | None:
-        """A line about the first of these options that has no effect on this request, or None."""
+    def with_values(self, **values: Any) -> GenerationOptions:
+        """A copy with other values, which must be valid: they are not checked."""
+        changed = copy(self)
+        for name, value in values.items():
+            object.__setattr__(changed, name, value)
+        return changed
+
+    def without_effect(self, names: Iterable[str], drafter: str | None = None) -> str | None:
+        """A line about the first of these options that has no effect, or None.
+
+        drafter: the default drafter of the models, for options that do not choose one.
+        """
+        drafter = self.drafter or drafter
         for name in current_names(dict.fromkeys(names)):
-            if getattr(self, name) != default(name) and (reason := self._why_without_effect(name)):
+            if getattr(self, name) != default(name) and (reason := self._why_without_effect(name, drafter)):
                 return f"{name} has no effect {reason}; leave one of them out"
         return None
 
-    def require_effect(self, names: Iterable[str]) -> None:
-        """Raise `InputError` if one of these options has no effect on this request."""
-        if message := self.without_effect(names):
+    def require_effect(self, names: Iterable[str], drafter: str | None = None) -> None:
+        """Raise `InputError` if one of these options has no effect. drafter: see `without_effect`."""
+        if message := self.without_effect(names, drafter):
             raise InputError(message)
 
-    def _why_without_effect(self, name: str) -> str:
+    def _why_without_effect(self, name: str, drafter: object) -> str:
         """Words that follow "has no effect", or "" for an option that has one."""
         if self.num_beams == 1 and name in ("length_penalty", "early_stopping"):
             return "with num_beams 1"
         if self.is_greedy and name in ("top_k", "top_p", "min_p", "acceptance"):
             return "at temperature 0"
-        if self.drafter == "none" and name in ("num_draft_tokens", "delta"):
+        if drafter == "none" and name in ("num_draft_tokens", "delta"):
             return "" if name == "num_draft_tokens" and self.num_draft_tokens == 0 else "with drafter none"
-        if self.num_draft_tokens == 0 and name in ("drafter", "delta") and self.drafter != "none":
+        if self.num_draft_tokens == 0 and name in ("drafter", "delta") and drafter != "none":
             return "with num_draft_tokens 0"
-        if name == "max_ngram_size" and isinstance(self.drafter, str) and self.drafter not in ("ngram", "auto"):
-            return f"with drafter {self.drafter}, only with ngram and auto"
+        if name == "max_ngram_size" and isinstance(drafter, str) and drafter not in ("ngram", "auto"):
+            return f"with drafter {drafter}, only with ngram and auto"
         return ""
 
 

@@ -26,8 +26,8 @@ from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError, writing
 from ..loading import manifest
 from ..loading.atomic_io import atomic_directory, atomic_write
-from ..loading.draft_head import OpenedHead, write_draft_head
-from ..loading.load import DTYPES, WEIGHTS, Opened
+from ..loading.draft_head import DraftHeadHandle, write_draft_head
+from ..loading.load import DTYPES, WEIGHTS, ModelHandle
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, default_layers
@@ -87,7 +87,7 @@ class TrainingRun:
     work: Path
     schedule: Schedule
     options: TrainingOptions = field(default_factory=TrainingOptions)
-    draft: Opened | OpenedHead | None = None
+    draft: ModelHandle | DraftHeadHandle | None = None
     processes: TrainingGroup = SINGLE_PROCESS
     examples: list[Example] = field(init=False, default_factory=list)
 
@@ -153,7 +153,7 @@ class TrainingRun:
     @property
     def layers(self) -> tuple[int, ...]:
         """The target's decoder layers whose states the draft reads."""
-        if isinstance(self.draft, Opened):
+        if isinstance(self.draft, ModelHandle):
             return ()
         if self.draft is not None:
             return tuple(self.draft.model.config.layers)
@@ -178,7 +178,7 @@ class TrainingRun:
         pairs = [(each.source, each.output) for each in self.examples]
         outputs = (output for _, output in pairs)
         frequent = np.array(DraftVocabulary.most_frequent(FREQUENT_CANDIDATES, outputs, eos).ids, np.int32)
-        if isinstance(self.draft, Opened):
+        if isinstance(self.draft, ModelHandle):
             return ModelStudent(target, self.draft.model, frequent)
         vocabulary = DraftVocabulary.learned(self.options.frequent, pairs, eos)
         if self.draft is not None:
@@ -226,7 +226,7 @@ class TrainingRun:
         """Estimated bytes: the target, the student with gradients and two moments, the logits of a step."""
         width = self.session.model.config.d_model
         candidates = FREQUENT_CANDIDATES + LIKELY_CANDIDATES + RANDOM_CANDIDATES
-        student = nbytes(self.draft.model) if isinstance(self.draft, Opened) else 12 * width * width * 4
+        student = nbytes(self.draft.model) if isinstance(self.draft, ModelHandle) else 12 * width * width * 4
         return nbytes(self.session.model) + 4 * student + 4 * BATCH_SIZE * 16 * DRAFT_STEPS * candidates * 4
 
     def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
@@ -246,7 +246,7 @@ class TrainingRun:
                     stats.add(each)
                 head = student.draft().with_acceptance(stats.acceptance_by_position)
                 write_draft_head(output, head, student.target, dtype, also=draw, **facts)
-            elif isinstance(self.draft, Opened):
+            elif isinstance(self.draft, ModelHandle):
                 write_model(output, self.draft, dtype, also=draw, **facts)
 
 
@@ -266,7 +266,9 @@ def require_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
             )
 
 
-def write_model(output: Path, opened: Opened, dtype: mx.Dtype, *, also: Callable[[Path], None], **facts: Any) -> None:
+def write_model(
+    output: Path, opened: ModelHandle, dtype: mx.Dtype, *, also: Callable[[Path], None], **facts: Any
+) -> None:
     """Write a trained model as a converted folder.
 
     Args:

@@ -23,7 +23,7 @@ from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.jobs.output import journal_path
-from speculative_decoding.loading.load import BUNDLED, Opened
+from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, DRAFTERS, SCHEDULES, default, option_specs
 
@@ -273,7 +273,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
 def test_bad_input_is_one_line_and_status_2(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Opened, "load_weights", lambda _: pytest.fail("loaded weights first"))
+    monkeypatch.setattr(ModelHandle, "load_weights", lambda _: pytest.fail("loaded weights first"))
     if "--prompt" not in arguments:
         arguments = ["--prompt", PROMPT, *arguments]
     status, err = in_process(capsys, *arguments)

@@ -23,9 +23,8 @@ from speculative_decoding.cli import console
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.console import answer
 from speculative_decoding.cli.console_commands import ConsoleState, Quit, completions
-from speculative_decoding.cli.drafting import plan_of
 from speculative_decoding.cli.flags import main_parser
-from speculative_decoding.cli.models import Pair
+from speculative_decoding.cli.run_config import ModelPair, run_config_from
 from speculative_decoding.loading.load import BUNDLED
 
 ROOT = BUNDLED.parent
@@ -37,7 +36,7 @@ TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
 def open_console(*arguments: str) -> ConsoleState:
-    plan = plan_of(main_parser().parse_args(["--interactive", *PAIR, *arguments]))
+    plan = run_config_from(main_parser().parse_args(["--interactive", *PAIR, *arguments]))
     state = ConsoleState(plan)
     state.open(plan)
     return state
@@ -292,15 +291,15 @@ def test_other_models_are_opened_or_the_current_ones_stay() -> None:
 
 def test_previous_models_are_reopened_if_weights_fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     state = open_console()
-    load, calls = Pair.load_weights, []
+    load, calls = ModelPair.load_weights, []
 
-    def fail_once(self: Pair) -> None:
+    def fail_once(self: ModelPair) -> None:
         calls.append(self)
         if len(calls) == 1:
             raise KeyboardInterrupt
         load(self)
 
-    monkeypatch.setattr(Pair, "load_weights", fail_once)
+    monkeypatch.setattr(ModelPair, "load_weights", fail_once)
     with pytest.raises(KeyboardInterrupt):
         answer(state, "/model t5-web-docs-draft")
     assert len(calls) == 2 and "draft models/t5-web-docs-draft" in state.plan.describe()
@@ -523,4 +522,4 @@ def test_the_end_of_input_leaves(terminal: Terminal) -> None:
 
 def test_quit_leaves() -> None:
     with pytest.raises(Quit):
-        answer(ConsoleState(plan_of(main_parser().parse_args([]))), "/quit")
+        answer(ConsoleState(run_config_from(main_parser().parse_args([]))), "/quit")

@@ -26,7 +26,7 @@ from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.distributed import Channel, DataParallel, shard_model
 from speculative_decoding.jobs.messages import parse_batch_result
-from speculative_decoding.loading.load import Storage, transformed
+from speculative_decoding.loading.load import Storage, build_model
 from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
@@ -169,7 +169,7 @@ def test_a_share_is_the_slice(tmp_path: Path) -> None:
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
     folder = GOLDENS / name
     raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
-    raw, checkpoint = transformed(raw, checkpoint, Storage(quantize=bits, group_size=32))
+    _, raw, checkpoint = build_model(raw, checkpoint, Storage(quantize=bits, group_size=32))
     build: Any = partial(models.build, raw, checkpoint)
     group: Any = SimpleNamespace(rank=0, size=processes, is_first=True)
     read = type(checkpoint).__getitem__

@@ -428,7 +428,7 @@ def test_invalid_flags_are_refused_in_one_line_before_loading(
     Path("short").write_text("abc\n")
     Path("long").write_text(f"{TOKEN}\n")
     port = guarded.url.rpartition(":")[2]
-    monkeypatch.setattr("speculative_decoding.cli.models.Pair.load_weights", lambda self: pytest.fail("loaded"))
+    monkeypatch.setattr("speculative_decoding.loading.pair.ModelPair.load_weights", lambda self: pytest.fail("loaded"))
     try:
         status: Any = serve_command.main([port if each == "PORT" else each for each in flags])
     except SystemExit as ended:  # argparse

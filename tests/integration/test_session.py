@@ -84,7 +84,7 @@ def test_the_target_in_8_bits_drafts_for_itself(regular: list[int]) -> None:
 
 
 def test_a_quantised_target_is_not_its_own_draft() -> None:
-    with pytest.raises(InputError, match="'self-8bit' needs a target that is not quantised; leave out quantize=4"):
+    with pytest.raises(InputError, match="'self-8bit' needs a target that is not quantized; leave out quantize=4"):
         load(TARGET, draft="self-8bit", quantize=4)
 
 

@@ -23,7 +23,7 @@ from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli import train as train_command
 from speculative_decoding.drafters.draft_model import DraftVocabulary
-from speculative_decoding.loading.load import WEIGHTS, Opened, open_model
+from speculative_decoding.loading.load import WEIGHTS, ModelHandle, open_model
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.attention import capped
 from speculative_decoding.models.base import EncoderDecoder
@@ -281,7 +281,7 @@ class LetterTarget(Letters):
 PROMPTS = {"one": [("abcdefgh"[i % 8 :] + "ab")[: 3 + i % 6] for i in range(40)], "two": ["cab", "dab", "e"] * 6}
 
 
-def training_in(folder: Path, steps: int = 60, draft: Opened | None = None, **options: Any) -> TrainingRun:
+def training_in(folder: Path, steps: int = 60, draft: ModelHandle | None = None, **options: Any) -> TrainingRun:
     session = Session(TARGET, LetterTarget())
     own = TrainingOptions(**{"max_tokens": 12, "slots": 8, "held_out": 8, "frequent": 10, "dtype": "float32"} | options)
     return TrainingRun(session, PROMPTS, folder / "work", Schedule(5e-3, steps=steps), own, draft)

@@ -279,5 +279,5 @@ def test_a_named_gguf_file_has_precedence_over_other_weights(tmp_path: Path) -> 
         (tensor,) = (value for path, value in tree_flatten(model.parameters()) if path == "embedding.weight")
         assert np.array_equal(np.array(tensor), t5_arrays(seed=seed)["shared.weight"])
         assert session.draft_model is not None and model.config.vocab_size == 48
-    with pytest.raises(InputError, match=r"gguf_file 'none\.gguf' is no file, here or in"):
+    with pytest.raises(InputError, match=r"gguf_file 'none\.gguf': no such file, here or in"):
         load(folder, gguf_file="none.gguf")

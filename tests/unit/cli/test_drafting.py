@@ -7,38 +7,46 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding import InputError
-from speculative_decoding.cli.drafting import NEEDS, Plan, make_plan
-from speculative_decoding.cli.flags import DraftFlags, main_parser, require_consistent
-from speculative_decoding.cli.models import Folders, ModelNames, Pair
+from speculative_decoding.cli.flags import main_parser, require_consistent
 from speculative_decoding.cli.parser import flag, flags_from, given_options
+from speculative_decoding.cli.run_config import (
+    DRAFTERS_OF_FLAGS,
+    DraftFlags,
+    ModelFlags,
+    ModelPair,
+    ModelPaths,
+    RunConfig,
+    make_run_config,
+)
 from speculative_decoding.drafters import DraftModel, TextStore
-from speculative_decoding.loading.load import BUNDLED, Opened
+from speculative_decoding.loading.load import BUNDLED, ModelHandle
+from speculative_decoding.loading.pair import SELF_DRAFT
 
 DRAFT = BUNDLED / "t5-web-docs-draft"
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Folders:
+def folders(tmp_path: Path) -> ModelPaths:
     (tmp_path / "target").mkdir()
-    return Folders(tmp_path / "target", tmp_path / "draft")
+    return ModelPaths(tmp_path / "target", tmp_path / "draft")
 
 
-def plan(folders: Folders, *arguments: str) -> Plan:
+def plan(folders: ModelPaths, *arguments: str) -> RunConfig:
     chosen = main_parser().parse_args(list(arguments))
     require_consistent(vars(chosen))
-    return make_plan(folders, given_options(chosen), flags_from(DraftFlags, chosen))
+    return make_run_config(folders, given_options(chosen), flags_from(DraftFlags, chosen))
 
 
-def settled(folders: Folders, *arguments: str) -> tuple[str, int | str]:
+def settled(folders: ModelPaths, *arguments: str) -> tuple[str, int | str]:
     made = plan(folders, *arguments)
     return made.drafter, made.options.num_draft_tokens
 
 
-def alone(folders: Folders) -> Folders:
-    return Folders(folders.target, None)
+def alone(folders: ModelPaths) -> ModelPaths:
+    return ModelPaths(folders.target, None)
 
 
-def test_what_is_taken_where_nothing_is_said(folders: Folders) -> None:
+def test_what_is_taken_where_nothing_is_said(folders: ModelPaths) -> None:
     assert settled(folders) == ("auto", "auto")
     assert settled(alone(folders)) == ("ngram", "auto")
     assert settled(folders, "--num-draft", "7") == ("auto", 7)
@@ -67,8 +75,8 @@ REFUSED = [
     ),
     (["--max-ngram-size", "4", "--drafter", "model"], "--max-ngram-size has no effect with --drafter model, only with"),
     ([*STORE, "--drafter", "model"], "--ngram-store belongs to --drafter ngram or auto, not model"),
-    (["--draft-vocab", "100"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
-    (["--draft-vocab-text", "f"], "--draft-vocab N and --draft-vocab-text FILE belong together"),
+    (["--draft-vocab", "100"], "--draft-vocab and --draft-vocab-text: one needs the other"),
+    (["--draft-vocab-text", "f"], "--draft-vocab and --draft-vocab-text: one needs the other"),
 ]
 REFUSED_ALONE = [
     (["--drafter", "model"], "--drafter model has no effect without a draft model; name one with --draft-model"),
@@ -81,18 +89,18 @@ REFUSED_ALONE = [
     [(*each, False) for each in REFUSED] + [(*each, True) for each in REFUSED_ALONE],
 )
 def test_options_that_would_be_ignored_are_one_line(
-    arguments: list[str], named: str, is_alone: bool, folders: Folders
+    arguments: list[str], named: str, is_alone: bool, folders: ModelPaths
 ) -> None:
     with pytest.raises(InputError) as error:
         settled(alone(folders) if is_alone else folders, *arguments)
     assert named in str(error.value) and "\n" not in str(error.value)
 
 
-USES_MODEL, COPIES = ("model", "auto"), ("ngram", "auto")
-OF_DRAFTERS = {**NEEDS, "max_ngram_size": COPIES}
+MODEL_DRAFTERS, COPIES = ("model", "auto"), ("ngram", "auto")
+OF_DRAFTERS = {**DRAFTERS_OF_FLAGS, "max_ngram_size": COPIES}
 
 
-def test_every_option_is_refused_by_every_drafter_that_ignores_it(folders: Folders) -> None:
+def test_every_option_is_refused_by_every_drafter_that_ignores_it(folders: ModelPaths) -> None:
     vocabulary = ["--draft-vocab", "9", "--draft-vocab-text", "f"]
     values = {"ngram_store": "s"}
     for option, drafters in OF_DRAFTERS.items():
@@ -105,21 +113,21 @@ def test_every_option_is_refused_by_every_drafter_that_ignores_it(folders: Folde
                     settled(folders, "--drafter", drafter, *own)
 
 
-def test_what_is_said_names_what_is_used(folders: Folders) -> None:
-    def said(folders: Folders, *arguments: str) -> str:
+def test_what_is_said_names_what_is_used(folders: ModelPaths) -> None:
+    def said(folders: ModelPaths, *arguments: str) -> str:
         return plan(folders, *arguments).describe()
 
-    copies, bits = ", copies of the text as a draft", Folders(folders.target, folders.target, 8)
+    copies, bits = ", drafts copied from the text", ModelPaths(folders.target, SELF_DRAFT)
     assert said(folders, "--drafter", "model").endswith(f", draft {folders.draft}")
     assert said(folders).endswith(f", draft {folders.draft} and copies of the text")
     assert said(bits).endswith(f", draft {folders.target} in 8 bits and copies of the text")
     assert said(folders, "--drafter", "ngram").endswith(copies)
     assert said(alone(folders)).endswith(copies) and said(alone(folders), "--drafter", "auto").endswith(copies)
-    assert said(folders, "--regular-decode").endswith("no draft: regular decoding")
+    assert said(folders, "--regular-decode").endswith("no draft: baseline decoding")
 
 
-def opened(*arguments: str) -> tuple[Plan, Pair]:
-    made = plan(ModelNames(str(DRAFT), str(DRAFT)).find(), *arguments)
+def opened(*arguments: str) -> tuple[RunConfig, ModelPair]:
+    made = plan(ModelFlags(str(DRAFT), str(DRAFT)).find(), *arguments)
     return made, made.open()
 
 
@@ -132,7 +140,7 @@ def test_options_reach_the_draft_model(tmp_path: Path) -> None:
         assert isinstance(session.draft_model, DraftModel)
         vocabulary = session.draft_model.vocabulary
         assert vocabulary is not None and len(vocabulary.ids) == 4
-        frequent = pair.tokenizer.encode("Die Methode")[:2]
+        frequent = pair.target.tokenizer.encode("Die Methode")[:2]
         assert set(frequent) < set(vocabulary.ids)
         assert session.options.num_draft_tokens == 3
 
@@ -174,7 +182,7 @@ def test_a_store_is_kept_when_a_run_is_interrupted(tmp_path: Path) -> None:
 def test_a_store_that_could_not_be_written_is_refused_before_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Opened, "load_weights", lambda _: pytest.fail("loaded weights first"))
+    monkeypatch.setattr(ModelHandle, "load_weights", lambda _: pytest.fail("loaded weights first"))
     made, pair = opened("--drafter", "ngram", "--ngram-store", str(tmp_path / "nowhere" / "store"))
     with pytest.raises(InputError, match="--ngram-store .*: cannot be written"), made.session(pair):
         pass

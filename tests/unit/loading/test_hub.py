@@ -10,10 +10,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from speculative_decoding import GenerationOptions, InputError, load
-from speculative_decoding.cli.drafting import Plan
-from speculative_decoding.cli.flags import DraftFlags
 from speculative_decoding.cli.main import main
-from speculative_decoding.cli.models import Folders
+from speculative_decoding.cli.run_config import DraftFlags, ModelPaths, RunConfig
 from speculative_decoding.loading import hub
 from speculative_decoding.loading.load import BUNDLED
 
@@ -126,7 +124,9 @@ def test_a_well_known_target_has_a_suggested_draft(target: str | Path, draft: st
 
 def test_a_draft_is_suggested_if_none_was_given() -> None:
     def said(draft: Path | None, **options: str) -> str:
-        return Plan(Folders(Path("models/flan-t5-xl"), draft), GenerationOptions(**options), DraftFlags()).describe()
+        return RunConfig(
+            ModelPaths(Path("models/flan-t5-xl"), draft), GenerationOptions(**options), DraftFlags()
+        ).describe()
 
     assert said(None).endswith("; a draft model for it: --draft-model google/flan-t5-small")
     assert "flan-t5-small" not in said(Path("other")) + said(None, drafter="none")

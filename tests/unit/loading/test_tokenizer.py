@@ -12,8 +12,8 @@ import pytest
 from speculative_decoding import InputError
 from speculative_decoding.checkpoints import CheckpointError
 from speculative_decoding.decoding.prompt import encode_output, output_ids
-from speculative_decoding.drafters.draft_model import require_same_tokens
 from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.pair import require_same_tokens
 from speculative_decoding.loading.tokenizer import (
     TOKENIZER_FILES,
     FastTokenizer,

@@ -89,7 +89,7 @@ def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
             load(DRAFT, **options)
     output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4))
     for options in ({"quantize": 8}, {"dtype": "float16"}):
-        with pytest.raises(InputError, match="quantised already"):
+        with pytest.raises(InputError, match="quantized already"):
             load(output, **options)  # type: ignore[arg-type]
 
 

@@ -482,11 +482,11 @@ TARGET: Any = BUNDLED / "t5-web-docs"
             "options must be GenerationOptions(...)",
         ),
         (lambda: Session(MODEL, ANY.slots), "tokenizer must be a tokenizer, as load gives, not 8"),
-        (lambda: load(5), "a model is given by its folder or its name, not as int"),
+        (lambda: load(5), "a model must be a folder or a name, not int"),
         (lambda: load(TARGET, dtype=np.float16), "dtype must be one of float32, bfloat16, float16, not <class"),
         (lambda: load(TARGET, quantize=4.0), "quantize must be one of 4, 8, not 4.0"),
         (lambda: load(TARGET, quantize=4, group_size=0), "group_size must be one of 32, 64, 128, not 0"),
-        (lambda: load(TARGET, gguf_file=5), "gguf_file '5' is no file, here or in"),
+        (lambda: load(TARGET, gguf_file=5), "gguf_file '5': no such file, here or in"),
     ],
     ids=range(23),
 )

@@ -1,0 +1,242 @@
+"""The models, options and drafts of a run: flags of all commands that decode, checked before weights load."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any
+
+from ..decoding.prompt import check_token_ids
+from ..distributed import ProcessGroup
+from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, default_drafter
+from ..drafters.draft_model import DraftVocabulary
+from ..errors import InputError
+from ..loading.hub import suggested_draft
+from ..loading.load import DTYPES, find_folder, locate
+from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
+from ..sampling import GenerationOptions
+from ..sampling.options import default
+from ..sampling.values import Bool, Int, Text
+from ..session import Session
+from .common import read_text
+from .parser import File, flag, flags_from, given_options, naming_flags, require_writable
+
+PREFERRED_PAIR = ("t5-11b", "t5-small")
+BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
+
+MODEL_DRAFTERS = ("model", "auto")  # drafters that use the draft model or head
+NGRAM_DRAFTERS = ("ngram", "auto")  # drafters that look up n-grams
+DRAFTERS_OF_FLAGS = {
+    "draft_vocab": MODEL_DRAFTERS,
+    "draft_vocab_text": MODEL_DRAFTERS,
+    "ngram_store": NGRAM_DRAFTERS,
+}
+
+MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
+DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
+DTYPE = "type to compute in (default: as stored on a GPU, float32 on a CPU)"
+DRAFT_VOCAB = (
+    "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
+)
+NGRAM_STORE = "also copy from earlier prompts and outputs, which this file keeps for the next run"
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """The models, as they are named."""
+
+    model: A[str | None, Text(), MODEL] = None
+    draft_model: A[str | None, Text(), DRAFT_MODEL] = None
+    dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
+
+    def find(self) -> ModelPaths:
+        """Raises `InputError` naming the flag."""
+        if self.model is None:
+            target, draft = find_default_pair()
+        else:
+            target, draft = find(self.model, "--model"), None
+        if self.draft_model == SELF_DRAFT:
+            return ModelPaths(target, SELF_DRAFT, self.dtype)
+        if self.draft_model is not None:
+            draft = find(self.draft_model, "--draft-model")
+        return ModelPaths(target, draft, self.dtype)
+
+
+@dataclass(frozen=True)
+class DraftFlags:
+    """Settings of drafts that are not options of a request."""
+
+    draft_vocab: A[int | None, Int(1), DRAFT_VOCAB] = None
+    draft_vocab_text: A[Path | None, File(), "text similar to the expected outputs"] = None
+    ngram_store: A[Path | None, File(), NGRAM_STORE] = None
+    recalibrate: A[bool, Bool(), "measure this device for these models again"] = False
+
+    def __post_init__(self) -> None:
+        if (self.draft_vocab is None) != (self.draft_vocab_text is None):
+            raise InputError("--draft-vocab and --draft-vocab-text: one needs the other; give both, or neither")
+
+
+@dataclass(frozen=True)
+class ModelPaths:
+    """The folders of a target and its draft, which may be `SELF_DRAFT`, and the processes that share the target."""
+
+    target: Path
+    draft: Path | str | None = None
+    dtype: str | None = None
+    process_group: ProcessGroup | None = None
+
+    def open(self, *, use_draft: bool = True, quantize: int | None = None) -> ModelPair:
+        """The models without weights. quantize: bits per weight of the target."""
+        draft = self.draft if use_draft else None
+        return open_pair(self.target, draft, dtype=self.dtype, quantize=quantize, process_group=self.process_group)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a command decodes with. `options.drafter` is None unless it was chosen."""
+
+    models: ModelPaths
+    options: GenerationOptions
+    flags: DraftFlags
+
+    @property
+    def drafter(self) -> str:
+        """The name of the drafter, which may be the default."""
+        return resolved_drafter(self.models, vars(self.options))
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.drafter == "none"
+
+    def describe(self) -> str:
+        """A line about the models and the drafts."""
+        models = self.models
+        if self.options.num_beams > 1:
+            return f"target {models.target}, {self.options.num_beams} beams, no draft"
+        if self.is_baseline:
+            draft = "no draft: baseline decoding"
+        elif self.drafter == "ngram" or models.draft is None:
+            draft = "drafts copied from the text"
+        else:
+            is_self = models.draft == SELF_DRAFT
+            draft = f"draft {models.target} in {SELF_DRAFT_BITS} bits" if is_self else f"draft {models.draft}"
+            if self.drafter == "auto":
+                draft += " and copies of the text"
+        if models.draft is None and self.options.drafter is None and (suggestion := suggested_draft(models.target)):
+            draft += f"; a draft model for it: --draft-model {suggestion}"
+        return f"target {models.target}, {draft}"
+
+    def open(self, *, use_draft: bool | None = None) -> ModelPair:
+        """The models without weights. use_draft: by default, if the drafter needs the draft."""
+        pair = self.models.open(use_draft=self.drafter in MODEL_DRAFTERS if use_draft is None else use_draft)
+        check_token_ids(self.options.eos_token_ids, pair.target.model.config.vocab_size)
+        return pair
+
+    @contextmanager
+    def session(self, pair: ModelPair, *, use_ngrams: bool | None = None) -> Iterator[Session]:
+        """Load the weights. The n-gram store is saved at the end, also after an error or interruption.
+
+        use_ngrams: by default, if the drafter looks up n-grams.
+        """
+        ngram = store = None
+        if self.drafter in NGRAM_DRAFTERS if use_ngrams is None else use_ngrams:
+            store = self._open_store(pair)
+            pieces = pair.target.tokenizer.vocabulary.pieces
+            ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=self.options.max_ngram_size)
+        vocabulary = self._draft_vocabulary(pair)
+        pair.load_weights()
+        draft: DraftModel | DraftHead | None = None
+        if pair.draft is not None:
+            network = pair.draft.model
+            if not isinstance(network, DraftHead):
+                draft = DraftModel(network, vocabulary)
+            else:
+                draft = network if vocabulary is None else network.with_frequent(vocabulary.ids)
+        session = Session(pair.target.model, pair.target.tokenizer, draft, options=self.options, ngram=ngram)
+        if self.flags.recalibrate:
+            session.calibrate(again=True)
+        try:
+            yield session
+        finally:
+            if self.flags.ngram_store is not None and store is not None:
+                store.save(self.flags.ngram_store)
+
+    def _open_store(self, pair: ModelPair) -> TextStore | None:
+        """The store of --ngram-store, which is empty if there is no such file."""
+        path = self.flags.ngram_store
+        if path is None:
+            return None
+        vocabulary = pair.target.tokenizer.vocabulary.fingerprint
+        if path.exists():
+            return TextStore.load(path, vocabulary)
+        require_writable("ngram_store", path)
+        return TextStore(self.options.max_ngram_size, vocabulary=vocabulary)
+
+    def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary | None:
+        """The tokens that the draft model may propose, or None for all."""
+        path, size = self.flags.draft_vocab_text, self.flags.draft_vocab
+        if path is None or size is None:
+            return None
+        lines = read_text(path, "--draft-vocab-text").split("\n")
+        return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
+
+
+def run_config_from(args: argparse.Namespace) -> RunConfig:
+    """The run that flags ask for. Raises `InputError` for missing models and flags without effect."""
+    given = given_options(args)
+    if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
+        raise InputError(f"--draft-model {args.draft_model}: has no effect with --num-beams {beams}; leave one out")
+    return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args))
+
+
+def make_run_config(models: ModelPaths, given: Mapping[str, Any], flags: DraftFlags) -> RunConfig:
+    """The run with these options, by name. Raises `InputError` for options and flags without effect."""
+    drafter = resolved_drafter(models, given)
+    # --num-draft 0 turns drafting off, so it may come with any drafter
+    changed = {name for name, value in given.items() if value not in (default(name), 0)}
+    changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
+    if models.draft is None and drafter != "none":
+        unusable = "drafter" if drafter == "model" else "draft_vocab"
+        if unusable in changed:
+            raise InputError(
+                f"{flag(unusable)} {given.get(unusable, '')}".rstrip() + " has no effect without a draft model; "
+                "name one with --draft-model, choose another --drafter, or leave it out"
+            )
+    for name, drafters in DRAFTERS_OF_FLAGS.items():
+        if name in changed and drafter not in drafters:
+            raise InputError(f"{flag(name)} belongs to --drafter {' or '.join(drafters)}, not {drafter}; leave it out")
+    with naming_flags():
+        options = GenerationOptions(**given)
+        options.require_effect(given, drafter)
+    return RunConfig(models, options, flags)
+
+
+def resolved_drafter(models: ModelPaths, options: Mapping[str, Any]) -> str:
+    """The name of the chosen drafter, or else of the default for these models."""
+    if (drafter := options.get("drafter")) is not None:
+        return str(drafter)
+    if options.get("num_draft_tokens") == 0:
+        return "none"
+    return default_drafter(models.draft, options.get("num_beams", 1))
+
+
+def find(name: str, flag_name: str) -> Path:
+    """The folder of a model. Raises `InputError` naming the flag."""
+    try:
+        return locate(name)
+    except InputError as error:
+        raise InputError(f"{flag_name}: {error}") from error
+
+
+def find_default_pair() -> tuple[Path, Path]:
+    for target, draft in (PREFERRED_PAIR, BUNDLED_PAIR):
+        with suppress(InputError):
+            return find_folder(target), find_folder(draft)
+    raise InputError(
+        "no --model is given, and this installation has no bundled models; name a model on the Hub, or a folder that "
+        "`speculative-decoding convert --model NAME` wrote"
+    )
