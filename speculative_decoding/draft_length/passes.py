@@ -69,9 +69,9 @@ class PassWidths:
 
         Exact passes may need several of them; otherwise there is one.
         """
-        most = min(tokens, self.max_width(rows)) or 1
-        for start in range(0, tokens, most):
-            count = min(most, tokens - start)
+        chunk = min(tokens, self.max_width(rows)) or 1
+        for start in range(0, tokens, chunk):
+            count = min(chunk, tokens - start)
             yield start, count, self.width(rows, count) if self.exact else count
 
     def observe(self, rows: int, draft_tokens: int, steps: int, seconds: float) -> None:

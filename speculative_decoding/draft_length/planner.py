@@ -133,7 +133,7 @@ class PassPlanner:
         calibration = self.calibration(options)
         if exact and isinstance(num_draft_tokens, int) and not calibration.has_exact_pass(num_draft_tokens + 1):
             raise InputError(
-                f"num_draft_tokens: too many for exact passes on this device (got {num_draft_tokens}, expected at most "
+                f"num_draft_tokens: too many for exact passes on this device (got {num_draft_tokens}, expected <= "
                 f"{max(calibration.exact_widths) - 1}); choose fewer, or leave out strict"
             )
         if isinstance(num_draft_tokens, int):

@@ -175,9 +175,9 @@ def early_ids(history: History, length: int, vocab_size: int) -> Iterator[mx.arr
         [(token, position) for token, position in own.not_before if own_positions.start < position]
         for own, own_positions in zip(history.constraints, positions, strict=True)
     ]
-    most = max(len(pairs) for pairs in rows)
-    if most:
-        padded = mx.array([[*pairs, *[(vocab_size, 0)] * (most - len(pairs))] for pairs in rows])  # (B, M, 2)
+    longest = max(len(pairs) for pairs in rows)
+    if longest:
+        padded = mx.array([[*pairs, *[(vocab_size, 0)] * (longest - len(pairs))] for pairs in rows])  # (B, M, 2)
         ids = padded[:, None, :, 0]
         earliest = padded[:, None, :, 1]
         current = mx.array([[*each] for each in positions])[..., None]
@@ -191,9 +191,9 @@ def force(logits: mx.array, history: History) -> mx.array:
         [dict(own.forced).get(position, ()) for position in positions]
         for own, positions in zip(history.constraints, history.positions(logits.shape[1]), strict=True)
     ]
-    most = max(len(ids) for row in forced for ids in row)
-    if not most:
+    longest = max(len(ids) for row in forced for ids in row)
+    if not longest:
         return logits
-    padded = mx.array([[[*ids, *[vocab_size] * (most - len(ids))] for ids in row] for row in forced])
+    padded = mx.array([[[*ids, *[vocab_size] * (longest - len(ids))] for ids in row] for row in forced])
     is_forced = mx.array([[bool(ids) for ids in row] for row in forced])[..., None]
     return mx.where(is_forced, mx.where(mask_of(padded, vocab_size), 0.0, -mx.inf).astype(logits.dtype), logits)

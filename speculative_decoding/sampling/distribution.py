@@ -110,9 +110,9 @@ def penalise_repetition(logits: mx.array, penalty: mx.array, history: History) -
 def keep_top_k(logits: mx.array, counts: Sequence[int]) -> mx.array:
     """(B, L, V): -inf below each row's k-th largest logit. All ids that tie with it stay."""
     vocab_size = logits.shape[-1]
-    most = min(max(counts), vocab_size)
-    largest = mx.sort(mx.topk(logits, most, axis=-1), axis=-1)  # ascending
-    at = mx.array([most - min(count, most) for count in counts])[:, None, None]
+    max_count = min(max(counts), vocab_size)
+    largest = mx.sort(mx.topk(logits, max_count, axis=-1), axis=-1)  # ascending
+    at = mx.array([max_count - min(count, max_count) for count in counts])[:, None, None]
     smallest = mx.take_along_axis(largest, mx.broadcast_to(at, (*logits.shape[:2], 1)), axis=-1)
     return mx.where(logits < smallest, -mx.inf, logits)
 

@@ -25,7 +25,9 @@ class FakeProbe(Probe):
     """
 
     def __init__(self, kind_of: Callable[[int], int] = metal, *, batches: bool = True, slope: float = 0.02) -> None:
-        self.kind_of, self.batches, self.slope = kind_of, batches, slope
+        self.kind_of = kind_of
+        self.batches = batches
+        self.slope = slope
         self.timed: list[tuple[int, int]] = []
         self.compared: list[tuple[int, int]] = []
         self.speed = 1.0

@@ -202,9 +202,9 @@ def test_a_replay_counts_the_rounds_of_decoding() -> None:
     model = tiny_model()
     for options in ({}, {"search_input": False}, {"min_chance": 0.0}):
         for source in SOURCES:
-            regular = tokens_of(run(model, source))
+            baseline = tokens_of(run(model, source))
             rounds = run(model, source, NgramDrafter(**options), num_draft_tokens=4)
-            sums = replay(NgramDrafter(**options), [Request(list(source), regular)], 4, 30)
+            sums = replay(NgramDrafter(**options), [Request(list(source), baseline)], 4, 30)
             assert sums.calls == len(rounds)
             assert sums.tokens == len(tokens_of(rounds))
             assert sums.drafted == sum(event.drafted for event in rounds)
