@@ -1,6 +1,6 @@
-"""The folder of this user's for what is compiled or measured once and read again, on every platform.
+"""The current user's private folder for compiled kernels and calibrations, on every platform.
 
-What lies in it is loaded as code or believed without a question, so it must be nobody else's.
+Programs load code from this folder and trust its measurements, so no other user may be able to write to it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,28 @@ import os
 import stat
 from pathlib import Path
 
-NAME = "speculative-decoding"
 WAY_OUT = "name another folder for caches in XDG_CACHE_HOME"
 
 
 def cache_folder(name: str) -> Path:
-    """The private folder of that name, made if need be. Raises OSError, or RuntimeError without a home folder."""
+    """Return a private folder, which is created if necessary.
+
+    Raises:
+        OSError: the folder cannot be created, or is not private.
+        RuntimeError: the user has no home folder.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():  # the XDG specification says to ignore a relative path
         cache = Path.home() / ".cache"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return own_folder(own_folder(cache.resolve() / NAME, 0o002) / name, 0o077)
+    package_folder = require_private(cache.resolve() / "speculative-decoding", 0o002)
+    return require_private(package_folder / name, 0o077)
 
 
-def own_folder(path: Path, forbidden: int) -> Path:
-    """The folder, made if need be. Raises OSError unless it is this user's, without these permissions for others."""
+def require_private(path: Path, forbidden: int) -> Path:
+    """Create a folder if necessary. Raises OSError if it is another user's or has forbidden permission bits."""
     path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()  # of itself: not of what a link points to
+    status = path.lstat()  # does not follow links
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & forbidden:
-        raise OSError(f"{path} is not a folder that is yours alone; remove it")
+        raise OSError(f"{path}: not a private folder of this user; remove it")
     return path

@@ -1,4 +1,4 @@
-"""The package as a wheel, used from another folder."""
+"""The installed wheel, used outside the repository."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip installed the wheel that it built."""
+    """Build the wheel with pip and install it into a folder."""
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # of its own: a build leaves things behind
+    source = folder / "source"  # a copy, because a build leaves files behind
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "speculative_decoding", source / "speculative_decoding", ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
@@ -49,18 +49,18 @@ def program(site: Path, tmp_path: Path) -> Run:
     return run  # type: ignore[return-value]
 
 
-def test_its_command_decodes(program: Run) -> None:
+def test_installed_command_decodes(program: Run) -> None:
     done = program("generate", "--model", ROOT / "models/t5-web-docs", *PROMPT)
     assert done.returncode == 0 and done.stdout.strip() and "tokens/s" in done.stderr, done.stderr
-    assert shutil.which("cc") is None or "slow" not in done.stderr  # it has its extension
+    assert shutil.which("cc") is None or "slow" not in done.stderr  # the extension was built
 
 
-def test_it_has_the_servers_page(site: Path) -> None:
+def test_wheel_contains_the_page_of_the_server(site: Path) -> None:
     names = {path.name for path in (site / "speculative_decoding" / "server").iterdir()}
     assert names >= {"page.html", "page.css", "page.js"}
 
 
-def test_without_bundled_models_it_says_how_to_get_one(program: Run) -> None:
+def test_missing_bundled_models_are_one_line(program: Run) -> None:
     module = (sys.executable, "-m", "speculative_decoding")
     done = program("generate", *PROMPT, by=module)
     assert done.returncode == 2 and not done.stdout
@@ -70,7 +70,7 @@ def test_without_bundled_models_it_says_how_to_get_one(program: Run) -> None:
     assert done.returncode == 2 and "bundled files come only with the repository" in done.stderr
 
 
-def test_commands_are_listed_and_wrong_ones_refused_in_a_line(program: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_listed_and_unknown_ones_refused(program: Run, capsys: pytest.CaptureFixture[str]) -> None:
     from speculative_decoding.cli import programs
 
     assert programs.main([]) == programs.main(["--help"]) == 0
@@ -86,11 +86,11 @@ def test_commands_are_listed_and_wrong_ones_refused_in_a_line(program: Run, caps
     )
 
 
-def test_it_asks_for_what_it_imports_and_for_nothing_else(site: Path) -> None:
-    """On Linux and macOS alike; what only a backend of transformers imports is named here."""
+def test_dependencies_are_exactly_the_imported_packages(site: Path) -> None:
+    """Packages that only transformers imports, and shared libraries, are listed explicitly."""
     (found,) = metadata.distributions(path=[str(site)])
-    wanted = [line for line in found.requires or () if "extra ==" not in line]
-    names = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in wanted}  # type: ignore[index]
+    required = [line for line in found.requires or () if "extra ==" not in line]
+    names = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in required}  # type: ignore[index]
     imported = set()
     for path in (ROOT / "speculative_decoding").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -81,7 +81,7 @@ def test_untrusted_folder_is_not_used(machine: Machine) -> None:
     elsewhere.mkdir(parents=True)
     machine.folder.parent.symlink_to(elsewhere)
     (said,) = machine.check()
-    assert f"{machine.folder.parent} is not a folder that is yours alone" in said and "XDG_CACHE_HOME" in said
+    assert f"{machine.folder.parent}: not a private folder of this user" in said and "XDG_CACHE_HOME" in said
     assert not any(elsewhere.iterdir())
 
 
@@ -118,21 +118,21 @@ def test_links_and_files_of_other_users_are_refused_or_removed(tmp_path: Path, m
     kernels.remove_unsafe_kernels(tmp_path)
     assert own.exists() and not link.is_symlink()
     folder, a_file, a_link = tmp_path / "folder", tmp_path / "file", tmp_path / "link"
-    assert cache_folder.own_folder(folder, 0o077) == cache_folder.own_folder(folder, 0o077) == folder
+    assert cache_folder.require_private(folder, 0o077) == cache_folder.require_private(folder, 0o077) == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     a_file.touch()
     a_link.symlink_to(folder)
     for wrong in (a_file, a_link):
         with pytest.raises(OSError):
-            cache_folder.own_folder(wrong, 0o002)
+            cache_folder.require_private(wrong, 0o002)
     for mode in (0o770, 0o707, 0o755):
         folder.chmod(mode)
-        with pytest.raises(OSError, match="yours alone"):
-            cache_folder.own_folder(folder, 0o077)
+        with pytest.raises(OSError, match="not a private folder of this user"):
+            cache_folder.require_private(folder, 0o077)
     folder.chmod(0o700)
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(OSError, match="yours alone"):
-        cache_folder.own_folder(folder, 0o077)
+    with pytest.raises(OSError, match="not a private folder of this user"):
+        cache_folder.require_private(folder, 0o077)
     kernels.remove_unsafe_kernels(tmp_path)
     assert not own.exists()
 
