@@ -188,6 +188,38 @@ def test_a_planted_question_for_the_family_is_caught(text: str) -> None:
     assert asks_for_family({"decoding.planted": text}) == {"decoding.planted"}
 
 
+APART_FROM_THE_METHOD = {
+    "time",
+    "sys",
+    "threading",
+    "subprocess",
+    "multiprocessing",
+    "rich",
+    "linux_cpu",
+    "distributed",
+}
+
+
+def imports_apart_from_the_method(modules: Mapping[str, str]) -> set[str]:
+    """Imports of decoding/ for timing, printing, processes or kernels."""
+    method = {name: text for name, text in modules.items() if name.startswith("decoding.")}
+    names = {arrow.rooms[1] for arrow in arrows(method)}
+    for text in method.values():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+    return names & APART_FROM_THE_METHOD
+
+
+def test_decoding_contains_only_the_method() -> None:
+    assert imports_apart_from_the_method(MODULES) == set()
+
+
+@pytest.mark.parametrize("text", ["import time", "from ..distributed import launcher", "import rich.console"])
+def test_planted_imports_in_decoding_are_detected(text: str) -> None:
+    assert imports_apart_from_the_method({"decoding.planted": text})
+
+
 def test_few_files_stand_loose() -> None:
     loose = [name for name in MODULES if "." not in name and name != "__init__"]
     assert len(loose) <= LOOSE_FILES, loose
