@@ -75,7 +75,8 @@ class Checkpoint(Mapping[str, mx.array]):
 
     def read_shard(self, name: str, shard: Shard) -> mx.array:
         """Read one piece of a tensor. Subclasses read only that piece from disk if their format allows it."""
-        start, size = shard.start(self.info(name).shape), shard.size(self.info(name).shape)
+        start = shard.start(self.info(name).shape)
+        size = shard.size(self.info(name).shape)
         # take() copies, so the rest of the tensor is freed
         return mx.take(self[name], mx.arange(start, start + size), axis=shard.axis)
 

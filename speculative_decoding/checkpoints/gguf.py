@@ -34,7 +34,8 @@ MAX_KEPT_BYTES = 256  # longer strings (templates) are skipped
 MAX_ARRAY_STRINGS = 1_000_000
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 
 # The `gguf` package can dequantize these. No T5 model with other types is known.
 TYPE_NAMES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")

@@ -100,7 +100,8 @@ class PickleInterpreter:
                 self.step(opcode, argument)
         if self.outer_stacks or len(self.stack) != 1:
             raise self.error("it ends before its value is complete")
-        self.value, self.position = self.stack[0], self.position + 1
+        self.value = self.stack[0]
+        self.position += 1
 
     def opcodes(self, max_bytes: int) -> Iterator[tuple[str, Any]]:
         """Yield each opcode's name and argument, ending with STOP."""
@@ -144,7 +145,8 @@ class PickleInterpreter:
             case "APPENDS":
                 self.append(self.pop_to_mark())
             case "SETITEM":
-                value, key = self.pop(), self.pop()
+                value = self.pop()
+                key = self.pop()
                 self.set_items([key, value])
             case "SETITEMS":
                 self.set_items(self.pop_to_mark())
@@ -176,7 +178,8 @@ class PickleInterpreter:
     def pop_to_mark(self) -> list[object]:
         if not self.outer_stacks:
             raise self.error("no open mark")
-        items, self.stack = self.stack, self.outer_stacks.pop()
+        items = self.stack
+        self.stack = self.outer_stacks.pop()
         return items
 
     def append(self, items: list[object]) -> None:
@@ -194,7 +197,8 @@ class PickleInterpreter:
             target[key] = value
 
     def reduce(self) -> None:
-        arguments, function = self.pop(), self.pop()
+        arguments = self.pop()
+        function = self.pop()
         if not isinstance(function, GlobalName) or type(arguments) is not tuple:
             raise self.error("REDUCE without a function and a tuple of arguments")
         if function.name == ORDERED_DICT and not arguments:
@@ -208,7 +212,8 @@ class PickleInterpreter:
 
     def build(self) -> None:
         """Drop `_metadata`, the module versions that state_dict() sets on its OrderedDict. Refuse other attributes."""
-        state, target = self.pop(), self.top()
+        state = self.pop()
+        target = self.top()
         if not isinstance(target, dict) or not isinstance(state, dict) or len(state) != 1 or "_metadata" not in state:
             raise self.error("BUILD is allowed only for a state dict's _metadata")
 

@@ -59,7 +59,8 @@ def read_safetensors(path: Path) -> Checkpoint:
 
     tensors = {}
     for name, entry in header.items():
-        dtype, shape = DTYPES.get(entry["dtype"]), tuple(entry["shape"])
+        dtype = DTYPES.get(entry["dtype"])
+        shape = tuple(entry["shape"])
         if dtype is None or not (info := TensorInfo(shape, dtype)).has_valid_shape:
             raise file.error(f"tensor {name!r}: unsupported dtype {entry['dtype']} or shape {shape}")
         start, stop = entry["data_offsets"]

@@ -46,9 +46,9 @@ class ServerError(Exception):
         unknown = re.match(r"there is no option '(\w+)'", message)
         if unknown:
             return cls(400, message, unknown[1], "unknown_field")
-        first_word = re.search(r"\w+", message)
-        is_field = first_word is not None and first_word[0] in FIELDS
-        return cls(400, message, first_word[0] if first_word and is_field else None, "invalid_value")
+        words = re.findall(r"\w+", message)
+        param = words[0] if words and words[0] in FIELDS else None
+        return cls(400, message, param, "invalid_value")
 
     @property
     def content(self) -> dict[str, Any]:

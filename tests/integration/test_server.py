@@ -54,11 +54,13 @@ def create(client: openai.OpenAI, prompt: Any = GERMAN, **options: Any) -> Any:
 
 
 def test_completion_equals_the_sessions_text(client: openai.OpenAI, session: Session) -> None:
-    found, alone = create(client), session.generate(GERMAN)
+    found = create(client)
+    alone = session.generate(GERMAN)
     (choice,) = found.choices
     assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == (alone.text, "stop", 0, None)
     assert found.object == "text_completion" and found.model == MODEL and found.id.startswith("cmpl-")
-    usage, stats = found.usage, alone.stats
+    usage = found.usage
+    stats = alone.stats
     assert (usage.prompt_tokens, usage.completion_tokens) == (stats.prompt_tokens, stats.generated_tokens)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.completion_tokens_details.accepted_prediction_tokens > 0 and usage.target_calls < len(alone.tokens)

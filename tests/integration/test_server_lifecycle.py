@@ -159,7 +159,8 @@ def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
     session.allow()
     server.post(prompt="abc")
     eventually(lambda: server.thread.decoding == 0)
-    calls, wake = session.calls, server.thread._wake
+    calls = session.calls
+    wake = server.thread._wake
     for _ in range(5):
         with server.client() as client:
             assert client.get("/health").json() == {"status": "ok"}
@@ -293,7 +294,8 @@ class TwoLanguageTokenizer(Letters):
 
 def test_a_model_with_language_tokens_translates() -> None:
     options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft_tokens=3)
-    session, reasons = Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), set()
+    session = Session(TARGET, TwoLanguageTokenizer(), DRAFT, options)
+    reasons = set()
     with serving(
         Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), FEW, translation=TranslationPrompts({})
     ) as server:

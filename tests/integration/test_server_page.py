@@ -35,7 +35,8 @@ def browser() -> Iterator[Any]:
 
 def opened(browser: Any, server: Serving, **options: Any) -> tuple[Any, list[str]]:
     """Open the page. Returns it and the messages of its console."""
-    page, messages = browser.new_page(viewport={"width": 900, "height": 660}, **options), list[str]()
+    page = browser.new_page(viewport={"width": 900, "height": 660}, **options)
+    messages = list[str]()
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.set_default_timeout(1000 * PATIENCE)

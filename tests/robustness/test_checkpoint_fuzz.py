@@ -127,7 +127,8 @@ MALICIOUS_OPCODES = {
 @pytest.mark.parametrize("name", MALICIOUS_OPCODES)
 @pytest.mark.parametrize("form", TORCH_FORMATS)
 def test_malicious_pickles_fail_within_bounds(tmp_path: Path, form: str, name: str) -> None:
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
     path = written(tmp_path / "model.bin", form, {"bad": Opcodes(MALICIOUS_OPCODES[name]), **VIEWS})
     with pytest.raises(CheckpointError, match=r"model\.bin"):
         read_torch(path)
@@ -171,7 +172,8 @@ def with_payload(form: str, place: str, payload: bytes) -> bytes:
         return container(form, pickle(state_dict(bad=Opcodes(payload)), form == "legacy"))
     if place == "whole":
         return container(form, saved)
-    whole, keys = container("legacy", pickle(state_dict(), True)), pickle(sorted(STORAGES))
+    whole = container("legacy", pickle(state_dict(), True))
+    keys = pickle(sorted(STORAGES))
     return saved + whole if place == "magic" else whole.replace(keys, saved)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
+MAGIC = 0x1950A86A20F9469CFC6C
+VERSION = 1001
 SYSTEM = {"protocol_version": VERSION, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 
 
@@ -209,9 +210,11 @@ class Entry:
 
 def zip_bytes(entries: Sequence[Entry]) -> bytes:
     """Return an uncompressed zip in torch's layout: data aligned to 64 bytes, zip64 records at the end."""
-    out, directory = bytearray(), bytearray()
+    out = bytearray()
+    directory = bytearray()
     for entry in entries:
-        name, local_name = entry.name.encode(), (entry.local_name or entry.name).encode()
+        name = entry.name.encode()
+        local_name = (entry.local_name or entry.name).encode()
         crc = zlib.crc32(entry.data) if entry.crc is None else entry.crc
         nbytes = len(entry.data) if entry.nbytes is None else entry.nbytes
         header = len(out) if entry.header is None else entry.header
@@ -220,7 +223,9 @@ def zip_bytes(entries: Sequence[Entry]) -> bytes:
         out += b"PK\3\4\0\0" + fields + struct.pack("<HH", len(local_name), 4 + padding) + local_name
         out += b"FB" + struct.pack("<H", padding) + b"Z" * padding + entry.data
         directory += b"PK\1\2\0\0\0\0" + fields + struct.pack("<HHHHHLL", len(name), 0, 0, 0, 0, 0, header) + name
-    start, size, count = len(out), len(directory), len(entries)
+    start = len(out)
+    size = len(directory)
+    count = len(entries)
     end64 = b"PK\6\6" + struct.pack("<QHHLLQQQQ", 44, 798, 45, 0, 0, count, count, size, start)
     locator = b"PK\6\7" + struct.pack("<LQL", 0, start + size, 1)
     end = b"PK\5\6" + struct.pack("<HHHHLLH", 0, 0, count, count, size, start, 0)
@@ -242,7 +247,8 @@ def torch_bytes(form: str, saved: bytes, storages: Mapping[str, tuple[int, bytes
 
 def torch_file(form: str, arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
     """Return a state dict of float32 arrays, each with its own storage."""
-    value, storages = Ordered(), dict[str, tuple[int, bytes]]()
+    value = Ordered()
+    storages = dict[str, tuple[int, bytes]]()
     for index, (name, array) in enumerate(arrays.items()):
         value[name] = View(str(index), "FloatStorage", array.size, array.shape, contiguous(array.shape))
         storages[str(index)] = (array.size, array.tobytes())
@@ -251,7 +257,8 @@ def torch_file(form: str, arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 def write_sparse_legacy(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Write a sparse legacy file of float32 zeros, which takes little disk space. Returns its size in bytes."""
-    value, sizes = Ordered(), dict[str, int]()
+    value = Ordered()
+    sizes = dict[str, int]()
     for index, (name, shape) in enumerate(shapes.items()):
         sizes[key := f"{index:05}"] = math.prod(shape)
         value[name] = View(key, "FloatStorage", sizes[key], shape, contiguous(shape))
@@ -365,7 +372,10 @@ def gguf_bytes(
 
 def t5_arrays(seed: int = 0, tied: bool = False) -> dict[str, NDArray[np.float32]]:
     """Return a tiny gated T5 under Hugging Face's names. Its width fits the blocks of 32 elements in GGUF."""
-    rng, width, hidden, heads = np.random.default_rng(seed), 32, 64, 2
+    rng = np.random.default_rng(seed)
+    width = 32
+    hidden = 64
+    heads = 2
     shapes: dict[str, tuple[int, ...]] = {"shared.weight": (48, width)}
     for side, attentions in (("encoder", ["SelfAttention"]), ("decoder", ["SelfAttention", "EncDecAttention"])):
         for block in range(2):

@@ -108,7 +108,8 @@ def replaced(content: Any, rng: Random) -> Any:
     holder = content
     for key in at[:-1]:
         holder = holder[key]
-    kind, old = rng.randrange(10), holder[at[-1]]
+    kind = rng.randrange(10)
+    old = holder[at[-1]]
     if kind == 0:
         del holder[at[-1]]
     elif kind == 1 and isinstance(holder, dict):
@@ -158,7 +159,8 @@ def strange_file(path: Path, rng: Random) -> None:
 def write_damaged_folder(folder: Path, rng: Random) -> None:
     """Write a folder with one or two damaged files. A tenth have a SentencePiece model instead of tokenizer.json."""
     folder.mkdir()
-    files, is_bare = dict(FILES), rng.random() < 0.1
+    files = dict(FILES)
+    is_bare = rng.random() < 0.1
     golden = None if is_bare or rng.random() < 0.2 else rng.choice(GOLDENS)
     damaged = [rng.choice(("config.json",) * 5 + (*MODEL_FILES, *files)) for _ in range(rng.choice((1, 1, 2)))]
     source = weights(8192 if is_bare else CONFIG["vocab_size"])

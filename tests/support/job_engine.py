@@ -113,17 +113,17 @@ def run_job(
 
 def sample_input(count: int) -> bytes:
     """Return lines of many lengths, some blank, some that become errors."""
-    dice = random.Random(5)
-    lines = [" ".join("wört" for _ in range(dice.randrange(9))) for _ in range(count)]
+    rng = random.Random(5)
+    lines = [" ".join("wört" for _ in range(rng.randrange(9))) for _ in range(count)]
     return "\n".join("too long" if i % 11 == 3 else line for i, line in enumerate(lines)).encode()
 
 
-def fork(victim: Callable[[], object]) -> int:
+def fork(child: Callable[[], object]) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
-        victim()
+        child()
         os._exit(0)
     except BaseException:
         import traceback
@@ -136,7 +136,8 @@ class HalfWrites:
     """A file that writes in two halves and calls `moment` after each."""
 
     def __init__(self, file: Any, moment: Callable[[], None]) -> None:
-        self._file, self._moment = file, moment
+        self._file = file
+        self._moment = moment
 
     def write(self, data: memoryview) -> int:
         self._file.write(data[: len(data) // 2])
@@ -152,12 +153,14 @@ class HalfWrites:
 def killed_at_every_moment(folder: Path) -> dict[str, Any]:
     """Kill a job before and after each important system call, both a new job and a resumed one."""
     output.COMMIT_SECONDS = 1e9  # commit only when the test does
-    content, path, whole = sample_input(5), folder / "results.jsonl", folder / "whole.jsonl"
+    content = sample_input(5)
+    path = folder / "results.jsonl"
+    whole = folder / "whole.jsonl"
     run_job(whole, content)
     half = folder / "half.jsonl"
     run_job(half, b"\n".join(content.split(b"\n")[:3]))
 
-    def victim(last: int) -> None:
+    def killed_run(last: int) -> None:
         moments = 0
 
         def moment() -> None:
@@ -194,7 +197,7 @@ def killed_at_every_moment(folder: Path) -> dict[str, Any]:
             if start is not None:
                 shutil.copy(start, path)
                 shutil.copy(output.journal_path(start), output.journal_path(path))
-            pid = fork(lambda last=last: victim(last))  # type: ignore[misc]
+            pid = fork(lambda last=last: killed_run(last))  # type: ignore[misc]
             _, status = os.waitpid(pid, 0)
             if not os.WIFSIGNALED(status):
                 assert os.waitstatus_to_exitcode(status) == 7
@@ -223,7 +226,8 @@ def memory(lines: int, window: int | None = None) -> dict[str, Any]:
     if window is not None:
         job._window = window
 
-    ahead, peaks = 0, [0, 0]
+    ahead = 0
+    peaks = [0, 0]
     for totals in job.run():
         ahead = max(ahead, source.read_lines - totals.lines)
         behind = totals.rows > lines // 10

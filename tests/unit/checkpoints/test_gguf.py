@@ -143,7 +143,8 @@ def test_config_equals_hugging_faces(tmp_path: Path) -> None:
 
 def test_config_depends_on_the_tensors(tmp_path: Path) -> None:
     def arrays(kind: str) -> dict[str, GgufArray]:
-        number, numbers = 0, np.zeros((4, 32), np.float32)
+        number = 0
+        numbers = np.zeros((4, 32), np.float32)
         return {name: GgufArray(number, numbers.shape, numbers.tobytes()) for name in ("token_embd.weight", kind)}
 
     def config(kind: str, **changes: Any) -> dict[str, Any]:

@@ -40,7 +40,8 @@ from tests.support.checkpoint_files import (
 
 def expected(name: str) -> np.ndarray:
     """Return the view as numpy sees it, with the same strides over a copy of the storage."""
-    seen, numbers = VIEWS[name], STORAGES[VIEWS[name].key]
+    seen = VIEWS[name]
+    numbers = STORAGES[VIEWS[name].key]
     strides = tuple(stride * numbers.itemsize for stride in seen.strides)
     array = np.lib.stride_tricks.as_strided(numbers[seen.offset :], seen.shape, strides)
     return array.astype({"double": np.float32, "bool": np.bool_}.get(name, array.dtype))
@@ -55,7 +56,10 @@ def peak_bytes() -> int:
 
 
 def t5_11b_shapes() -> dict[str, tuple[int, ...]]:
-    width, inner, hidden, heads = 1024, 128 * 128, 65536, 128
+    width = 1024
+    inner = 128 * 128
+    hidden = 65536
+    heads = 128
     shapes: dict[str, tuple[int, ...]] = {"shared.weight": (32128, width)}
     for side in ("encoder", "decoder"):
         for block in range(24):
@@ -77,7 +81,8 @@ def t5_11b_shapes() -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("form", TORCH_FORMATS)
 def test_all_dtypes_and_views_are_read(tmp_path: Path, form: str, name: str) -> None:
     checkpoint = read_torch(written(tmp_path / "model.bin", form))
-    array, info = checkpoint[name], checkpoint.info(name)
+    array = checkpoint[name]
+    info = checkpoint.info(name)
     assert np.array_equal(bits(array), expected(name))
     assert array.shape == info.shape and array.size * info.dtype.size == info.nbytes
     assert array.dtype == (mx.float32 if info.dtype == mx.float64 else info.dtype)
@@ -245,9 +250,11 @@ def test_large_models_equal_their_arrays(tmp_path: Path, form: str) -> None:
 
 def test_a_sparse_file_of_45_gigabytes_opens_within_bounds(tmp_path: Path) -> None:
     """With the shapes of T5-11B. Only the requested tensor may be read."""
-    path, shapes = tmp_path / "model.bin", t5_11b_shapes()
+    path = tmp_path / "model.bin"
+    shapes = t5_11b_shapes()
     assert write_sparse_legacy(path, shapes) > 45.2e9
-    before, started = peak_bytes(), time.process_time()
+    before = peak_bytes()
+    started = time.process_time()
     checkpoint = read_torch(path)
     assert {name: checkpoint.info(name).shape for name in checkpoint} == shapes
     assert time.process_time() - started < 2

@@ -288,7 +288,8 @@ def lines_of(capfd: pytest.CaptureFixture[str], path: Path, content: bytes, *arg
 def test_long_prompts_are_refused_before_tokenization(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode, seen = FastTokenizer.encode, []
+    encode = FastTokenizer.encode
+    seen = []
     monkeypatch.setattr(
         FastTokenizer, "encode", lambda self, text, language: seen.append(len(text)) or encode(self, text)
     )
@@ -308,7 +309,8 @@ def test_long_prompts_are_refused_before_tokenization(
 
 def test_a_long_source_is_encoded_in_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory estimate is for one prompt, not for a batch of them."""
-    session, shapes = load("t5-web-docs-draft"), []
+    session = load("t5-web-docs-draft")
+    shapes = []
     encode = type(session.model).encode
     monkeypatch.setattr(
         type(session.model), "encode", lambda self, *given: shapes.append(given[0].shape) or encode(self, *given)
@@ -356,10 +358,12 @@ def test_a_torn_last_record_is_replaced(tmp_path: Path) -> None:
 
 def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Simulate a power failure at each commit: unsynchronized data is lost, zero or kept, the journal old or new."""
-    path, lost = folder / "out", folder / "lost"
+    path = folder / "out"
+    lost = folder / "lost"
     lost.mkdir()
     synced = 0
-    fsync, write_journal = os.fsync, output.atomic_write
+    fsync = os.fsync
+    write_journal = output.atomic_write
     states = []
 
     def sync(descriptor: int) -> None:
@@ -623,7 +627,7 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
         assert main(capfd, "--input", "-", "--regular-decode")[:2] == (status, out)
 
 
-def victim(count: int, how: signal.Signals, *arguments: object) -> subprocess.CompletedProcess[str]:
+def interrupted_main(count: int, how: signal.Signals, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run main.py in a process that sends itself a signal after `count` records."""
     program = (
         "import os, sys\n"
@@ -656,11 +660,11 @@ def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFi
     arguments = ["--input", tmp_path / "in.txt", *options]
     assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
     arguments += ["--output", tmp_path / "out"]
-    done = victim(3, signal.SIGINT, *arguments, "--resume")
+    done = interrupted_main(3, signal.SIGINT, *arguments, "--resume")
     assert done.returncode == 130 and "Traceback" not in done.stderr
     assert "run the same command with --resume to continue" in done.stderr
     assert (tmp_path / "out").read_bytes().count(b"\n") == 3
-    assert victim(4, signal.SIGKILL, *arguments, "--resume").returncode == -signal.SIGKILL
+    assert interrupted_main(4, signal.SIGKILL, *arguments, "--resume").returncode == -signal.SIGKILL
     assert (tmp_path / "out").read_bytes().count(b"\n") == 7
     status, _, err = main(capfd, *arguments, "--resume")
     assert status == 0 and "resuming" in err
