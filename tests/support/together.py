@@ -33,7 +33,7 @@ class Letters(OneLanguage):
 
 
 @dataclass
-class Told:
+class RequestLog:
     """The rounds of one request, and its text after each token."""
 
     rounds: list[Round] = field(default_factory=list)
@@ -90,11 +90,11 @@ def together(
     drafter: BatchDrafter,
     slots: int = 64,
     length: DraftLength | None = None,
-) -> list[Told]:
+) -> list[RequestLog]:
     """Decode (source, options) in one batch; sources end with the end-of-sequence token."""
     engine = Engine(target, Letters(), drafter, slots=slots)
     told = {
-        engine.submit(Letters().decode(source), options, length or choose_length(options.num_draft_tokens)): Told()
+        engine.submit(Letters().decode(source), options, length or choose_length(options.num_draft_tokens)): RequestLog()
         for source, options in requests
     }
     while not engine.is_idle:
