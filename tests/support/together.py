@@ -94,7 +94,9 @@ def together(
     """Decode (source, options) in one batch; sources end with the end-of-sequence token."""
     engine = Engine(target, Letters(), drafter, slots=slots)
     told = {
-        engine.submit(Letters().decode(source), options, length or choose_length(options.num_draft_tokens)): RequestLog()
+        engine.submit(
+            Letters().decode(source), options, length or choose_length(options.num_draft_tokens)
+        ): RequestLog()
         for source, options in requests
     }
     while not engine.is_idle:
