@@ -136,7 +136,7 @@ class OutputHead:
         return logits if self.allowed is None else mx.where(self.allowed, logits, -mx.inf)
 
     def spread(self, logits: mx.array) -> mx.array:
-        """(B, N) -> (B, V), -inf for all other ids."""
+        """(B, N) -> (B, V), with -inf for all other ids."""
         if self.ids is None:
             missing = self.vocab_size - logits.shape[-1]
             known = logits[:, : self.vocab_size]
@@ -146,7 +146,7 @@ class OutputHead:
         return whole
 
     def likeliest(self, logits: mx.array) -> mx.array:
-        """(B, N) -> (B, 1), among `ids`."""
+        """(B, N) -> the most likely id, (B, 1)."""
         if self.ids is None:
             return mx.argmax(logits[:, : self.vocab_size], axis=-1, keepdims=True)
         return self.ids[mx.argmax(logits, axis=-1, keepdims=True)]
