@@ -129,7 +129,9 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
         "scale_decoder_outputs": settings.head_is_scaled,
         "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else eos,
     }
-    size, pad, end = settings.vocab_size, settings.pad_token_id, eos[0] if eos else 1
+    size = settings.vocab_size
+    pad = settings.pad_token_id
+    end = eos[0] if eos else 1
     special = {"pad": pad, "eos": end, "unk": next(i for i in range(size) if i not in (pad, end))}
     words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(size)}, "unk_token": f"t{special['unk']}"}
     tokenizer = {"version": "1.0", "added_tokens": [], "model": words, "pre_tokenizer": {"type": "Whitespace"}}

@@ -24,7 +24,8 @@ from .tasks import Task
 class Ids:
     """A tokenizer that takes no time, as peers receive and return ids. Text "3" is source 3; each token is a letter."""
 
-    vocabulary, languages = Vocabulary({}), MappingProxyType[str, int]({})
+    vocabulary = Vocabulary({})
+    languages = MappingProxyType[str, int]({})
 
     def __init__(self, sources: Sequence[Sequence[int]]) -> None:
         self.sources = sources

@@ -88,11 +88,13 @@ class ReplayDrafter(AutoDrafter):
 def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Mapping[str, Recorded]) -> list[Ours]:
     """Return the baseline, then contenders with copies and each draft (`random_draft`) for each recorded task."""
     (baseline,) = ours(task, [BASELINE], [0.0], Models(target, None))
-    outputs, size = [output.tokens for _, output in baseline.decode(task)], task.max_tokens
+    outputs = [output.tokens for _, output in baseline.decode(task)]
+    size = task.max_tokens
     made = [(name, random_draft(name, target)) for name in drafts]
     found = [baseline]
     for (title, recorded), (name, draft) in product(tasks.items(), made):
-        model, scripts = "head" if name == HEAD else "model", {}
+        model = "head" if name == HEAD else "model"
+        scripts = {}
         runs = excerpt(recorded, size * len(outputs))
         for i, (source, output) in enumerate(zip(task.sources, outputs, strict=True)):
             parts = (runs[kind][i * size : (i + 1) * size] for kind in (model, "found", "copy"))

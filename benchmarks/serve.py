@@ -51,7 +51,9 @@ def requests_of(count: int) -> list[dict[str, Any]]:
 
 def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[list[str], float, int]:
     """Decode requests with main.py. Returns the texts, the seconds without loading, and the number of tokens."""
-    rows, out, stats = folder / "in.jsonl", folder / "out.jsonl", folder / "stats.json"
+    rows = folder / "in.jsonl"
+    out = folder / "out.jsonl"
+    stats = folder / "stats.json"
     rows.write_text("".join(json.dumps(each) + "\n" for each in requests), encoding="utf-8")
     command = [sys.executable, str(ROOT / "main.py"), "--input", str(rows), "--output", str(out), "--force"]
     command += ["--slots", str(slots), "--stats-json", str(stats)]

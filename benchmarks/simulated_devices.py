@@ -115,7 +115,8 @@ def generated_devices() -> list[Device]:
     devices = [Device("flat after the first position", {1: 1.0, 2: 1.97, 64: 1.97})]
     rng = random.Random("devices")
     for at in (2, 3, 5, 7, 10, 14):
-        slope, step = rng.uniform(0.0, 0.03), rng.uniform(1.3, 2.5)
+        slope = rng.uniform(0.0, 0.03)
+        step = rng.uniform(1.3, 2.5)
         curve = {width: (1.0 + slope * (width - 1)) * (step if width >= at else 1.0) for width in range(1, 65)}
         devices.append(Device(f"step of {step:.2f} at {at}, slope {slope:.3f}", curve))
     for at, slope, step in ((9, 0.004, 1.5), (17, 0.01, 1.9)):
@@ -147,7 +148,8 @@ def head_prior(tasks: Mapping[str, acceptance.Recorded]) -> list[float]:
 
 def play(length: DraftLength, output: Sequence[Position]) -> list[Round]:
     """Decode one output. Returns its rounds."""
-    rounds, done = [], 0
+    rounds = []
+    done = 0
     while done < len(output):
         kind, longest, right = output[done]
         asked = 0
@@ -165,8 +167,12 @@ class Session:
     """An adaptive length on one device, whose costs were measured with an error."""
 
     def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
-        self._device, self._drafts, self._rng, self._seed = device, drafts, random.Random(seed), seed
-        self._slowdown, self._guard = 1.0, SpeedMonitor()
+        self._device = device
+        self._drafts = drafts
+        self._rng = random.Random(seed)
+        self._seed = seed
+        self._slowdown = 1.0
+        self._guard = SpeedMonitor()
         self._costs = RoundCosts(measure_widths(self._measure), drafts.step, drafts.start)
         self._length = AdaptiveLength(lambda rows: self._costs, prior=prior)
         self.seconds = 0.0

@@ -54,7 +54,8 @@ class HuggingFace:
                 )  # a threshold would end drafts early
 
     def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
-        width, pad = max(map(len, sources)), self.model.config.pad_token_id
+        width = max(map(len, sources))
+        pad = self.model.config.pad_token_id
         ids = self.torch.tensor([source + [pad] * (width - len(source)) for source in sources])
         mask = self.torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in sources])
         caches = self.transformers.DynamicCache(), self.transformers.DynamicCache()
@@ -105,7 +106,8 @@ def decode_all(peer: Any, sources: list[list[int]], max_tokens: int, slots: int,
         group = order[begin : begin + slots]
         rows, taken = peer.decode([sources[i] for i in group], max_tokens, beams)
         for i, row in zip(group, rows, strict=True):
-            tokens[i], seconds[i] = row, taken / len(group)
+            tokens[i] = row
+            seconds[i] = taken / len(group)
     return {"tokens": tokens, "seconds": seconds}
 
 

@@ -101,7 +101,8 @@ def insert_opcodes(data: bytes, rng: Random) -> bytes:
 
 def write_huge(data: bytes, rng: Random) -> bytes:
     """Overwrite a possible count, offset or size."""
-    at, size = position_in(data, rng), rng.choice((2, 4, 8))
+    at = position_in(data, rng)
+    size = rng.choice((2, 4, 8))
     value = rng.choice(HUGE) & ((1 << 8 * size) - 1)
     return data[:at] + value.to_bytes(size, rng.choice(("little", "big"))) + data[at + size :]
 
@@ -115,7 +116,8 @@ def write_huge_text(data: bytes, rng: Random) -> bytes:
 
 def splice(data: bytes, rng: Random) -> bytes:
     """Overwrite, insert or remove a piece of the file."""
-    start, to = position_in(data, rng), position_in(data, rng)
+    start = position_in(data, rng)
+    to = position_in(data, rng)
     piece = data[start : start + rng.randint(1, 200)] * rng.choice((1, 1, 1, 50))
     return (
         data[:to] + piece + data[to + rng.choice((0, len(piece))) :] if rng.random() < 0.8 else data.replace(piece, b"")

@@ -116,7 +116,8 @@ def fuzz(server: Serving, count: int, seed: int) -> Counter[int]:
     statuses: Counter[int] = Counter()
     with server.client() as client:
         for _ in range(count):
-            content, path = body(rng), rng.choice(["/v1/completions"] * 5 + ["/translate"])
+            content = body(rng)
+            path = rng.choice(["/v1/completions"] * 5 + ["/translate"])
             kind = rng.choice(
                 ["application/json"] * 12 + ["application/x-www-form-urlencoded", "text/plain", "", "a/b; c"]
             )

@@ -65,7 +65,8 @@ def replay(drafter: NgramDrafter, requests: Iterable[Request], num_draft: int, m
     for request in requests:
         started = time.perf_counter()
         drafter.begin(request.source)
-        tokens, done = [START], 0
+        tokens = [START]
+        done = 0
         while done < len(request.output):
             draft = drafter.propose(tokens, min(num_draft, max_tokens - done - 1))
             totals.seconds += time.perf_counter() - started
@@ -146,7 +147,8 @@ def print_index_cost(ids: Sequence[int]) -> None:
         source = list((ids * (size // len(ids) + 1))[:size])
         output = [token for i, token in enumerate(source) if i % 9]
         built = min(timed(lambda source=source: SuffixIndex(16, source)) for _ in range(5)) / size
-        begun, followed = [], []
+        begun = []
+        followed = []
         for _ in range(3):
             drafter = NgramDrafter()
             begun.append(timed(lambda drafter=drafter, source=source: drafter.begin(source)) / size)
@@ -172,7 +174,8 @@ def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[in
         cache = model.make_cache(mx.random.normal((1, size, model.config.d_model)))
         mx.eval(cache.arrays)
         for _ in range(3):  # the last run counts; earlier ones compile all shapes
-            drafter, tokens = NgramDrafter(pieces=pieces), [START]
+            drafter = NgramDrafter(pieces=pieces)
+            tokens = [START]
             drafting = timed(lambda: drafter.begin(source))  # noqa: B023
             started = time.perf_counter()
             cache.trim_to(0)

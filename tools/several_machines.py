@@ -101,7 +101,8 @@ def noisy_copy(array: mx.array, seed: int) -> mx.array:
 
 def compare(model: str, processes: int, bits: int | None) -> bool:
     with tempfile.TemporaryDirectory() as name:
-        folder, golden = Path(name), GOLDENS / model
+        folder = Path(name)
+        golden = GOLDENS / model
         tried = golden_modes(folder, golden) if golden.is_dir() else bundled_modes(folder, bits)
         for count in (1, processes):
             several = ["--parallel", "tensor"] if count > 1 else []

@@ -80,7 +80,9 @@ class Soak:
         return checked_status(response.status_code, 200, 429)
 
     def stream(self, client: httpx.Client, rng: random.Random) -> str:
-        fields, texts, last = fields_of(rng), Counter[int](), ""
+        fields = fields_of(rng)
+        texts = Counter[int]()
+        last = ""
         pieces: dict[int, str] = {}
         with client.stream("POST", "/v1/completions", json={**fields, "stream": True}) as response:
             for line in response.iter_lines():
