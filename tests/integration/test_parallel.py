@@ -1,5 +1,6 @@
-"""Several processes on one machine: a shared model writes what the whole one writes, and so does a shared job. What the
-processes do is in parallel_process.py.
+"""Several processes on one machine: a sharded model, and a job with shared lines, write what one process writes.
+
+Each process runs tests/support/parallel_process.py.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 pytestmark = pytest.mark.slow
 
-# A head of its own; layers with biases; fewer heads of keys than processes; a position bias for each layer.
+# An untied head; layers with biases; fewer key heads than processes; a position bias per layer.
 OF_TWO = ("madlad", "bart", "t5gemma2")
 OF_FOUR = ("pile-t5", "t5gemma")
-LIMIT = 1800  # seconds: longer than any machine takes, so that a test that would wait for ever fails
+LIMIT = 1800  # seconds; longer than any machine takes, so a test that would wait forever fails
 WIDE = {"d_model": 32, "d_kv": 32, "d_ff": 64}
 PROMPTS = [" ".join("abcdefgh"[: i % 7 + 1]) for i in range(24)]
 
 
-def ended(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int, str, str]]:
-    """Of each of the processes its status, and what it said."""
+def run_to_end(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of each process."""
     started = start(processes, folder, ["-m", "tests.support.parallel_process", str(folder), *names])
     try:
         statuses = [process.wait(LIMIT) for process in started]
@@ -54,7 +55,7 @@ def ended(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int,
 
 
 def words(folder: Path, **sizes: int) -> None:
-    """A model whose tokens are letters; and a port that is free."""
+    """Write a model whose tokens are letters, and the number of a free port."""
     save_hugging_face(tiny_model(**sizes), folder / "words", CONFIG | sizes)
     vocabulary = {"<unk>": 0, "</s>": 1} | {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuv", 2)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
@@ -71,14 +72,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int,
     save_hugging_face(tiny_model(**WIDE), folder / "quantized", CONFIG | WIDE)
     words(folder)
     (folder / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
-    return folder, ended(2, folder, OF_TWO)
+    return folder, run_to_end(2, folder, OF_TWO)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, str]]]:
     folder = tmp_path_factory.mktemp("four")
     words(folder, num_heads=4)
-    return folder, ended(4, folder, OF_FOUR)
+    return folder, run_to_end(4, folder, OF_FOUR)
 
 
 def found_by(said: list[tuple[int, str, str]]) -> dict[str, Any]:
@@ -86,13 +87,13 @@ def found_by(said: list[tuple[int, str, str]]) -> dict[str, Any]:
     return found
 
 
-def test_shared_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
+def test_sharded_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
     for found, names in ((found_by(two[1]), OF_TWO), (found_by(four[1]), OF_FOUR)):
         assert found["errors"].keys() == set(names)
-        assert max(found["errors"].values()) < 1e-4 < 1e-2 < found["deaf"]
+        assert max(found["errors"].values()) < 1e-4 < 1e-2 < found["unsummed"]
 
 
-def test_a_pass_adds_up_three_times_a_layer_and_once_for_its_tokens(two: Any, four: Any) -> None:
+def test_a_pass_has_three_sums_per_layer_and_one_for_its_tokens(two: Any, four: Any) -> None:
     for found in (found_by(two[1]), found_by(four[1])):
         for name, sums in found["sums"].items():
             layers = models.build(checkpoints.read_config(GOLDENS / name)).config.decoder_layers
@@ -100,21 +101,21 @@ def test_a_pass_adds_up_three_times_a_layer_and_once_for_its_tokens(two: Any, fo
 
 
 @pytest.mark.parametrize("name", ["tiny", "quantized"])
-def test_a_shared_model_writes_the_tokens_of_the_whole_one(name: str, two: Any) -> None:
-    """In each of `WAYS`; and each process has half of the layers."""
+def test_a_sharded_model_writes_the_tokens_of_the_whole_model(name: str, two: Any) -> None:
+    """In each of `WAYS`. Each process holds half of the layers' weights."""
     found = found_by(two[1])
     assert found[name] == []
     share, all_of_it = found["bytes"][name]
-    assert share < 0.75 * all_of_it  # the tables of tokens are in both
+    assert share < 0.75 * all_of_it  # both hold the embedding
 
 
-def test_all_processes_are_fed_the_same_tokens(two: Any) -> None:
-    first, second = (json.loads((two[0] / f"fed-{rank}.json").read_text()) for rank in range(2))
+def test_all_ranks_run_the_same_passes(two: Any) -> None:
+    first, second = (json.loads((two[0] / f"passes-{rank}.json").read_text()) for rank in range(2))
     assert first == second and len(first) > 30
 
 
-def test_a_shared_job_writes_the_same_bytes(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also after a process died in the midst of it, which one line says."""
+def test_a_job_with_shared_lines_writes_the_same_bytes(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also when resumed after a process died, which is reported in one line."""
     folder, said = two
     job = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
     assert main_command([*job, "--output", str(folder / "one.jsonl")]) == 0
@@ -130,7 +131,7 @@ def test_a_shared_job_writes_the_same_bytes(two: Any, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("name", ["two", "four"])
-def test_a_shared_server_answers_as_one_process(
+def test_a_server_with_a_sharded_model_answers_as_one_process(
     name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = request.getfixturevalue(name)
@@ -139,22 +140,22 @@ def test_a_shared_server_answers_as_one_process(
     assert text and text == capsys.readouterr().out.rstrip("\n")
 
 
-def test_a_shared_server_ends_with_its_first_process(two: Any) -> None:
-    """In order by SIGTERM, also to all."""
+def test_all_ranks_of_a_server_end_with_rank_0(two: Any) -> None:
+    """SIGTERM, even if sent to all ranks, ends them in order."""
     assert [(two[0] / f"status-{rank}").read_text() for rank in range(2)] == ["0", "0"]
 
 
-def test_a_shared_server_ends_where_a_process_is_killed(four: Any) -> None:
+def test_all_ranks_of_a_server_end_when_one_is_killed(four: Any) -> None:
     assert [status for status, *_ in four[1]] == [1, 1, 1, -9]
     errors = [line for _, _, said in four[1] for line in said.splitlines() if "error" in line or "Traceback" in line]
     (line,) = errors
     assert line.startswith("python -m speculative_decoding.serve: error: process 4: has ended, or is out of reach")
 
 
-# What each process reads.
+# What each rank reads.
 
 
-def test_a_share_is_the_slice(tmp_path: Path) -> None:
+def test_a_shard_is_a_slice(tmp_path: Path) -> None:
     table = mx.arange(48).reshape(6, 8).astype(mx.float32)
     write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
     checkpoint = read_npz(tmp_path / "a.npz")
@@ -175,7 +176,7 @@ def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: in
     read = type(checkpoint).__getitem__
 
     def read_bias(self: Any, name: str) -> mx.array:
-        assert name == "final_logits_bias"  # whether it is zeros is a question of shapes
+        assert name == "final_logits_bias"  # the shapes of the model depend on whether it is zero
         return read(self, name)
 
     with pytest.raises(InputError) as caught, monkeypatch.context() as patch:
@@ -184,7 +185,9 @@ def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: in
     return str(caught.value)
 
 
-def test_what_cannot_be_shared_is_refused_with_numbers_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_sharded_is_refused_with_numbers_that_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Before weights are read."""
     for name, processes, words in (
         ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; use one, or"),
@@ -213,7 +216,7 @@ def test_a_short_job_is_shared_evenly() -> None:
     assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
 
 
-def test_a_result_survives_its_message() -> None:
+def test_a_result_equals_its_parsed_message() -> None:
     stats = GenerationStats(prompt_tokens=3, generated_tokens=2, target_calls=2)
     stats.accepted_histogram.update({0: 1, 2: 4})
     one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
@@ -221,25 +224,25 @@ def test_a_result_survives_its_message() -> None:
         assert parse_batch_result(json.loads(json.dumps(answer, default=vars))) == answer
 
 
-# Who is gone.
+# Lost ranks.
 
 
-LAST_WORDS = {b"": (1, None, ""), b'{"leaves": 2, "why": "no disk"}\n': (1, 2, "no disk")}
+LAST_MESSAGES = {b"": (1, None, ""), b'{"leaves": 2, "why": "no disk"}\n': (1, 2, "no disk")}
 
 
-@pytest.mark.parametrize("last_words", LAST_WORDS)
-def test_a_peer_that_closes_or_leaves_is_noticed(last_words: bytes) -> None:
+@pytest.mark.parametrize("last_message", LAST_MESSAGES)
+def test_a_peer_that_closes_or_leaves_is_reported(last_message: bytes) -> None:
     (ours, theirs), heard = socket.socketpair(), Queue[Any]()
     channel = Channel({1: ours}, lambda *what: heard.put(what))
-    theirs.sendall(b'null\n{"a": 1}\n' + last_words)
+    theirs.sendall(b'null\n{"a": 1}\n' + last_message)
     assert channel.receive() == (1, {"a": 1})
     theirs.close()
-    assert heard.get(timeout=LIMIT) == LAST_WORDS[last_words]
+    assert heard.get(timeout=LIMIT) == LAST_MESSAGES[last_message]
     channel.leave(0)
     ours.close()
 
 
-def test_a_peer_that_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative_decoding.distributed.channel.HEARTBEAT_SECONDS", 0.01)
     (ours, theirs), heard = socket.socketpair(), Queue[Any]()
     channel = Channel({1: ours}, lambda *what: heard.put(what))
@@ -249,7 +252,7 @@ def test_a_peer_that_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     theirs.close()
 
 
-def test_what_has_no_effect_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_without_effect_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main_command(["--prompt", "a", "--parallel", "tensor"]) == 2
     assert "--parallel tensor has no effect on one process" in capsys.readouterr().err
     monkeypatch.setenv("MLX_RANK", "0")

@@ -1,4 +1,4 @@
-"""How many operations of the device a computation takes: nodes of the lazy graph that launch something."""
+"""Counts the device operations of a computation: the nodes of the lazy graph that launch a kernel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-# Other names for data that is there already.
+# These only change how existing data is addressed.
 VIEWS = {"AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze"}
 VIEWS |= {"StopGradient", "Transpose", "Unflatten"}
 
 
 def operations(*arrays: Any) -> Counter[str]:
-    """By name, what is still to be done to evaluate these arrays, or trees of them; a compiled kernel counts once."""
+    """Count the operations, by name, that evaluating these arrays takes. A fused kernel counts once."""
     graph = io.StringIO()
     mx.export_to_dot(graph, *[array for _, array in tree_flatten(list(arrays)) if isinstance(array, mx.array)])
     names = re.findall(r'label ="(\w+)", shape=rectangle', graph.getvalue())
@@ -28,9 +28,9 @@ def operations(*arrays: Any) -> Counter[str]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Everything that `mx.eval` and `mx.async_eval` evaluate within, as `operations` names it.
+    """Count all operations that `mx.eval` and `mx.async_eval` evaluate within the block, by name.
 
-    What evaluates by another way (`tolist`, `item`, numpy) is not seen.
+    Evaluation by `tolist`, `item` and numpy is not counted.
     """
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:

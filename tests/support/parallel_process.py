@@ -1,5 +1,7 @@
-"""One of several processes, as `mlx.launch` would start it: test_parallel.py runs it as a program, with MLX_RANK and
-MLX_HOSTFILE in the environment. The first process prints what it found, as JSON; at the end one kills itself.
+"""One of several processes, as `mlx.launch` would start it.
+
+test_parallel.py runs this as a program, with MLX_RANK and MLX_HOSTFILE in the environment. Rank 0 prints its results as
+JSON. At the end, one process kills itself.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from tests.support.together import drafter_of_rows, options_of, together
 
 SOURCES = [[5, 9, 3, 7, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1]]
 COUPLED, REJECTION = {"temperature": 1.0, "acceptance": "coupled", "seed": 4}, {"temperature": 1.0, "seed": 4}
-WAYS: list[tuple[str, dict[str, Any], int]] = [  # drafter, options, slots; each pass of two processes takes its time
+WAYS: list[tuple[str, dict[str, Any], int]] = [  # drafter, options, slots; few, because two processes are slow
     ("model", {}, 1),
     ("auto", {}, 8),
     ("n-grams", COUPLED, 8),
@@ -48,17 +50,17 @@ WAYS: list[tuple[str, dict[str, Any], int]] = [  # drafter, options, slots; each
     ("head", REJECTION, 8),
 ]
 PROMPT = "a b c d e"
-fed: list[Any] = []  # the tokens of each pass
+passes: list[Any] = []  # tokens, offsets and capacity
 
 
 def meet(folder: Path, processes: int) -> None:
-    """Wait until all are here: a connection is tried for half a minute only, and imports may take longer."""
+    """Wait for all processes: MLX tries to connect for half a minute only, and imports may take longer."""
     (folder / f"here-{os.environ['MLX_RANK']}").touch()
     while len([*folder.glob("here-*")]) < processes:
         time.sleep(0.01)
 
 
-def whole(folder: Path) -> EncoderDecoder:
+def whole_model(folder: Path) -> EncoderDecoder:
     raw, checkpoint = read(folder)
     model = models.build(raw, checkpoint)
     model.load_checkpoint(checkpoint)
@@ -75,13 +77,13 @@ def read(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
 
 
 def record_passes() -> None:
-    """Append the tokens, offsets and capacity of each pass of a sharded model to `fed`."""
+    """Append each pass of a sharded model to `passes`."""
     states = EncoderDecoder.states
 
     def recorded(self: EncoderDecoder, tokens: mx.array, cache: Any) -> mx.array:
         if isinstance(self, ShardedModel):
             mx.eval(tokens)
-            fed.append([tokens.tolist(), list(cache.offsets), cache.capacity])
+            passes.append([tokens.tolist(), list(cache.offsets), cache.capacity])
         return states(self, tokens, cache)
 
     EncoderDecoder.states = recorded  # type: ignore[method-assign]
@@ -89,7 +91,7 @@ def record_passes() -> None:
 
 @contextmanager
 def shared(folder: Path, processes: ProcessGroup) -> Iterator[EncoderDecoder | None]:
-    """The model in the first process; the others follow it meanwhile, and have none."""
+    """Yield the model on rank 0. The other ranks repeat its calls, and then yield None."""
     raw, checkpoint = read(folder)
     model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, processes)
     model.load_checkpoint(checkpoint)
@@ -104,7 +106,7 @@ def shared(folder: Path, processes: ProcessGroup) -> Iterator[EncoderDecoder | N
 
 
 def error_of(model: EncoderDecoder, name: str) -> float:
-    """The greatest difference from Hugging Face's logits: whole sequences, and piece by piece with a cache."""
+    """The largest difference from Hugging Face's logits, of cached passes and of a teacher-forced pass."""
     golden = np.load(GOLDENS / name / "golden.npz")
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     tokens = mx.array(golden["decoder_input_ids"])
@@ -116,7 +118,7 @@ def error_of(model: EncoderDecoder, name: str) -> float:
 
 
 def sums_of_a_pass(model: EncoderDecoder) -> int:
-    """How often the processes add something up in a pass of one token."""
+    """The number of sums over the ranks in a pass of one token."""
     cache = model.make_cache(model.encode(mx.array([[5, 1]])))
     count, add_up = 0, mx.distributed.all_sum
 
@@ -134,7 +136,7 @@ def sums_of_a_pass(model: EncoderDecoder) -> int:
 
 
 def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecoder) -> list[Any]:
-    """Which of `WAYS` give other tokens than one process."""
+    """Those of `WAYS` that give other tokens than one process."""
     head, found = tiny_head(alone), []
     assert isinstance(model, ShardedModel)
     model.keep_full_cross_attention()
@@ -158,8 +160,8 @@ def bytes_of(model: EncoderDecoder) -> int:
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
-def deaf(self: Any, x: mx.array) -> mx.array:
-    """A planted fault: nothing is added up."""
+def unsummed(self: Any, x: mx.array) -> mx.array:
+    """A planted fault: no sum over the ranks."""
     return self.layer(x)
 
 
@@ -173,18 +175,20 @@ def main(folder: Path, *names: str) -> None:
             if model is not None:
                 found["errors"][name], found["sums"][name] = error_of(model, name), sums_of_a_pass(model)
     added = AllReduce.__call__
-    AllReduce.__call__ = deaf  # type: ignore[method-assign]
+    AllReduce.__call__ = unsummed  # type: ignore[method-assign]
     with shared(GOLDENS / names[0], processes) as model:
-        found["deaf"] = model and error_of(model, names[0])
+        found["unsummed"] = model and error_of(model, names[0])
     AllReduce.__call__ = added  # type: ignore[method-assign]
-    draft = noisy_copy(whole(folder / "tiny"), 0.05) if processes.is_first and (folder / "tiny").exists() else None
+    draft = None
+    if processes.is_first and (folder / "tiny").exists():
+        draft = noisy_copy(whole_model(folder / "tiny"), 0.05)
     for name in [each for each in ("tiny", "quantized") if (folder / each).is_dir()]:
         with shared(folder / name, processes) as model:
             if model is not None:
-                alone = whole(folder / name)
+                alone = whole_model(folder / name)
                 found[name] = different(model, alone, draft)
                 found["bytes"][name] = [bytes_of(model), bytes_of(alone)]
-    (folder / f"fed-{processes.rank}.json").write_text(json.dumps(fed))
+    (folder / f"passes-{processes.rank}.json").write_text(json.dumps(passes))
     processes.channel.leave(0)
     if processes.is_first:
         print(json.dumps(found), flush=True)
@@ -194,7 +198,7 @@ def main(folder: Path, *names: str) -> None:
 
 
 def served(folder: Path, rank: int, size: int) -> None:
-    """A server that answers one request. Then two processes are asked to end; of four, one is killed."""
+    """Run a server that answers one request. Then two processes get SIGTERM; of four, one is killed."""
     port = (folder / "port").read_text()
     if size == 2 or rank == size - 1:
         Thread(target=end_when_answered, args=(folder, signal.SIGTERM if size == 2 else signal.SIGKILL)).start()
@@ -223,19 +227,19 @@ def end_when_answered(folder: Path, number: int) -> None:
 
 
 def jobs(folder: Path, rank: int) -> None:
-    """One whose lines are shared, and one with a shared model, in which a process dies."""
+    """Run a job with shared lines, and one in which a process dies."""
 
     def job(name: str, *flags: str) -> int:
         given = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
         return main_command([*given, "--output", str(folder / name), *flags])
 
     print(json.dumps(job("data.jsonl")), flush=True)
-    data_parallel.replace = after(5, data_parallel.replace) if rank else data_parallel.replace  # type: ignore[attr-defined]
+    data_parallel.replace = kill_at(5, data_parallel.replace) if rank else data_parallel.replace  # type: ignore[attr-defined]
     job("dead.jsonl")
 
 
-def after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The process is killed when it calls that for so many times."""
+def kill_at(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, but its n-th call kills the process."""
     left = calls
 
     def counted(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Several processes on this machine, started as `mlx.launch` would start them."""
+"""Starts several processes on this machine as `mlx.launch` does."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.paths import ROOT
 
 
 def on_all_cores() -> None:
-    """What `tests` does for this process is not for those that wait for each other."""
+    """Undo the pinning of test workers to a core: these processes wait for each other."""
     if hasattr(os, "sched_setaffinity"):  # Linux
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subprocess.Popen[str]]:
-    """Python with these arguments; what rank r says goes to the files out-r and said-r of the folder."""
+    """Start Python with these arguments. Rank r writes its stdout and stderr to the files out-r and said-r."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(processes)]
         for each in sockets:
@@ -34,7 +34,7 @@ def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subpro
     for rank in range(processes):
         launched = {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)} if processes > 1 else {}
         with open(folder / f"out-{rank}", "w") as out, open(folder / f"said-{rank}", "w") as said:
-            several = os.environ | launched | {"PYTEST_XDIST_WORKER": ""}  # `tests` leaves them all cores
+            several = os.environ | launched | {"PYTEST_XDIST_WORKER": ""}  # so that `tests` does not pin them to a core
             pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": said, "preexec_fn": on_all_cores}
             command = [sys.executable, *arguments]
             started.append(subprocess.Popen(command, env=several, cwd=ROOT, text=True, **pipes))

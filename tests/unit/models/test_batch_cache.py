@@ -1,4 +1,4 @@
-"""A row of a batch computes what it would compute alone, whatever its neighbours accept, reject, end or begin."""
+"""A row of a batch computes the same as in a batch of its own, independent of the other rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TOLERANCE = 1e-4  # the largest logits are of order 1 to 10
 @dataclass
 class Request:
     source: list[int]
-    tokens: list[int]  # what its decoder reads, whole
-    cut: int = 0  # how many the cache of its row holds
-    expected: mx.array = field(init=False)  # (L, V), from a run alone, all at once
+    tokens: list[int]  # the complete input of its decoder
+    cut: int = 0  # tokens in the cache
+    expected: mx.array = field(init=False)  # logits (L, V) from a single pass without other rows
 
 
 def make_request(model: EncoderDecoder, generator: np.random.Generator, length: int) -> Request:
@@ -40,7 +40,7 @@ def make_request(model: EncoderDecoder, generator: np.random.Generator, length: 
 
 
 def padded_cache(model: EncoderDecoder, requests: Sequence[Request]) -> DecoderCache:
-    """One encoder pass over sources of different lengths; the padding is junk that a mask must hide."""
+    """One encoder pass over sources of different lengths. The padding is arbitrary tokens, which the mask must hide."""
     longest = max(len(request.source) for request in requests)
     tokens = [request.source + [2 + i % 9 for i in range(longest - len(request.source))] for request in requests]
     mask = mx.array([[i < len(request.source) for i in range(longest)] for request in requests])
@@ -48,7 +48,7 @@ def padded_cache(model: EncoderDecoder, requests: Sequence[Request]) -> DecoderC
 
 
 def make_requests(model: EncoderDecoder, count: int = 60) -> list[Request]:
-    """Sources of mixed lengths, the longest ever longer, so that a memory is both replaced in place and grown."""
+    """Sources of increasing lengths, so that cross keys are both replaced in place and grown."""
     generator = np.random.default_rng(count)
     return [make_request(model, generator, 6 + 2 * i) for i in range(count)]
 
@@ -56,7 +56,7 @@ def make_requests(model: EncoderDecoder, count: int = 60) -> list[Request]:
 def drive(
     model: EncoderDecoder, requests: list[Request], rows: int, rounds: int, seed: int, tolerance: float = TOLERANCE
 ) -> dict[str, int]:
-    """Random passes, rewinds, refills and frozen rows, each pass compared with the runs alone. Counts what happened."""
+    """Compare random passes, rewinds, refills and frozen rows with the expected logits. Counts the events."""
     generator = np.random.default_rng(seed)
     waiting = iter(requests)
     active = [next(waiting) for _ in range(rows)]
@@ -65,7 +65,7 @@ def drive(
     for turn in range(rounds):
         width = int(generator.integers(1, 7))
         frozen = {b for b in range(rows) if rows > 1 and generator.random() < 0.15}
-        counts = [int(generator.integers(1, width + 1)) for _ in active]  # shorter rows end in padding
+        counts = [int(generator.integers(1, width + 1)) for _ in active]  # shorter rows are padded at the end
         passed = []
         for request, count in zip(active, counts, strict=True):
             real = request.tokens[request.cut : request.cut + count]
@@ -76,12 +76,12 @@ def drive(
             if b in frozen:
                 seen["frozen"] += 1
                 continue
-            wanted = request.expected[request.cut : request.cut + count]
-            got = logits[b, : wanted.shape[0]]
-            assert mx.abs(got - wanted).max().item() < tolerance, (turn, b)
+            expected = request.expected[request.cut : request.cut + count]
+            got = logits[b, : expected.shape[0]]
+            assert mx.abs(got - expected).max().item() < tolerance, (turn, b)
             if tolerance == TOLERANCE:
-                assert mx.array_equal(mx.argmax(got, axis=-1), mx.argmax(wanted, axis=-1)), (turn, b)
-            request.cut += int(generator.integers(0, wanted.shape[0] + 1))  # accepted; the rest is rejected
+                assert mx.array_equal(mx.argmax(got, axis=-1), mx.argmax(expected, axis=-1)), (turn, b)
+            request.cut += int(generator.integers(0, expected.shape[0] + 1))  # accepted; the others are rejected
         cache.trim_to([request.cut for request in active])
         if done := [b for b, request in enumerate(active) if request.cut > 78 or generator.random() < 0.12]:
             capacity = cache.source_capacity
@@ -90,7 +90,7 @@ def drive(
             for b, request in zip(done, fresh, strict=True):
                 active[b] = request
             seen["grown" if cache.source_capacity > capacity else "replaced"] += 1
-        if rows > 1 and turn % 11 == 10:  # all rewound to one offset: back to one offset
+        if rows > 1 and turn % 11 == 10:  # rewind all rows to one offset
             lowest = min(request.cut for request in active)
             for request in active:
                 request.cut = lowest
@@ -99,20 +99,20 @@ def drive(
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_a_row_of_a_ragged_batch_equals_a_run_alone(folder: Path) -> None:
+def test_a_row_of_a_ragged_batch_equals_a_single_row(folder: Path) -> None:
     model, _ = load_golden(folder)
     seen = drive(model, make_requests(model), rows=4, rounds=45, seed=1)
     assert min(seen.values()) > 0, seen
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_any_number_of_rows(rows: int) -> None:
+def test_batches_of_any_size_equal_single_rows(rows: int) -> None:
     model = tiny_model()
     drive(model, make_requests(model), rows=rows, rounds=40, seed=rows)
 
 
 @pytest.mark.parametrize("changes", [{}, {"model_type": "umt5", "feed_forward_proj": "gated-gelu"}], ids=str)
-def test_strict_passes_are_ragged_too(changes: dict[str, object]) -> None:
+def test_passes_over_reserved_buffers_equal_single_rows(changes: dict[str, object]) -> None:
     model = tiny_model(**changes)
     generator = np.random.default_rng(0)
     requests = [make_request(model, generator, 6) for _ in range(3)]
@@ -129,7 +129,7 @@ def test_strict_passes_are_ragged_too(changes: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-def test_a_batch_keeps_its_type(dtype: mx.Dtype) -> None:
+def test_a_batch_keeps_its_dtype(dtype: mx.Dtype) -> None:
     model = tiny_model()
     model.set_dtype(dtype)
     drive(model, make_requests(model), rows=3, rounds=25, seed=3, tolerance=0.5 if dtype == mx.bfloat16 else 0.1)
@@ -145,7 +145,7 @@ def test_a_batch_keeps_its_type(dtype: mx.Dtype) -> None:
     assert {array.dtype for array in held} == {dtype}
 
 
-def test_padding_of_a_source_changes_no_row() -> None:
+def test_source_padding_changes_no_row() -> None:
     model = tiny_model()
     requests = [make_request(model, np.random.default_rng(i), 3 + 9 * i) for i in range(4)]
     logits = model.decode(mx.array([request.tokens[:12] for request in requests]), padded_cache(model, requests))
@@ -153,7 +153,7 @@ def test_padding_of_a_source_changes_no_row() -> None:
         assert mx.abs(row - request.expected[:12]).max().item() < 1e-5
 
 
-def test_selected_rows_go_on_as_before() -> None:
+def test_selected_rows_continue_unchanged() -> None:
     model = tiny_model()
     requests = [make_request(model, np.random.default_rng(i), 9) for i in range(4)]
     cache = padded_cache(model, requests)
@@ -166,8 +166,8 @@ def test_selected_rows_go_on_as_before() -> None:
         assert mx.abs(row - request.expected[cut : cut + 4]).max().item() < TOLERANCE
 
 
-def test_a_free_slot_is_finite_and_harms_nobody() -> None:
-    """A row whose mask has no token; then a request takes it, over whatever the slot has computed."""
+def test_a_free_slot_stays_finite_and_changes_no_row() -> None:
+    """A row without source tokens; later a request takes its slot, over the stale contents."""
     model = tiny_model()
     request = make_request(model, np.random.default_rng(0), 9)
     length = len(request.source)
@@ -185,7 +185,7 @@ def test_a_free_slot_is_finite_and_harms_nobody() -> None:
 
 
 def test_assigning_copies_no_other_row() -> None:
-    """Within the source capacity the buffers are written in place: no new buffer of their size is allocated."""
+    """Within the source capacity, buffers are updated in place: nothing of their size is allocated."""
     model = tiny_model(d_kv=64)
     source = mx.array([[5] * 256])
     cache = model.make_cache(model.encode(mx.broadcast_to(source, (32, 256))))
@@ -201,12 +201,12 @@ def test_assigning_copies_no_other_row() -> None:
 
 @pytest.mark.parametrize("offsets", [[9], [9, 9, 9, 9], [9, 12, 10, 11]], ids=["one row", "shared", "ragged"])
 def test_a_pass_copies_no_cache(offsets: list[int]) -> None:
-    """Keys and values are written in place: what a pass allocates is far below one of its buffers."""
+    """Keys and values are updated in place: a pass allocates far less than one buffer."""
     model = tiny_model(d_kv=64)
     cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * len(offsets))))
     cache.reserve(4096)
     mx.eval(model.decode(mx.array([[3] * 16] * len(offsets)), cache))
-    for _ in range(2):  # the first pass also makes the window of biases
+    for _ in range(2):  # the first pass also allocates the position table
         cache.trim_to(offsets)
         before = mx.get_active_memory()
         mx.reset_peak_memory()
@@ -239,12 +239,12 @@ def rows_rewound_one_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query sees the key behind its own position as well: the bias is right, the mask is not."""
+    """A query also attends to the key after its own position."""
     masks = RelativePositionBias.__call__
 
     def open_one_more(self: RelativePositionBias, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
-        behind = mx.arange(windows.shape[1]) == offsets[:, None, None, None] + 1 + mx.arange(length)[:, None]
-        return [mx.where(behind, 0.0, mask) for mask in masks(self, windows, offsets, length)]
+        next_key = mx.arange(windows.shape[1]) == offsets[:, None, None, None] + 1 + mx.arange(length)[:, None]
+        return [mx.where(next_key, 0.0, mask) for mask in masks(self, windows, offsets, length)]
 
     monkeypatch.setattr(RelativePositionBias, "__call__", open_one_more)
 
@@ -259,7 +259,7 @@ def bias_of_the_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bias_of_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows are masked as the first one is."""
+    """All rows use the mask of the first row."""
     masks = RelativePositionBias.__call__
     monkeypatch.setattr(
         RelativePositionBias,
@@ -269,7 +269,7 @@ def bias_of_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stale_cross_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slot begins anew, but still reads the source of the request before."""
+    """The slot still attends over the source of its previous request."""
 
     def keep_cross_attention(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
         for row in rows:
@@ -279,7 +279,7 @@ def stale_cross_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stale_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory is new, but as much of it is hidden as there was in the request before."""
+    """The slot has a new source, but the mask of its previous request."""
     assign = DecoderCache.assign
 
     def keep_mask(self: DecoderCache, rows: Sequence[int], fresh: DecoderCache) -> None:
@@ -309,14 +309,14 @@ def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(model_type=model_type)
-    requests = make_requests(model)  # what is expected comes from the code without the fault
+    requests = make_requests(model)  # the expected logits come from the code without the fault
     mx.eval([request.expected for request in requests])
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         drive(model, requests, rows=4, rounds=40, seed=2)
 
 
-def test_without_a_fault_the_same_events_pass() -> None:
+def test_the_same_events_pass_without_a_fault() -> None:
     for model_type in ("t5", "umt5"):
         model = tiny_model(model_type=model_type)
         seen = drive(model, make_requests(model), rows=4, rounds=40, seed=2)

@@ -1,5 +1,4 @@
-"""The contract of a cache: each row appends at its offset and rewinds to any absolute offset, as if the rest had never
-been, whatever the other rows do."""
+"""The contract of a cache: each row appends at its offset, and can rewind to any earlier offset without a trace."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def make(rows: int, heads: int = 1, width: int = 2, dtype: mx.Dtype = mx.float32
 
 
 def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-    """What a pass does with it."""
+    """Append as a pass does."""
     length = keys.shape[2]
     cache.reserve(cache.offset + length)
     cache.layers[0].write_index = cache.write_index(length)
@@ -31,11 +30,11 @@ def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.ar
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_cache_with_rewinds_equals_a_list(rows: int, dtype: mx.Dtype) -> None:
-    """Random appends and rewinds of each row against plain arrays, across several growth steps."""
+    """Compare random appends and rewinds with plain arrays, across several growth steps."""
     generator = np.random.default_rng(rows)
     cache, kept = make(rows, 2, 3, dtype), [np.zeros((2, 0, 3), np.float32) for _ in range(rows)]
     for turn in range(160):
-        # small integers, which every type holds exactly
+        # small integers, which every dtype represents exactly
         new = generator.integers(-99, 99, (rows, 2, generator.integers(1, 9), 3)).astype(np.float32)
         kept = [np.concatenate(pair, axis=1) for pair in zip(kept, new, strict=True)]
         keys, values = append(cache, mx.array(new).astype(dtype), mx.array(-new).astype(dtype))
@@ -45,7 +44,7 @@ def test_a_cache_with_rewinds_equals_a_list(rows: int, dtype: mx.Dtype) -> None:
             assert np.array_equal(np.array(keys[b, :, held].astype(mx.float32)), row)
             assert np.array_equal(np.array(values[b, :, held].astype(mx.float32)), -row)
         offsets = [int(generator.integers(max(0, row.shape[1] - 6), row.shape[1] + 1)) for row in kept]
-        if turn % 16 == 0:  # all rows at one offset again, as after a round that all of them accepted
+        if turn % 16 == 0:  # all rows at one offset, as after a round in which all accepted
             offsets = [min(offsets)] * rows
         cache.trim_to(offsets if turn % 2 else (offsets[0] if len(set(offsets)) == 1 else offsets))
         kept = [row[:, :offset] for row, offset in zip(kept, offsets, strict=True)]
@@ -63,7 +62,7 @@ def test_a_rewind_is_absolute_idempotent_and_never_forward() -> None:
         cache.trim_to(-1)
 
 
-def test_rows_are_rewound_one_by_one() -> None:
+def test_rows_are_rewound_separately() -> None:
     cache = make(3)
     append(cache, mx.ones((3, 1, 5, 2)), mx.ones((3, 1, 5, 2)))
     for offsets, expected in (([5, 3, 4], [5, 3, 4]), ([9, 9, 2], [5, 3, 2]), (4, [4, 3, 2])):
@@ -84,7 +83,7 @@ def test_a_rewind_moves_no_data() -> None:
     assert all(new is old for new, old in zip(cache.arrays, before, strict=True))
 
 
-def test_selected_rows_are_what_they_were() -> None:
+def test_selected_rows_keep_their_contents() -> None:
     cache = make(4, 2, 3)
     new = mx.random.normal((4, 2, 6, 3), key=mx.random.key(0))
     append(cache, new, -new)
@@ -95,7 +94,7 @@ def test_selected_rows_are_what_they_were() -> None:
     assert mx.array_equal(keys[0, :, :3], new[3, :, :3]) and mx.array_equal(keys[1, :, :6], new[0])
 
 
-def test_what_was_reserved_is_attended_over_from_the_first_pass_and_grows_only_when_full() -> None:
+def test_passes_attend_over_the_reserved_capacity_which_grows_only_when_full() -> None:
     cache = make(2)
     cache.reserve(70)
     for length in (1, 7, 30):

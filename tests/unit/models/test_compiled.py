@@ -78,7 +78,7 @@ def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) 
 
 
 def transposed(model: EncoderDecoder, folder: Path) -> int:
-    """How many nodes of the graph of a pass over one position transpose something."""
+    """The number of transpositions in the graph of a pass over one position."""
     cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
     mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
     states = model.states(mx.array([[5]]), cache)
@@ -86,7 +86,7 @@ def transposed(model: EncoderDecoder, folder: Path) -> int:
     return (folder / "graph").read_text().count('"Transpose"')
 
 
-def test_a_pass_over_one_position_transposes_keys_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_over_one_position_transposes_only_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     layers = len(model.decoder.layers)
     assert transposed(model, tmp_path) == 2 * layers
@@ -104,7 +104,7 @@ def test_a_linear_layer_uses_its_current_weight_even_before_finalize() -> None:
     assert list(layer.parameters()) == ["weight"]
 
 
-def test_weights_that_are_replaced_are_given_back() -> None:
+def test_replaced_weights_are_freed_by_finalize() -> None:
     model = tiny_model(d_model=256, d_ff=4096)
     cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
     mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
@@ -114,15 +114,15 @@ def test_weights_that_are_replaced_are_given_back() -> None:
     model.finalize()
     gc.collect()
     size = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
-    assert mx.get_active_memory() < before - 0.9 * size  # as much as they take now, for they took twice that
+    assert mx.get_active_memory() < before - 0.9 * size  # the new weights take half the size of the old ones
 
 
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "as written"])
-def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(
+def test_the_number_of_operations_is_independent_of_the_number_of_rows(
     model_type: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over 1 + K positions, rows at different offsets."""
+    """In a pass over 1 + K positions with rows at different offsets."""
     if not compiled:
         monkeypatch.setattr(mx, "compile", lambda function: function)
     model, taken = tiny_model(model_type=model_type), []
@@ -137,7 +137,7 @@ def test_a_pass_takes_as_many_operations_for_many_rows_as_for_one(
     assert len(set(taken)) == 1, taken
 
 
-def test_operations_that_grow_with_the_rows_are_counted() -> None:
+def test_operations_per_row_are_counted() -> None:
     x = mx.ones((8, 4))
     mx.eval(x)
     assert operations(x.T.reshape(2, 16)[:1]) == {}

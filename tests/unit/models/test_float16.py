@@ -1,4 +1,4 @@
-"""float16 cannot overflow, and nothing else changes."""
+"""Rescaled weights cannot overflow in float16, and compute the same function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def logits_of(model: EncoderDecoder) -> mx.array:
 
 
 def overflowing(folder: Path, changes: dict[str, Any]) -> Path:
-    """A model whose residual stream passes 65504 in its first feed-forward layer, as T5's does."""
+    """Write a model whose residual stream exceeds 65504 in its first feed-forward, as in T5."""
     config = CONFIG | changes
     model = tiny_model(scale=0.4, **changes)
     for stack in (model.encoder, model.decoder):
@@ -43,7 +43,7 @@ def overflowing(folder: Path, changes: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rescaled_logits_are_the_same_to_the_bit_in_float32(family: str, tmp_path: Path) -> None:
+def test_rescaled_logits_are_bit_identical_in_float32(family: str, tmp_path: Path) -> None:
     folder = overflowing(tmp_path / "hf", FAMILIES[family])
     raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
     rescaled, weights = models.for_float16(raw, checkpoint)
@@ -55,31 +55,31 @@ def test_rescaled_logits_are_the_same_to_the_bit_in_float32(family: str, tmp_pat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_float16_equals_float32_within_its_own_rounding(family: str, tmp_path: Path) -> None:
+def test_float16_equals_float32_up_to_rounding(family: str, tmp_path: Path) -> None:
     folder = overflowing(tmp_path / "hf", FAMILIES[family])
     exact = logits_of(load(folder, dtype="float32").model)
 
     plain, _ = load(folder, dtype="float32")
     plain.set_dtype(mx.float16)
-    assert not mx.isfinite(logits_of(plain)).all().item()  # this is what the rescaling is for
+    assert not mx.isfinite(logits_of(plain)).all().item()  # without rescaling it overflows
 
     converted, _ = load(convert(str(folder), tmp_path / "out", Storage("float16")), dtype="float16")
     in_memory, _ = load(folder, dtype="float16")
     assert converted.embedding.weight.dtype == mx.float16
     assert mx.array_equal(logits_of(converted), logits_of(in_memory))
-    # float16 keeps 11 bits; the same models at a size that fits lose up to 0.03 of the largest logit in it
+    # float16 has 11 significant bits: models of a smaller scale lose up to 3 % of their largest logit in it
     assert mx.abs(logits_of(converted) - exact).max().item() < 1e-2 * mx.abs(exact).max().item()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_bound_holds_for_any_input(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record everything that enters a norm while random inputs run through."""
+    """Check the inputs of every norm on random tokens."""
     folder = overflowing(tmp_path / "hf", FAMILIES[family])
     raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
     stream, _ = bounds(T5Config.from_dict(raw, checkpoint), checkpoint)
     seen: list[float] = []
     norm = mx.fast.rms_norm
-    monkeypatch.setattr(mx, "compile", lambda function: function)  # which would show shapes, and no values
+    monkeypatch.setattr(mx, "compile", lambda function: function)  # compiled passes would have no values
     monkeypatch.setattr(mx.fast, "rms_norm", lambda x, *rest: (seen.append(mx.abs(x).max().item()), norm(x, *rest))[1])
     model, _ = load(folder, dtype="float32")
     generator = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def test_the_bound_holds_for_any_input(family: str, tmp_path: Path, monkeypatch:
     assert 65504 < max(seen) <= stream
 
 
-def test_a_model_that_fits_is_left_alone(tmp_path: Path) -> None:
+def test_a_model_without_overflow_is_unchanged(tmp_path: Path) -> None:
     folder = save_hugging_face(tiny_model(), tmp_path / "hf", CONFIG)
     raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
     assert needed_exponent(T5Config.from_dict(raw, checkpoint), checkpoint) == 0

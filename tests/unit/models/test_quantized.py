@@ -1,4 +1,4 @@
-"""Quantised weights: the folder alone tells how, and memory and file give the same model."""
+"""Quantized weights: the tensors of a folder determine the format, and quantizing on load equals converting."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def quantized_layers(model: EncoderDecoder) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-def test_a_folder_alone_tells_how_it_is_quantised(bits: int, group_size: int, tmp_path: Path) -> None:
+def test_the_quantization_of_a_folder_follows_from_its_tensors(bits: int, group_size: int, tmp_path: Path) -> None:
     output = convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", bits, group_size))
     from_file, _ = load(output)
     layers = quantized_layers(from_file)
     assert set(layers.values()) == {(bits, group_size)} and "decoder.layers.0.ff.wo" in layers
-    assert "embedding" not in layers  # the tied head is kept by default
+    assert "embedding" not in layers  # the tied head is not quantized by default
     in_memory, _ = load(DRAFT, dtype="bfloat16", quantize=bits, group_size=group_size)
     in_memory.set_dtype(mx.float32)
     tokens = mx.array([[3, 4, 1]])
@@ -42,7 +42,7 @@ def test_a_folder_alone_tells_how_it_is_quantised(bits: int, group_size: int, tm
     assert mx.array_equal(*logits)
 
 
-def test_the_head_is_kept_and_stays_exact(tmp_path: Path) -> None:
+def test_the_head_is_not_quantized(tmp_path: Path) -> None:
     model, _ = load(convert(str(DRAFT), tmp_path / "out", Storage("bfloat16", 4)))
     layers = quantized_layers(model)
     assert "decoder.layers.0.ff.wo" in layers and "embedding" not in layers
@@ -50,7 +50,7 @@ def test_the_head_is_kept_and_stays_exact(tmp_path: Path) -> None:
     assert mx.array_equal(model.embedding.weight, original.embedding.weight)
 
 
-def test_the_head_is_the_embedding_only_where_they_are_tied(tmp_path: Path) -> None:
+def test_the_embedding_is_quantized_unless_it_is_the_head(tmp_path: Path) -> None:
     config = CONFIG | {"d_model": 64, "d_ff": 64, "d_kv": 32}
     for is_tied in (True, False):
         changes = {"d_model": 64, "d_ff": 64, "d_kv": 32, "tie_word_embeddings": is_tied}
@@ -59,7 +59,7 @@ def test_the_head_is_the_embedding_only_where_they_are_tied(tmp_path: Path) -> N
         assert ("embedding" in layers) == (not is_tied) and "head" not in layers
 
 
-def test_quantised_parts_are_what_mlx_quantises(tmp_path: Path) -> None:
+def test_quantized_parts_equal_those_of_mlx(tmp_path: Path) -> None:
     inner = checkpoints.read(DRAFT)
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"
     outer = QuantizedCheckpoint(inner, {name}, 4, 64)
@@ -74,14 +74,14 @@ def test_quantised_parts_are_what_mlx_quantises(tmp_path: Path) -> None:
         assert outer.info(part).shape == theirs.shape and outer.info(part).dtype == theirs.dtype
 
 
-def test_eight_bits_still_write_the_same_sentence() -> None:
+def test_eight_bits_give_the_same_sentence() -> None:
     exact, tokenizer = load(DRAFT)
     model, _ = load(DRAFT, quantize=8)
     assert generate(model, tokenizer, PROMPT).text == generate(exact, tokenizer, PROMPT).text
 
 
-def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
-    folder = save_hugging_face(tiny_model(), tmp_path / "hf", CONFIG)  # rows of 16 and 32
+def test_an_error_names_why_a_model_cannot_be_quantized(tmp_path: Path) -> None:
+    folder = save_hugging_face(tiny_model(), tmp_path / "hf", CONFIG)  # 16 and 32 columns
     with pytest.raises(InputError, match="groups of 64"):
         load(folder, quantize=4)
     for options in ({"quantize": 3}, {"quantize": 4, "group_size": 48}):
@@ -93,14 +93,14 @@ def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
             load(output, **options)  # type: ignore[arg-type]
 
 
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_missing_part(tmp_path: Path) -> None:
     quantized = QuantizedCheckpoint(checkpoints.read(DRAFT), {"encoder.block.0.layer.0.SelfAttention.q.weight"}, 4, 64)
-    model, _ = load(DRAFT)  # q, k and v are one layer: quantising one of them alone cannot be right
+    model, _ = load(DRAFT)  # q, k and v form one layer, so all must be quantized
     with pytest.raises(CheckpointError, match=r"SelfAttention\.k\."):
         type(model)(model.config).load_checkpoint(quantized)
 
 
-def test_asking_for_a_name_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_up_a_name_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoints.read(DRAFT)
     monkeypatch.setattr(type(checkpoint), "__getitem__", lambda *_: pytest.fail("read a tensor"))
     assert "shared.weight" in checkpoint and "no.such.weight" not in checkpoint
