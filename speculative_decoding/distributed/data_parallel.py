@@ -1,4 +1,4 @@
-"""Decodes rows on several ranks, each of which has the whole model. Knows nothing of models or of what rows contain.
+"""Decodes rows on several ranks that each have the whole model. Knows nothing of models or of the contents of rows.
 
 Rank 0 hands out the rows, a few at a time, and collects the results. So one process writes the output, and a faster
 rank gets more rows.
@@ -27,7 +27,7 @@ class DataParallel(Generic[Result]):
     Args:
         decode: Decodes rows in this process.
         channel: The connections to the other ranks.
-        ranks: The other ranks, each of which runs `serve_rows`.
+        ranks: The other ranks, which run `serve_rows`.
         max_pending: Unfinished rows per other rank. Fewer would let it wait while this process computes.
         parse: Makes a result from its fields, as JSON has them.
     """

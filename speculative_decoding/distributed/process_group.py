@@ -1,4 +1,4 @@
-"""This process's place among those that `mlx.launch` started, and its connections to them."""
+"""The processes that `mlx.launch` started together, and the connections between them."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def join_process_group(on_lost: OnLost) -> ProcessGroup:
             return ProcessGroup(group, group.rank(), group.size(), open_channel(group, on_lost))
         except (RuntimeError, ValueError, OSError) as error:
             raise InputError(
-                "the environment is that of mlx.launch, but the other processes cannot be reached "
-                f"({error}); see docs/several-machines.md, or start without mlx.launch"
+                f"mlx.launch: the other processes cannot be reached ({error}); see docs/several-machines.md, or start "
+                "the command without mlx.launch"
             ) from error
         finally:
             faulthandler.cancel_dump_traceback_later()

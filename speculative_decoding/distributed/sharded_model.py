@@ -86,7 +86,7 @@ def number_of_ranks(model: EncoderDecoder) -> int:
 
 
 class AllReduce(nn.Module):
-    """Sums the outputs of a layer over the ranks, each of which holds some of the layer's inputs.
+    """Sums the outputs of a layer over the ranks, because each rank holds only some of the layer's inputs.
 
     `mlx.nn.layers.distributed.ShardedToAllLinear` cuts its weight from a complete one; here each rank has read only
     its shard, and the layer may be quantized.

@@ -33,7 +33,9 @@ class TrainingGroup:
         try:
             return cls(mx.distributed.init())
         except (RuntimeError, ValueError) as error:
-            raise InputError(f"the other processes of this training cannot be reached ({error})") from error
+            raise InputError(
+                f"training: the other processes cannot be reached ({error}); start all with one mlx.launch"
+            ) from error
 
     @property
     def rank(self) -> int:
@@ -60,7 +62,9 @@ class TrainingGroup:
             averaged = nn.average_gradients(tree, self.group)
             mx.eval(averaged)
         except RuntimeError as error:
-            raise InputError("another process of this training has ended; see what it said, and --resume") from error
+            raise InputError(
+                "training: another process has ended; see its messages, and continue with --resume"
+            ) from error
         return averaged
 
     def from_first(self, number: float) -> float:

@@ -50,7 +50,7 @@ class EncoderDecoder(nn.Module):
 
     @property
     def image_token(self) -> int | None:
-        """The token that stands for an image in a source. Images are not supported."""
+        """The token that marks an image in a source. Images are not supported."""
         return None
 
     @property
@@ -230,7 +230,7 @@ class EncoderDecoder(nn.Module):
         return self.logits(self.states(tokens, cache))
 
     def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-        """Encode sources as one padded batch. Returns an encoder output (1, S, M) of its own length for each."""
+        """Encode sources as one padded batch. Returns an encoder output (1, S, M) without padding for each."""
         lengths = [len(source) for source in sources]
         longest = max(lengths)
         if longest > MAX_BATCHED_SOURCE and len(sources) > 1:

@@ -25,7 +25,7 @@ class Compiled:
         """Call the function.
 
         Args:
-            shape: Whatever determines the shapes of all arguments.
+            shape: A key that determines the shapes of all arguments.
         """
         if shape not in self._shapes:
             if len(self._shapes) >= MAX_SHAPES:

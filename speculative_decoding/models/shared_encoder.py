@@ -1,6 +1,6 @@
 """Draft models that have the target's encoder: its weights are held once, and each source is encoded once.
 
-Examples are distilbart with bart-large-cnn, and drafts of which only the decoder was distilled (Shleifer and Rush 2020,
+Examples are distilbart with bart-large-cnn, and drafts with a distilled decoder only (Shleifer and Rush 2020,
 2010.13002, "shrink and fine-tune").
 """
 

@@ -258,5 +258,5 @@ def test_a_flag_without_effect_is_refused(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setenv("MLX_RANK", "0")
     assert main_command(["--prompt", "a"]) == 2
     said = capsys.readouterr().err
-    assert "the environment is that of mlx.launch, but the other processes cannot be reached" in said
+    assert "mlx.launch: the other processes cannot be reached" in said
     assert said.count("\n") == 2 and "waiting for the other processes, 90 seconds at most" in said

@@ -33,7 +33,7 @@ class Line:
 
 
 def rank(number: int, line: Line) -> EncoderDecoder:
-    """A model on one of two ranks, both of which have all weights and sum nothing."""
+    """A model on one of two ranks. Both have all weights, and sum nothing."""
     model: Any = tiny_model()
     model.__class__ = sharded_class(type(model))
     model.broadcaster = RankBroadcaster(SimpleNamespace(is_first=number == 0, size=2, group=None, channel=line))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A row of a batch computes the same as in a batch of its own, independent of the other rows."""
+"""A row of a batch computes the same as a single row, independent of the other rows."""
 
 from __future__ import annotations
 
