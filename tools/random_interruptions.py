@@ -131,9 +131,9 @@ def texts_stopped(rounds: int) -> int:
     from speculative_decoding.cli.flags import main_parser
     from speculative_decoding.cli.run_config import run_config_from
 
-    plan = run_config_from(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
-    state = ConsoleState(plan)
-    state.open(plan)
+    config = run_config_from(main_parser().parse_args(["--interactive", "--drafter", "auto"]))
+    state = ConsoleState(config)
+    state.open(config)
 
     def answer() -> tuple[str, str]:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:

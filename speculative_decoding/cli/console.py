@@ -20,10 +20,10 @@ from .summary import summary_notes, tokens_per_second
 from .views import has_colour
 
 
-def interact(plan: RunConfig, views: Views) -> int:
+def interact(config: RunConfig, views: Views) -> int:
     """Open the models, run the console, and return the exit status."""
-    with ConsoleState(plan, PromptRunner.from_views(views)) as state:
-        state.open(plan)
+    with ConsoleState(config, PromptRunner.from_views(views)) as state:
+        state.open(config)
         note_exactness(state.session)
         with line_editing():
             return run(state)
@@ -32,7 +32,7 @@ def interact(plan: RunConfig, views: Views) -> int:
 def run(state: ConsoleState) -> int:
     """Answer lines until the user leaves, and return the exit status."""
     state.console.print(
-        f"{state.plan.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves the console."
+        f"{state.config.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves the console."
     )
     while True:
         try:

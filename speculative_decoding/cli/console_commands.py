@@ -19,7 +19,7 @@ from rich.text import Text as Line
 
 from ..errors import InputError, one_line
 from ..loading.load import BUNDLED, MODELS
-from ..loading.pair import ModelPair
+from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.options import default, option_specs
 from ..sampling.values import Bool, ListOf, Text, Value
@@ -47,12 +47,12 @@ class ConsoleState:
     """Open models and settings of the console.
 
     Args:
-        plan: the open models, and their options at the start.
+        config: the models to open, and the options at the start.
         prefix: text before every prompt.
         compare: decode each prompt in all modes.
     """
 
-    plan: RunConfig
+    config: RunConfig
     runner: PromptRunner = field(default_factory=lambda: PromptRunner(make_console()))
     prefix: str = ""
     compare: bool = False
@@ -85,24 +85,24 @@ class ConsoleState:
         replace(self.session, options=options)  # checks the options with the models
         self.session.options = options
 
-    def open(self, plan: RunConfig, pair: ModelPair | None = None) -> None:
-        """Load the models of the plan, including a draft that is not used yet. pair: these models, if found before."""
-        self.session = self._opened.enter_context(plan.session(pair or plan.open(use_draft=True)))
-        self.plan = plan
+    def open(self, config: RunConfig, pair: ModelPair | None = None) -> None:
+        """Load the models, including a draft that is not used yet. pair: the models, if they were found before."""
+        self.session = self._opened.enter_context(config.session(pair or config.open(use_draft=True)))
+        self.config = config
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
-        if self.plan.models.process_group is not None:
+        if self.config.models.process_group is not None:
             raise InputError("several processes share the model; restart with the other one")
-        folders = ModelFlags(model, draft_model, self.plan.models.dtype).find()
+        paths = ModelFlags(model, draft_model, self.config.models.dtype).find()
         changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
-        previous = replace(self.plan, options=self.options)
-        plan = make_run_config(folders, changed, self.plan.flags)
-        pair = plan.open(use_draft=True)
+        previous = replace(self.config, options=self.options)
+        config = make_run_config(paths, changed, self.config.flags)
+        pair = config.open(use_draft=True)
         self._opened.close()
         del self.session  # free the old target before loading the new one
         try:
-            self.open(plan, pair)
+            self.open(config, pair)
         except BaseException:
             self.open(previous)
             raise
@@ -285,7 +285,7 @@ def model_names() -> list[str]:
 
 
 def describe_models(state: ConsoleState) -> str:
-    return replace(state.plan, options=state.options).describe()
+    return replace(state.config, options=state.options).describe()
 
 
 @Command("/model [TARGET [DRAFT]]", "use other models, or show the current ones", describe_models, model_names)
@@ -297,9 +297,9 @@ def set_model(state: ConsoleState, text: str) -> None:
         state.open_other_models(names[0], names[1] if len(names) > 1 else None)
 
 
-@Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names()])
+@Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
 def set_draft_model(state: ConsoleState, text: str) -> None:
-    state.open_other_models(str(state.plan.models.target), parse(Text(), text.strip(), "the draft"))
+    state.open_other_models(str(state.config.models.target), parse(Text(), text.strip(), "the draft"))
 
 
 @Command("/stats", "statistics of this session")

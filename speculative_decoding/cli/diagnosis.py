@@ -80,16 +80,16 @@ class WeightSizes:
         return self.dtype if self.bits is None else f"{self.bits} bits"
 
 
-def diagnose(plan: RunConfig) -> dict[str, Any]:
+def diagnose(config: RunConfig) -> dict[str, Any]:
     """Measure the device, check kernels and drafts in several precisions, and return the report."""
     device = device_facts()
-    folder = plan.models.target
-    pair = plan.open()
-    build_decoder_prompt(pair.target.model, pair.target.tokenizer, plan.options)  # raises if a language is missing
+    folder = config.models.target
+    pair = config.open()
+    build_decoder_prompt(pair.target.model, pair.target.tokenizer, config.options)  # raises if a language is missing
     draft = pair.draft
     draft_bytes = 0 if draft is None else sum(draft.checkpoint.info(name).nbytes for name in draft.checkpoint)
-    own_sizes = weight_sizes(folder, plan.models.dtype)
-    config = pair.target.model.config
+    own_sizes = weight_sizes(folder, config.models.dtype)
+    model_config = pair.target.model.config
     found: dict[str, Any] = {
         "format": FORMAT,
         "versions": versions(),
@@ -102,16 +102,16 @@ def diagnose(plan: RunConfig) -> dict[str, Any]:
             "architecture": type(pair.target.model).__name__,
             "precision": own_sizes.precision,
             "bytes": own_sizes.nbytes,
-            "vocab_size": config.vocab_size,
-            "d_model": config.d_model,
-            "decoder_layers": config.decoder_layers,
-            "d_ff": config.decoder.d_ff,
-            "heads": config.decoder.num_heads,
-            "head_width": config.decoder.head_dim,
+            "vocab_size": model_config.vocab_size,
+            "d_model": model_config.d_model,
+            "decoder_layers": model_config.decoder_layers,
+            "d_ff": model_config.decoder.d_ff,
+            "heads": model_config.decoder.num_heads,
+            "head_width": model_config.decoder.head_dim,
         },
         "draft": None,
     }
-    if draft is not None and plan.models.draft is not None:
+    if draft is not None and config.models.draft is not None:
         kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
         found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
     del pair, draft  # free memory for the loaded models below
@@ -119,13 +119,13 @@ def diagnose(plan: RunConfig) -> dict[str, Any]:
     prompts = list(self_test_prompts(public_name(folder)))
     precisions = []
     for precision in precisions_to_test(own_sizes):
-        entry = size_entry(precision, own_sizes, plan, draft_bytes, device)
+        entry = size_entry(precision, own_sizes, config, draft_bytes, device)
         if entry["skipped"] is None and precision.is_tested:
             say(f"{precision.name}: measuring passes, checking kernels and drafts ...")
             with warnings.catch_warnings():
                 if precision.name != own_sizes.precision:
                     warnings.simplefilter("ignore")  # the first precision printed them
-                entry |= check_precision(plan, precision, prompts, has_tf32=bool(found["tf32"]))
+                entry |= check_precision(config, precision, prompts, has_tf32=bool(found["tf32"]))
             gc.collect()
             mx.clear_cache()
         precisions.append(entry)
@@ -182,7 +182,7 @@ def is_read_by_pass(path: str, *, has_head: bool) -> bool:
 
 
 def size_entry(
-    precision: Precision, own: WeightSizes, plan: RunConfig, draft_bytes: int, device: Mapping[str, Any]
+    precision: Precision, own: WeightSizes, config: RunConfig, draft_bytes: int, device: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Report whether the weights fit, and why a precision is skipped."""
     entry: dict[str, Any] = {
@@ -198,7 +198,7 @@ def size_entry(
         return entry | {"skipped": "the folder is already quantized"}
     else:
         try:
-            sizes = weight_sizes(plan.models.target, precision.dtype or plan.models.dtype, precision.quantize)
+            sizes = weight_sizes(config.models.target, precision.dtype or config.models.dtype, precision.quantize)
         except InputError as error:
             say(f"{precision.name}: {error}")  # not part of the report, because it may name a path
             return entry | {"skipped": "this model has no such precision"}
@@ -218,10 +218,12 @@ def size_entry(
     return entry
 
 
-def check_precision(plan: RunConfig, precision: Precision, prompts: Sequence[str], *, has_tf32: bool) -> dict[str, Any]:
+def check_precision(
+    config: RunConfig, precision: Precision, prompts: Sequence[str], *, has_tf32: bool
+) -> dict[str, Any]:
     """Load the models in this precision, then measure and check them."""
-    plan = replace(plan, models=replace(plan.models, dtype=precision.dtype or plan.models.dtype))
-    with plan.session(plan.models.open(quantize=precision.quantize)) as session:
+    config = replace(config, models=replace(config.models, dtype=precision.dtype or config.models.dtype))
+    with config.session(config.models.open(quantize=precision.quantize)) as session:
         checks = kernel_checks(session.model, tf32=has_tf32)
         return {
             **measure_costs(session),

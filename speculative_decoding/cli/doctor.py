@@ -23,7 +23,7 @@ Diagnosis = Mapping[str, Any]
 STYLES = {"pass": "green", "FAIL": "bold red"}
 
 
-def examine(plan: RunConfig, json_file: str | None) -> int:
+def examine(config: RunConfig, json_file: str | None) -> int:
     """Print the report and return the exit status: 1 if a check failed.
 
     json_file: where the diagnosis is written as JSON; "-" means standard output.
@@ -31,7 +31,7 @@ def examine(plan: RunConfig, json_file: str | None) -> int:
     to_stdout = json_file == "-"
     path = None if json_file is None or to_stdout else Path(json_file)
     require_writable("json", path)
-    found = diagnose(plan)
+    found = diagnose(config)
     with printing():
         print_report(found, sys.stderr if to_stdout else sys.stdout)
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"

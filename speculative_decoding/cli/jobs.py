@@ -32,7 +32,7 @@ from .run_config import RunConfig
 from .summary import job_summary
 
 
-def decode_file(plan: RunConfig, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
+def decode_file(config: RunConfig, files: Files, stats_json: Path | None, processes: ProcessGroup | None = None) -> int:
     """Decode the file and return the exit status: 1 if some lines were errors.
 
     processes: the processes that share the lines, if there are several.
@@ -41,10 +41,10 @@ def decode_file(plan: RunConfig, files: Files, stats_json: Path | None, processe
     with ExitStack() as stack:
         file = stack.enter_context(open_input(files.input))
         size = os.fstat(file.fileno()).st_size or None
-        pair = plan.open()
-        say(plan.describe())
+        pair = config.open()
+        say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
-        settings = record_settings(plan, pair, file_format)
+        settings = record_settings(config, pair, file_format)
 
         lines = read_lines(file)
         write = write_to_stdout
@@ -61,7 +61,7 @@ def decode_file(plan: RunConfig, files: Files, stats_json: Path | None, processe
             if totals.lines:
                 say(f"resuming {files.output} after line {totals.lines}")
 
-        session = stack.enter_context(plan.session(pair))
+        session = stack.enter_context(config.session(pair))
         note_exactness(session, files.slots)
         decode_rows = row_decoder(session, files)
         slots = files.slots
@@ -72,12 +72,12 @@ def decode_file(plan: RunConfig, files: Files, stats_json: Path | None, processe
             slots *= processes.size
         job = Job(
             lines,
-            LineParser(file_format, plan.options),
+            LineParser(file_format, config.options),
             decode_rows,
             write,
             slots=slots,
             # Draft counts are reproducible only if the drafts of a row do not depend on earlier rows.
-            with_draft_counts=isinstance(plan.options.num_draft_tokens, int) and plan.drafter in ("none", "model"),
+            with_draft_counts=isinstance(config.options.num_draft_tokens, int) and config.drafter in ("none", "model"),
             totals=totals,
         )
         may_be_bar = files.output is not None or not sys.stdout.isatty()  # a bar would mix with records on the screen
@@ -90,7 +90,7 @@ def decode_file(plan: RunConfig, files: Files, stats_json: Path | None, processe
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
             return 130
 
-    say(job_summary(totals, plan.options))
+    say(job_summary(totals, config.options))
     if stats_json is not None:
         write_stats(stats_json, pair.folders | settings | {"slots": files.slots} | totals.as_dict())
     return 1 if totals.errors else 0
@@ -100,9 +100,9 @@ def row_decoder(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
 
 
-def serve_file(plan: RunConfig, files: Files, processes: ProcessGroup) -> int:
+def serve_file(config: RunConfig, files: Files, processes: ProcessGroup) -> int:
     """Decode the rows that the first process sends, and return the exit status."""
-    with plan.session(plan.open()) as session:
+    with config.session(config.open()) as session:
         return serve_rows(row_decoder(session, files), processes.channel)
 
 
@@ -121,26 +121,26 @@ def open_input(name: str) -> BufferedReader:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
 
 
-def record_settings(plan: RunConfig, pair: ModelPair, file_format: str) -> dict[str, Any]:
+def record_settings(config: RunConfig, pair: ModelPair, file_format: str) -> dict[str, Any]:
     """Return every setting that changes records. Models are identified by content, not by name."""
-    options = asdict(plan.options) | asdict(plan.flags)
+    options = asdict(config.options) | asdict(config.flags)
     del options["recalibrate"]
     options["strict"] = bool(options["strict"])  # earlier versions stored it as a bool
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-        "drafter": plan.drafter,
-        "dtype": plan.models.dtype,
+        "drafter": config.drafter,
+        "dtype": config.models.dtype,
         "target_sha256": fingerprint(pair.target),
         "draft_sha256": None if pair.draft is None else fingerprint(pair.draft),
         "input_format": file_format,
     }
 
 
-def fingerprint(opened: ModelHandle | DraftHeadHandle) -> str:
+def fingerprint(handle: ModelHandle | DraftHeadHandle) -> str:
     """Hash a model's manifest; without a manifest, the names, sizes and dates of its files."""
-    files: Mapping[str, Any] = manifest.files_of(opened.folder)
+    files: Mapping[str, Any] = manifest.files_of(handle.folder)
     if not files:
-        files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in opened.folder.iterdir()}
+        files = {path.name: [path.stat().st_size, int(path.stat().st_mtime)] for path in handle.folder.iterdir()}
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 

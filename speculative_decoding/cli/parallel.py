@@ -65,12 +65,12 @@ def choose_parallel(chosen: argparse.Namespace) -> None:
 def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
     """Compute for rank 0 until it leaves. Returns the exit status."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    plan = run_config_from(chosen)
+    config = run_config_from(chosen)
     if chosen.parallel == "data":
         from .jobs import serve_file
 
-        return serve_file(plan, flags_from(Files, chosen), processes)
-    target = replace(plan.models, process_group=processes).open(use_draft=False).target
+        return serve_file(config, flags_from(Files, chosen), processes)
+    target = replace(config.models, process_group=processes).open(use_draft=False).target
     target.load_weights()
     model = target.model
     assert isinstance(model, ShardedModel)

@@ -117,23 +117,28 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
         raise InputError(f"server: requires {' and '.join(missing)}; run pip install {' '.join(EXTRA)}")
     access = flags_from(AccessFlags, chosen)
     limits = flags_from(Limits, chosen)
-    plan = run_config_from(chosen)
-    plan = replace(plan, models=replace(plan.models, process_group=processes))
-    if plan.options.max_tokens > limits.max_output_tokens:
+    config = run_config_from(chosen)
+    config = replace(config, models=replace(config.models, process_group=processes))
+    if config.options.max_tokens > limits.max_output_tokens:
         raise InputError(
-            f"--max-tokens {plan.options.max_tokens}: above --max-output-tokens {limits.max_output_tokens}; "
+            f"--max-tokens {config.options.max_tokens}: above --max-output-tokens {limits.max_output_tokens}; "
             "change one of them"
         )
     token = access.token()
-    with access.open_socket() as opened:
-        pair = plan.open()
+    with access.open_socket() as server_socket:
+        pair = config.open()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        return asyncio.run(listen(opened, access, limits, plan, pair, token))
+        return asyncio.run(listen(server_socket, access, limits, config, pair, token))
 
 
 async def listen(
-    opened: socket.socket, access: AccessFlags, limits: Limits, plan: RunConfig, pair: ModelPair, token: str | None
+    server_socket: socket.socket,
+    access: AccessFlags,
+    limits: Limits,
+    config: RunConfig,
+    pair: ModelPair,
+    token: str | None,
 ) -> int:
     """Run the server on an open socket, and return the exit status."""
     # Imported here, because other commands work without these packages.
@@ -144,15 +149,15 @@ async def listen(
     from ..server.translation import TranslationPrompts
 
     folder = pair.target.folder
-    service = Service(DecodingThread(lambda: plan.session(pair), limits), limits, Metrics())
+    service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
     translation = TranslationPrompts.of(read_config(folder), list(access.translate))
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
     settings = ServerSettings(folder.resolve().name, translation, hosts, token, access.log_prompts, created)
     server = make_server(make_app(service, settings), service)
-    host, port, *_ = opened.getsockname()
+    host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    say(f"{plan.describe()}\n{url} (ready when GET /health answers ok)")
+    say(f"{config.describe()}\n{url} (ready when GET /health answers ok)")
     errors: list[Exception] = []
 
     def end(error: Exception | None) -> None:
@@ -161,7 +166,7 @@ async def listen(
         server.should_exit = True
 
     service.on_end = end
-    await server.serve(sockets=[opened])
+    await server.serve(sockets=[server_socket])
     if errors and isinstance(errors[0], InputError):
         raise errors[0]
     return 1 if errors else 0

@@ -157,18 +157,18 @@ def open_initial_draft(flags: TrainFlags, target: ModelHandle) -> ModelHandle | 
     """Return the draft to start from, without its weights."""
     if flags.draft_model is None:
         return None
-    opened = open_draft(find(flags.draft_model, "--draft-model"), target, dtype="float32")
-    if isinstance(opened, DraftHeadHandle) != (flags.kind == "head"):
-        found, expected = ("draft head", "model") if isinstance(opened, DraftHeadHandle) else ("model", "draft head")
+    handle = open_draft(find(flags.draft_model, "--draft-model"), target, dtype="float32")
+    if isinstance(handle, DraftHeadHandle) != (flags.kind == "head"):
+        found, expected = ("draft head", "model") if isinstance(handle, DraftHeadHandle) else ("model", "draft head")
         raise InputError(
             f"--draft-model {flags.draft_model}: wrong kind (got a {found}, expected a {expected}); "
             "name another, or change --kind"
         )
-    if any(name.endswith(".scales") for name in opened.checkpoint):
+    if any(name.endswith(".scales") for name in handle.checkpoint):
         raise InputError(f"--draft-model {flags.draft_model}: quantized weights cannot be trained; name the original")
-    if isinstance(opened, ModelHandle):
-        require_same_tokens(target.model, opened.model)
-    return opened
+    if isinstance(handle, ModelHandle):
+        require_same_tokens(target.model, handle.model)
+    return handle
 
 
 def describe_report(report: Report) -> str:

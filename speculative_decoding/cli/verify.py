@@ -62,9 +62,9 @@ def bundled_prompts() -> list[Path]:
 def verify(chosen: argparse.Namespace) -> int:
     """Test all combinations and return the exit status: 1 if an output differs."""
     given = given_options(chosen)
-    folders = flags_from(ModelFlags, chosen).find()
+    paths = flags_from(ModelFlags, chosen).find()
     flags = flags_from(DraftFlags, chosen)
-    drafters = given.pop("drafter", [default_drafter(folders.draft)])
+    drafters = given.pop("drafter", [default_drafter(paths.draft)])
     lengths = given.pop("num_draft_tokens", [default("num_draft_tokens")])
     seeds = given.pop("seed", [0])
     slot_counts = getattr(chosen, "slots", [1])
@@ -73,18 +73,18 @@ def verify(chosen: argparse.Namespace) -> int:
     if modes == [BASELINE] and slot_counts == [1] and lengths != [0]:
         raise InputError("--drafter none: nothing to compare without a draft; choose another --drafter")
     for mode in modes:
-        make_run_config(folders, given | mode.keywords, flags)  # raises for options without effect
-    plan = RunConfig(folders, GenerationOptions(**given), flags)
-    require_comparable(plan.options, "verify")
+        make_run_config(paths, given | mode.keywords, flags)  # raises for options without effect
+    config = RunConfig(paths, GenerationOptions(**given), flags)
+    require_comparable(config.options, "verify")
     files = getattr(chosen, "prompts", []) or bundled_prompts()
     prompts = [prompt for path in files for prompt in common.read_prompts(path)]
 
     used_drafters = {mode.drafter for mode in modes}
-    pair = plan.open(use_draft=not used_drafters.isdisjoint(MODEL_DRAFTERS))
+    pair = config.open(use_draft=not used_drafters.isdisjoint(MODEL_DRAFTERS))
     trials = list(product(modes, slot_counts, seeds))
     total = len(prompts) * len(trials)
     num_done = num_identical = num_tokens = 0
-    with plan.session(pair, use_ngrams=not used_drafters.isdisjoint(NGRAM_DRAFTERS)) as session, progress() as show:
+    with config.session(pair, use_ngrams=not used_drafters.isdisjoint(NGRAM_DRAFTERS)) as session, progress() as show:
 
         @cache
         def baseline(prompt: str, **options: Any) -> list[int]:

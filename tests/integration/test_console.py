@@ -36,9 +36,9 @@ TEXT = "Die Methode gibt den Wert der Eigenschaft zurück."
 
 
 def open_console(*arguments: str) -> ConsoleState:
-    plan = run_config_from(main_parser().parse_args(["--interactive", *PAIR, *arguments]))
-    state = ConsoleState(plan)
-    state.open(plan)
+    config = run_config_from(main_parser().parse_args(["--interactive", *PAIR, *arguments]))
+    state = ConsoleState(config)
+    state.open(config)
     return state
 
 
@@ -59,8 +59,8 @@ def loaded() -> ConsoleState:
 @pytest.fixture
 def talk(loaded: ConsoleState, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     """Send lines to a fresh console whose models are loaded once. Returns (standard output, standard error)."""
-    state = ConsoleState(loaded.plan)
-    state.session = replace(loaded.session, options=loaded.plan.options)
+    state = ConsoleState(loaded.config)
+    state.session = replace(loaded.session, options=loaded.config.options)
 
     def talk(*lines: str) -> tuple[str, str]:
         capsys.readouterr()
@@ -275,18 +275,18 @@ def test_other_models_are_opened_or_the_current_ones_stay() -> None:
             with pytest.raises(ValueError, match="nowhere"):
                 answer(state, wrong)
         both = "draft models/t5-web-docs-draft and copies of the text"
-        assert both in state.plan.describe() and state.modes == ["speculative"]
+        assert both in state.config.describe() and state.modes == ["speculative"]
         answer(state, "/max-tokens 7")
         answer(state, "/model t5-web-docs-draft")
-        assert state.plan.describe() == "target models/t5-web-docs-draft, copies of the text as a draft"
+        assert state.config.describe() == "target models/t5-web-docs-draft, drafts copied from the text"
         with pytest.raises(ValueError, match="drafter 'model' needs a draft model"):
             answer(state, "/drafter model")
         answer(state, "/draft-model t5-web-docs-draft")
-        assert both in state.plan.describe() and state.modes == ["speculative"] and state.options.max_tokens == 7
+        assert both in state.config.describe() and state.modes == ["speculative"] and state.options.max_tokens == 7
         answer(state, "/drafter model")
         with pytest.raises(ValueError, match="--drafter model has no effect without a draft model"):
             answer(state, "/model t5-web-docs")
-        assert "draft models/t5-web-docs-draft" in state.plan.describe()
+        assert "draft models/t5-web-docs-draft" in state.config.describe()
 
 
 def test_previous_models_are_reopened_if_weights_fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +302,7 @@ def test_previous_models_are_reopened_if_weights_fail_to_load(monkeypatch: pytes
     monkeypatch.setattr(ModelPair, "load_weights", fail_once)
     with pytest.raises(KeyboardInterrupt):
         answer(state, "/model t5-web-docs-draft")
-    assert len(calls) == 2 and "draft models/t5-web-docs-draft" in state.plan.describe()
+    assert len(calls) == 2 and "draft models/t5-web-docs-draft" in state.config.describe()
     assert state.session.generate(GERMAN).text == TEXT
 
 
