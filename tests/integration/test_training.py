@@ -453,7 +453,7 @@ def test_two_processes_give_the_weights_of_one(two_processes: tuple[Path, list[t
 def test_failing_process_ends_the_others(two_processes: tuple[Path, list[tuple[list[int], str]]]) -> None:
     _, said = two_processes
     assert [statuses[2] for statuses, _ in said] == [2, 2]
-    assert "No space left on device" in said[0][1] and "another process of this training has ended" in said[1][1]
+    assert "No space left on device" in said[0][1] and "training: another process has ended" in said[1][1]
 
 
 def weights_in(folder: Path) -> list[Any]:
