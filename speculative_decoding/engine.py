@@ -48,7 +48,8 @@ class Event(NamedTuple):
 
 def responses(event: Event) -> Iterator[GenerationResponse]:
     """One response for each token of a round."""
-    round, last = event.round, len(event.texts) - 1
+    round = event.round
+    last = len(event.texts) - 1
     for i, (token, text) in enumerate(zip(round.tokens, event.texts, strict=True)):
         yield GenerationResponse(
             text=text,
@@ -275,7 +276,8 @@ class Engine:
         return encoder_outputs
 
     def _assign(self, slot: int, request: Request, encoder_output: mx.array) -> None:
-        batch, slots = self._batch, len(self._requests)
+        batch = self._batch
+        slots = len(self._requests)
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache

@@ -79,7 +79,8 @@ class Rejection(AcceptanceRule):
         """The acceptance probability in excess of the exact rule's, for x sampled from q."""
         if (isinstance(self.delta, float) and self.delta == 0) or draft.num_tokens == 0:
             return None
-        p, q = target_probs[:, : draft.num_tokens], draft_probs(draft, target_probs.shape[-1])
+        p = target_probs[:, : draft.num_tokens]
+        q = draft_probs(draft, target_probs.shape[-1])
         delta = self.delta[..., None] if isinstance(self.delta, mx.array) else self.delta
         return within((mx.minimum(q, p + delta * q) - mx.minimum(p, q)).sum(axis=-1), draft)
 
@@ -102,7 +103,8 @@ class Block(AcceptanceRule):
             running.append(mx.minimum(running[-1] * p[:, i] / mx.maximum(q[:, i], TINY), 1.0))
         weights = mx.stack(running, axis=1)  # P, (B, K + 1)
 
-        before, following = weights[:, :-1], target_probs[:, :count]
+        before = weights[:, :-1]
+        following = target_probs[:, :count]
         if draft.probs is None:  # q is a point mass, so S is P p without the draft token
             left = before * (1 - p)
         else:
@@ -183,7 +185,8 @@ def kind_of_rule(options: GenerationOptions) -> type[AcceptanceRule]:
 
 def rule_for(options: Sequence[GenerationOptions]) -> AcceptanceRule:
     """The rule for requests of one kind, which may differ in delta."""
-    kind, deltas = kind_of_rule(options[0]), [own.delta for own in options]
+    kind = kind_of_rule(options[0])
+    deltas = [own.delta for own in options]
     if kind not in (Greedy, Rejection):
         return kind()
     return kind(mx.array(deltas)[:, None] if any(deltas) else 0.0)

@@ -65,9 +65,11 @@ class Batch:
 
 def prefill_prefix(batch: Batch, request: Request) -> None:
     """Feed a forced prefix except its last token, which the first round feeds. Other rows do not change. Lazy."""
-    model, cache = batch.model, batch.cache
+    model = batch.model
+    cache = batch.cache
     before = cache.offsets
-    own, prefix = cache.rows_of(request.slot), request.decoder_tokens[:-1]
+    own = cache.rows_of(request.slot)
+    prefix = request.decoder_tokens[:-1]
     padding = model.config.pad_token_id
     for start, count, width in batch.widths.chunks(len(batch.requests), len(prefix)):
         ids = prefix[start : start + count] + [padding] * (width - count)

@@ -22,7 +22,8 @@ def beam_search_step(batch: Batch) -> dict[int, Round]:
     vocab_size = batch.model.config.vocab_size
     scores, numbers, is_finite = (array.tolist() for array in continuations(batch))
     for request in batch.active:
-        search, rows = require_search(request), batch.cache.rows_of(request.slot)
+        search = require_search(request)
+        rows = batch.cache.rows_of(request.slot)
         if all(is_finite[row] for row in rows):  # type: ignore[index]
             found = zip(scores[request.slot], numbers[request.slot], strict=True)  # type: ignore[index, arg-type]
             best = [Continuation(score, *divmod(number, vocab_size)) for score, number in found]
@@ -46,7 +47,8 @@ def continuations(batch: Batch) -> list[mx.array]:
         Evaluated arrays for P slots with N beams each: the scores and the numbers of the best continuations (see
         `best_continuations`), both (P, C), and whether the logits of each beam are finite, (P * N,).
     """
-    slots, beams = len(batch.requests), batch.cache.beams
+    slots = len(batch.requests)
+    beams = batch.cache.beams
     placeholder = batch.active[0]  # for slots without a request; its results are discarded
     requests = [placeholder if request is None or request.finish_reason else request for request in batch.requests]
     tokens = [ids for request in requests for ids in require_search(request).beams]

@@ -56,7 +56,8 @@ class DecoderPrompt(NamedTuple):
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:
     """Raises `InputError` that names the option."""
-    config, defaults = model.config, model.generation_config
+    config = model.config
+    defaults = model.generation_config
     check_token_ids(options.eos_token_ids, config.vocab_size)
     first = first_token(model, tokenizer, options.tgt_lang)
     prefix = output_ids(model, tokenizer, options.decoder_prefix, "decoder_prefix")
@@ -86,7 +87,8 @@ def beam_search(start: DecoderPrompt) -> BeamSearch:
 
 def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | None) -> int | None:
     """The required first token of an output: its language token, or the model's forced_bos_token_id."""
-    config, languages = model.config, tokenizer.languages
+    config = model.config
+    languages = tokenizer.languages
     if tgt_lang is not None:
         chosen = language_token(tokenizer, "tgt_lang", tgt_lang)
         check_token_ids([chosen], config.vocab_size, f"the token of tgt_lang {tgt_lang}")

@@ -74,7 +74,8 @@ class Request(RequestView):
             The committed tokens. Their text is in `new_texts`.
         """
         is_last = len(tokens) == self.remaining_tokens
-        committed, texts = [], []
+        committed = []
+        texts = []
         for token in tokens:
             committed.append(token)
             texts.append(self.streamer.add(token))

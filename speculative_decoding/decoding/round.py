@@ -26,7 +26,8 @@ def speculate(batch: Batch, on_phase: OnPhase = lambda draft: None) -> dict[int,
 
     on_phase: called with the draft when it has been proposed (still lazy), and again when it has been verified.
     """
-    requests, slots = batch.active, len(batch.requests)
+    requests = batch.active
+    slots = len(batch.requests)
     draft_requests = choose_draft_lengths(batch, requests)
     draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
     on_phase(draft)
@@ -63,7 +64,8 @@ def commit(
     draft_ids = token_rows(draft.tokens)
     for verification in verifications:
         accepted, next_token, total_variation = map(as_lists, verification.result)
-        max_logits, logprobs = as_lists(verification.max_logits), as_lists(verification.logprobs)
+        max_logits = as_lists(verification.max_logits)
+        logprobs = as_lists(verification.logprobs)
         for i, request in enumerate(verification.requests):
             if request is None:
                 continue
@@ -114,7 +116,8 @@ def choose_draft_lengths(batch: Batch, requests: Sequence[Request]) -> list[Draf
     """The draft requests of this round. The last token of an output is never drafted."""
     if any(request.needs_retry for request in requests):
         return []  # a narrow pass for all rows, because padding is stale too
-    drafter, draft_requests = batch.drafter, []
+    drafter = batch.drafter
+    draft_requests = []
     for policy, own in by_policy(requests):
         if not policy.begin_round():
             continue

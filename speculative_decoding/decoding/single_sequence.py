@@ -50,7 +50,8 @@ def speculative_decode(
 
         # Accept: x_1..x_t with probability prod min(1, p(x_i) / q(x_i)), for one random number u.
         u = float(uniform(random_keys([(seed, len(tokens), Use.ACCEPT)])))
-        accepted, passes = 0, 1.0
+        accepted = 0
+        passes = 1.0
         for i, token in enumerate(drafted):
             passes *= min(1.0, float(p[i, token] / q[i][token]))
             if u < 1 - passes:

@@ -56,11 +56,15 @@ class Acceptance:
 
     def expected(self) -> list[float]:
         """The expected number of accepted tokens for each draft length, from 0."""
-        survives, expected, faded = 1.0, [0.0], self._faded
-        likely, before, weight = self._prior[0], self._prior[0], PRIOR_WEIGHT
+        faded = self._faded
+        survives = 1.0  # the probability that all positions so far are accepted
+        expected = [0.0]
+        likely = before = self._prior[0]
+        weight = PRIOR_WEIGHT
         for prior, hits, seen in zip(self._prior, self._hits, self._seen, strict=True):
             likely = (faded * hits + weight * min(1.0, likely * prior / before)) / (faded * seen + weight)
-            before, weight = max(prior, 1e-3), POSITION_WEIGHT
+            before = max(prior, 1e-3)
+            weight = POSITION_WEIGHT
             survives *= likely
             expected.append(expected[-1] + survives)
         return expected
@@ -133,10 +137,8 @@ class AdaptiveLength(DraftLength):
     def _best(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> tuple[dict[str, int], float]:
         """The length of each kind that gives the most tokens per second, and its predicted speedup."""
         rows = len(limits)
-        copied, modelled = (
-            [0.0] * (self._max_draft_tokens + 1),
-            [0.0] * (self._max_draft_tokens + 1),
-        )  # expected tokens, by length
+        copied = [0.0] * (self._max_draft_tokens + 1)  # expected tokens, by length
+        modelled = [0.0] * (self._max_draft_tokens + 1)
         distinct = set(kinds)
         expected = {kind: self._of(kind).expected() for kind in distinct}
         capped = [min(limit, self._max_draft_tokens) for limit in limits]
@@ -155,11 +157,13 @@ class AdaptiveLength(DraftLength):
         baseline = costs.baseline
         prefill = costs.prefill / TYPICAL_TOKENS
         unread = 0.0 if self._lengths.get(MODEL) else costs.prefill  # an idle draft model must encode the source first
-        best, best_rate = (0, 0), WORTHWHILE * rows / baseline
+        best = 0, 0
+        best_rate = WORTHWHILE * rows / baseline
         for width, steps in pairs:
             tokens = rows + copied[width] + modelled[steps]
             rate = tokens / (costs.round_seconds(width, steps) + (tokens * prefill + unread if steps else 0.0))
             if rate > best_rate:
-                best, best_rate = (width, steps), rate
+                best = width, steps
+                best_rate = rate
         speedup = best_rate * baseline / rows if best[0] else 1.0
         return {kind: best[kind == MODEL] for kind in distinct}, speedup

@@ -20,7 +20,8 @@ class BatchHeadDrafter(BatchDrafter):
     def __init__(self, head: DraftHead, target: EncoderDecoder) -> None:
         self._head = head
         self._target = target
-        frequent, by_source = tuple(head.config.frequent), head.config.by_source
+        frequent = tuple(head.config.frequent)
+        by_source = head.config.by_source
         self._outputs = DraftModel(target, DraftVocabulary(frequent, by_source) if frequent else None)
         self._output_head: OutputHead | None = None
         self._cache: DecoderCache | None = None
@@ -55,7 +56,8 @@ class BatchHeadDrafter(BatchDrafter):
         self._output_head = None
 
     def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
-        cache, target = self._cache, self._target
+        cache = self._cache
+        target = self._target
         assert cache is not None
         if self._output_head is None:
             sources = [self._sources.get(slot, []) for slot in range(slots)]

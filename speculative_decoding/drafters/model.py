@@ -174,7 +174,8 @@ class DraftSampler:
 
     def choose(self, states: mx.array) -> mx.array:
         """(B, d) states -> the next token of each row, (B, 1)."""
-        logits, head = self._head(states), self._head
+        head = self._head
+        logits = head(states)
         new = head.likeliest(logits) if self._takes_likeliest else self._choose_by_options(head.spread(logits)[:, None])
         self._ids.append(new.astype(mx.uint32))
         mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
