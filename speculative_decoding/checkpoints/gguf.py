@@ -25,7 +25,6 @@ from .base import MAX_DIMENSION, Checkpoint, TensorInfo
 from .files import ByteRange, MappedFile
 
 CHUNK_ELEMENTS = 1 << 20  # elements to dequantize at a time
-DEFAULT_ALIGNMENT = 32
 MAX_FIELDS = 10_000
 MAX_TENSORS = 20_000
 MAX_NAME_BYTES = 256
@@ -174,7 +173,7 @@ def read_header(path: Path) -> GgufHeader:
             raise cursor.error(f"tensor {name!r} appears twice")
         types[name], infos[name], offsets[name] = read_tensor_info(cursor, name)
 
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise cursor.error(f"alignment {alignment!r} is not a power of two up to {MAX_ALIGNMENT}")
     data_start = -(-cursor.position // alignment) * alignment

@@ -24,12 +24,9 @@ from .files import ByteRange, MappedFile
 from .safetensors import MappedCheckpoint
 
 ZIP_START = b"PK\x03\x04"
-ZIP_ENCRYPTED = 0x1
-ZIP_UTF8 = 0x800
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, name length, extra field length
 MAX_ZIP_DIRECTORY_BYTES = 4 << 20  # about 40,000 entries; T5-11B has about 500
 CRC_CHUNK_BYTES = 8 << 20
-MAX_NPY_HEADER_BYTES = 4096
 DTYPES = {"<f4": mx.float32, "<f2": mx.float16, "|V2": mx.bfloat16, "<f8": mx.float64, "<u4": mx.uint32}
 
 
@@ -57,8 +54,9 @@ def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
     stop = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         name = entry.filename
-        is_stored = entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & ZIP_ENCRYPTED
-        if not is_stored or entry.compress_size != entry.file_size:
+        is_encrypted = entry.flag_bits & 0x1
+        is_utf8 = entry.flag_bits & 0x800
+        if entry.compress_type != zipfile.ZIP_STORED or is_encrypted or entry.compress_size != entry.file_size:
             raise file.error(f"zip entry {name!r} is compressed, encrypted or damaged")
         if name in locations or name != entry.orig_filename or "\\" in name or {"", ".", ".."} & set(name.split("/")):
             raise file.error(f"zip entry {name!r} appears twice or is not a path inside the file")
@@ -67,7 +65,7 @@ def zip_entries(file: MappedFile) -> dict[str, ByteRange]:
         if entry.header_offset < stop or name_start > directory_start:
             raise file.error(f"zip entry {name!r} overlaps another entry or the directory")
         signature, name_size, extra_size = ZIP_LOCAL_HEADER.unpack_from(file.data, entry.header_offset)
-        raw_name = name.encode("utf-8" if entry.flag_bits & ZIP_UTF8 else "cp437")
+        raw_name = name.encode("utf-8" if is_utf8 else "cp437")
         if signature != ZIP_START or file.data[name_start : name_start + name_size] != raw_name:
             raise file.error(f"zip entry {name!r} is not at the position that the directory gives")
 
@@ -103,7 +101,8 @@ def read_npz(path: Path) -> Checkpoint:
 
 def read_npy_header(file: MappedFile, name: str, entry: ByteRange) -> tuple[TensorInfo, ByteRange]:
     """Parse the header of a `.npy` entry. Returns the array's shape and dtype, and the location of its numbers."""
-    header = BytesIO(file.data[entry.start : min(entry.stop, entry.start + MAX_NPY_HEADER_BYTES)])
+    max_bytes = 4096
+    header = BytesIO(file.data[entry.start : min(entry.stop, entry.start + max_bytes)])
     try:
         if np.lib.format.read_magic(header) != (1, 0):
             raise ValueError("not an .npy file of version 1.0")

@@ -37,7 +37,6 @@ ORDERED_DICT = "collections OrderedDict"
 REBUILD_TENSOR = "torch._utils _rebuild_tensor_v2"
 REBUILD_PARAMETER = "torch._utils _rebuild_parameter"
 GLOBALS = {ORDERED_DICT, REBUILD_TENSOR, REBUILD_PARAMETER, *STORAGE_TYPES}
-CONSTANTS: Mapping[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +124,12 @@ class PickleInterpreter:
                 self.memo[argument] = self.top()
             case "BININT1" | "BININT2" | "BININT" | "LONG1" | "BINFLOAT" | "BINUNICODE":
                 self.stack.append(argument)
-            case "NONE" | "NEWTRUE" | "NEWFALSE" | "EMPTY_TUPLE":
-                self.stack.append(CONSTANTS[opcode])
+            case "NONE":
+                self.stack.append(None)
+            case "NEWTRUE" | "NEWFALSE":
+                self.stack.append(opcode == "NEWTRUE")
+            case "EMPTY_TUPLE":
+                self.stack.append(())
             case "EMPTY_LIST":
                 self.stack.append([])
             case "EMPTY_DICT":

@@ -19,7 +19,6 @@ from ..sampling.values import Int, Text, Value
 
 MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
 INPUT_FORMATS = ("text", "jsonl")
-SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 # Options that a line may set. All prompts of a job share the decoder prefix, and records have no logprobs. An adaptive
 # draft length would make a record depend on the lines before it, so a line may only set a number.
@@ -79,9 +78,11 @@ def read_lines(file: BinaryIO) -> Iterator[InputLine]:
 
 def choose_format(name: str, first_line: bytes) -> str:
     """Return one of `INPUT_FORMATS`, based on the suffix, or else on whether the first line starts with a brace."""
-    by_suffix = SUFFIXES.get(PurePath(name).suffix.lower())
-    if by_suffix is not None:
-        return by_suffix
+    suffix = PurePath(name).suffix.lower()
+    if suffix == ".txt":
+        return "text"
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        return "jsonl"
     is_object = first_line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
     return "jsonl" if is_object else "text"
 
@@ -182,8 +183,11 @@ def similarity_key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("s")
 
 
-KNOWN_NAMES = OTHER_NAMES | ALIASES | REMOVED | {name: name for name in (*LINE_FIELDS, *JOB_OPTIONS)}
-SIMILAR_OPTIONS = {similarity_key(name): option for name, option in KNOWN_NAMES.items()}
+SIMILAR_OPTIONS = {
+    similarity_key(name): option
+    for names in (OTHER_NAMES, ALIASES, REMOVED, {name: name for name in (*LINE_FIELDS, *JOB_OPTIONS)})
+    for name, option in names.items()
+}
 
 
 def check_fields(given: Mapping[str, Any]) -> None:

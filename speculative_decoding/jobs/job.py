@@ -18,10 +18,7 @@ from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
 from .input import DRAFT_COUNTS, InputLine, ParsedLine
 
-MIN_WINDOW_LINES = 256
-WINDOW_LINES_PER_SLOT = 64
 WINDOW_BYTES = 2**26
-MAX_ERROR_LINES = 5  # line numbers to keep for the summary
 
 # Decodes prompts given as mappings from "prompt" and option names to values. BatchResult.index counts from 0.
 DecodeRows = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
@@ -36,7 +33,7 @@ class JobTotals:
 
     lines: int = 0
     errors: int = 0
-    error_lines: list[int] = field(default_factory=list)  # the first few
+    error_lines: list[int] = field(default_factory=list)  # the first five
     input_bytes: int = 0  # size of the finished lines
     rows: int = 0  # decoded lines
     seconds: float = 0.0
@@ -116,7 +113,7 @@ class Job:
     totals: JobTotals = field(default_factory=JobTotals)
 
     def __post_init__(self) -> None:
-        self._window = max(MIN_WINDOW_LINES, WINDOW_LINES_PER_SLOT * self.slots)
+        self._window = max(256, 64 * self.slots)  # lines
         self._decoding: dict[int, ParsedLine] = {}  # by the index that `decode` gives them
         self._finished: dict[int, tuple[bytes, InputLine, bool]] = {}  # line number -> record, line, is an error
         self._last_read = self.totals.lines  # line number
@@ -167,7 +164,7 @@ class Job:
             totals.input_bytes = line.end
             if is_error:
                 totals.errors += 1
-                totals.error_lines = [*totals.error_lines, line.number][:MAX_ERROR_LINES]
+                totals.error_lines = [*totals.error_lines, line.number][:5]
 
 
 def record(

@@ -31,7 +31,6 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-POLLED_PATHS = ("/health", "/metrics")  # logged at level DEBUG
 CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 
@@ -61,7 +60,8 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
         client = (scope.get("client") or ("-",))[0]
         prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
         path = one_line(scope["path"])[:200]
-        level = logging.DEBUG if path in POLLED_PATHS else logging.INFO
+        is_polled = path in ("/health", "/metrics")
+        level = logging.DEBUG if is_polled else logging.INFO
         LOG.log(level, f"{client} {scope['method']} {path} {status} {seconds:.3f} s{prompts}")
 
     def on_server_error(request: Request, error: Exception) -> Response:

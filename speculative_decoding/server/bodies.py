@@ -18,8 +18,6 @@ from .errors import ServerError
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
-LIBRETRANSLATE_PATHS = ("/translate", "/languages")
-READ_FACTOR = 16  # a body is read up to this many times the limit before the connection is closed
 BODY_SECONDS = 30.0  # to receive a body
 WRITE_SECONDS = 30.0  # for a slow client to read the rest of a stream
 Result = TypeVar("Result")
@@ -62,8 +60,8 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Read a body and keep at most `max_bytes`. Raises `ServerError` for a larger one.
 
-    More is read, so that clients that send first and read later get the error. The connection of a client that does
-    not stop is closed.
+    Up to 16 times as much is read, because many clients read the error only after sending the whole body. Then the
+    connection is closed.
     """
     error = ServerError(413, f"the body must have at most {max_bytes} bytes", code="body_too_large")
     size = 0
@@ -72,7 +70,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         size += len(chunk)
         if size <= max_bytes:
             body += chunk
-        elif size > READ_FACTOR * max_bytes:
+        elif size > 16 * max_bytes:
             error.headers = {"Connection": "close"}
             break
     if size > max_bytes:
@@ -112,7 +110,8 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result], second
 
 def error_response(path: str, error: ServerError) -> JSONResponse:
     """Return an error in the format of the path's clients."""
-    content = {"error": error.message} if path in LIBRETRANSLATE_PATHS else error.content
+    is_libretranslate = path in ("/translate", "/languages")
+    content = {"error": error.message} if is_libretranslate else error.content
     return JSONResponse(content, error.status, dict(error.headers or {}))
 
 

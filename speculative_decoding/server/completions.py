@@ -13,8 +13,6 @@ from .completion_format import CompletionRequest, CompletionResponse, parse_comp
 from .errors import ServerError
 from .service import Service
 
-KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream that has no news
-
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
@@ -43,13 +41,14 @@ async def stream(
 ) -> AsyncGenerator[dict[str, Any] | str | None]:
     """Yield None when the engine has accepted all prompts, then the events of the stream.
 
-    A `ServerError` before that first None is raised; a later one is the last event.
+    A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
+    15 seconds without an event, to keep the connection open.
     """
     with service.request(completion.prompts, wants_rejected=completion.rounds) as client:
         await client.wait_until_queued()
         yield None
         try:
-            async for item in client.updates(KEEP_ALIVE_SECONDS):
+            async for item in client.updates(timeout=15.0):
                 if item is None:
                     yield None
                     continue

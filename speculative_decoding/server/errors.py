@@ -10,7 +10,6 @@ from ..errors import InputError
 from ..sampling.options import option_specs
 
 FIELDS = {"prompt", "model", "n", "stream", "rounds", "q", "source", "target", *option_specs()}
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ServerError(Exception):
@@ -54,5 +53,6 @@ class ServerError(Exception):
     def content(self) -> dict[str, Any]:
         """The body of the response."""
         default = "server_error" if self.status >= 500 else "invalid_request_error"
-        error_type = ERROR_TYPES.get(self.status, default)
+        types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+        error_type = types.get(self.status, default)
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}

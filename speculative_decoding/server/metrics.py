@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from ..decoding.stats import GenerationStats
 
 PREFIX = "speculative_decoding_"
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # buckets
 
 
 class Metrics:
@@ -34,7 +33,7 @@ class Metrics:
             f"{PREFIX}time_to_first_token_seconds",
             "Time from admitting a request to its first token",
             registry=self.registry,
-            buckets=SECONDS,
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
         )
         self._totals = GenerationStats()
         self._gauge("acceptance_rate", "Accepted / draft tokens since the start", lambda: self._totals.acceptance_rate)

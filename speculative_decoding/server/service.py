@@ -19,8 +19,7 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
-INITIAL_SECONDS = 1.0  # assumed for a prompt before one was decoded
-DECAY = 0.9  # of the running mean of seconds per prompt
+DECAY = 0.9  # of the running mean of the seconds per prompt
 
 
 class Service:
@@ -41,7 +40,7 @@ class Service:
         self.on_end: Callable[[Exception | None], None] = lambda error: None
         self._thread = thread
         self._requests: set[ClientRequest] = set()
-        self._seconds_per_prompt = INITIAL_SECONDS
+        self._seconds_per_prompt = 1.0  # a running mean; this is a guess for the first prompts
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         metrics.watch(decoding=lambda: thread.decoding, waiting=lambda: thread.waiting, slots=limits.slots)

@@ -23,8 +23,6 @@ from .service import Service
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
 Q = Union((Text(), ListOf(Text())))
-PREFIX_FLAG = re.compile(r"([\w-]+):([\w-]+)=(.*)", re.DOTALL)
-T5_TASK = re.compile(r"translation_(\w+)_to_(\w+)")
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,12 @@ class TranslationPrompts:
         prefixes: dict[tuple[str, str], str] = {}
         tasks = config.get("task_specific_params")
         for name, task in tasks.items() if isinstance(tasks, dict) else ():
-            match = T5_TASK.fullmatch(name)
+            match = re.fullmatch(r"translation_(\w+)_to_(\w+)", name)
             prefix = task.get("prefix") if isinstance(task, dict) else None
             if match and isinstance(prefix, str):
                 prefixes[match[1], match[2]] = prefix
         for flag in flags:
-            match = PREFIX_FLAG.fullmatch(flag)
+            match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
             if match is None:
                 raise InputError(
                     f"--translate {flag!r}: must be SOURCE:TARGET=PREFIX, such as en:de='translate English to German: '"

@@ -189,6 +189,14 @@ def test_openai_fields_with_neutral_values_are_accepted(client: openai.OpenAI) -
     assert create(client, GRAMMAR, top_p=1, suffix=None, stop=None, **plain).choices[0].text == expected
 
 
+def test_former_field_names_are_accepted(server: Serving, session: Session) -> None:
+    response = server.post(prompt=GERMAN, num_draft=3, prefix="Das")
+    expected = session.generate(GERMAN, num_draft_tokens=3, decoder_prefix="Das").text
+    assert response.json()["choices"][0]["text"] == expected
+    both = server.post(prompt=GERMAN, num_draft=3, num_draft_tokens=4)
+    assert both.status_code == 400 and both.json()["error"]["param"] == "num_draft_tokens"
+
+
 def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serving) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tokens must be at most 100") as wrong:
         create(client, max_tokens=1000, stream=True)
