@@ -36,7 +36,7 @@ from .ours import Ours, ours
 from .peers import ASSISTED, fastest_peers
 from .replay import replays
 from .report import fastest_lines, report
-from .summary import Row, summarise
+from .summary import SummaryRow, summarise
 from .tasks import Task, at_slots, random_task, tasks_from_files
 
 FILE_LIMIT = 25  # prompts per file
@@ -56,7 +56,7 @@ def benchmark(chosen: argparse.Namespace) -> int:
     others = used_by_others()
     bandwidth = measure_bandwidth()
     where["bandwidth"] = f"{bandwidth / 1e9:.1f} GB/s"
-    rows: list[Row] = []
+    rows: list[SummaryRow] = []
     for name, models, tasks in subjects(chosen):
         tasks = [replace(task, num_beams=chosen.num_beams) for task in tasks]
         runs = measure(name, models, tasks, chosen, where)

@@ -7,14 +7,14 @@ from typing import Any
 
 from speculative_decoding.comparison.modes import BASELINE
 
-from .summary import Row, grouped
+from .summary import SummaryRow, grouped
 
 
 def formatted(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-COLUMNS: Mapping[str, Callable[[Row], str]] = {  # a table omits columns that are empty in all rows
+COLUMNS: Mapping[str, Callable[[SummaryRow], str]] = {  # a table omits columns that are empty in all rows
     "slots": lambda row: formatted(row.slots, "d"),
     "mode": lambda row: row.label if row.is_ours else f"{row.label} ({row.setting})",
     "T": lambda row: f"{row.temperature:g}",
@@ -29,7 +29,7 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {  # a table omits columns that ar
 }
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[SummaryRow]) -> str:
     """Return the table of one task, with all its batch sizes."""
     header = [name for name, cell in COLUMNS.items() if any(map(cell, rows))]
     lines = [header, ["---"] * len(header), *([COLUMNS[name](row) for name in header] for row in rows)]
@@ -37,13 +37,13 @@ def table(rows: Sequence[Row]) -> str:
     return title + "\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def report(rows: Sequence[Row], environment: Mapping[str, Any], notes: Sequence[str]) -> str:
+def report(rows: Sequence[SummaryRow], environment: Mapping[str, Any], notes: Sequence[str]) -> str:
     tables = grouped(rows, lambda row: (row.model, row.task))
     where = "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in environment.items())
     return "\n\n".join([where, *(f"**Note: {note}.**" for note in notes), *map(table, tables.values())])
 
 
-def fastest_lines(rows: Sequence[Row]) -> list[str]:
+def fastest_lines(rows: Sequence[SummaryRow]) -> list[str]:
     """Return a line with our fastest flags for each task, and for all tasks of a model weighted by their tokens.
 
     There are lines for each temperature and batch size, but none if only one mode was measured.

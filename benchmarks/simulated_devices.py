@@ -81,7 +81,7 @@ class Position(NamedTuple):
     right: int
 
 
-class Round(NamedTuple):
+class SimulatedRound(NamedTuple):
     """A round: draft tokens, and steps of the draft model or head."""
 
     drafted: int
@@ -146,7 +146,7 @@ def head_prior(tasks: Mapping[str, acceptance.Recorded]) -> list[float]:
     return [more / max(1, all_) for all_, more in pairwise(at_least)]
 
 
-def play(length: DraftLength, output: Sequence[Position]) -> list[Round]:
+def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound]:
     """Decode one output. Returns its rounds."""
     rounds = []
     done = 0
@@ -158,12 +158,12 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[Round]:
         drafted = min(asked, longest)
         accepted = min(drafted, right)
         length.observe([DraftOutcome(kind if asked else "", drafted, accepted)])
-        rounds.append(Round(drafted, drafted if kind == MODEL else 0))
+        rounds.append(SimulatedRound(drafted, drafted if kind == MODEL else 0))
         done += accepted + 1
     return rounds
 
 
-class Session:
+class SimulatedSession:
     """An adaptive length on one device, whose costs were measured with an error."""
 
     def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
@@ -200,7 +200,7 @@ class Session:
         error = random.Random(f"{self._seed} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
         return self._slowdown * self._device.cost(width) * (1.0 + error)
 
-    def _round_seconds(self, each: Round) -> float:
+    def _round_seconds(self, each: SimulatedRound) -> float:
         drafting = self._drafts.start + each.steps * self._drafts.step if each.steps else 0.0
         return self._slowdown * (self._device.cost(self._costs.width(each.drafted + 1)) + drafting)
 
@@ -235,7 +235,7 @@ def session_result(
     slows_down: bool,
 ) -> Result:
     """Decode the outputs twice in one session. The device may slow down halfway."""
-    session = Session(device, drafts, prior, f"{device.name} {drafts.name} {seed}")
+    session = SimulatedSession(device, drafts, prior, f"{device.name} {drafts.name} {seed}")
     for output in outputs:
         session.decode(output)
     if slows_down:

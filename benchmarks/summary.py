@@ -28,7 +28,7 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class SummaryRow:
     """A contender on a task (see `Task` and `Contender`). None marks unknown or meaningless figures.
 
     Args:
@@ -73,7 +73,7 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     return found
 
 
-def summarise(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: float) -> list[Row]:
+def summarise(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: float) -> list[SummaryRow]:
     """Return rows in the order in which contenders first ran. Every task needs baseline runs at every temperature.
 
     Args:
@@ -87,7 +87,7 @@ def summarise(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: flo
     return [row(model, groups[key], groups[*key[:2], BASELINE.name], target_bytes, bandwidth) for key in groups]
 
 
-def row(model: str, runs: Sequence[Run], baseline: Sequence[Run], target_bytes: int, bandwidth: float) -> Row:
+def row(model: str, runs: Sequence[Run], baseline: Sequence[Run], target_bytes: int, bandwidth: float) -> SummaryRow:
     task = runs[0].task
     contender = runs[0].contender
     ms, baseline_ms = (Spread.of(per_repeat(each, lambda run: run.output.seconds)) for each in (runs, baseline))
@@ -106,7 +106,7 @@ def row(model: str, runs: Sequence[Run], baseline: Sequence[Run], target_bytes: 
             if not total.drafted_tokens:
                 values["share_of_limit"] = target_bytes / bandwidth / (decode_ms / 1e3)
     tokens = sum(len(run.output.tokens) for run in runs if run.repeat == runs[0].repeat)
-    return Row(
+    return SummaryRow(
         model=model,
         task=task.name,
         slots=task.slots,

@@ -32,7 +32,7 @@ Variant = Callable[[], NgramDrafter]
 
 
 @dataclass(frozen=True)
-class Request:
+class RecordedRequest:
     source: list[int]
     output: list[int]
 
@@ -59,7 +59,7 @@ class Replay:
         return self.tokens / (self.calls + slope * self.drafted)
 
 
-def replay(drafter: NgramDrafter, requests: Iterable[Request], num_draft: int, max_tokens: int = 100) -> Replay:
+def replay(drafter: NgramDrafter, requests: Iterable[RecordedRequest], num_draft: int, max_tokens: int = 100) -> Replay:
     """Replay the rounds of greedy decoding with this drafter."""
     totals = Replay()
     for request in requests:
@@ -93,20 +93,22 @@ def num_accepted(draft: Sequence[int], rest: Sequence[int]) -> int:
     return accepted
 
 
-def requests_of(prompts: Sequence[str], model: str, draft_model: str, cache: Path, max_tokens: int) -> list[Request]:
+def requests_of(
+    prompts: Sequence[str], model: str, draft_model: str, cache: Path, max_tokens: int
+) -> list[RecordedRequest]:
     """Return the target's greedy outputs. The cache file, with one JSON object per line, keeps them for later runs."""
-    known: dict[str, Request] = {}
+    known: dict[str, RecordedRequest] = {}
     if cache.exists():
         for line in cache.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            known[entry["prompt"]] = Request(entry["source"], entry["output"])
+            known[entry["prompt"]] = RecordedRequest(entry["source"], entry["output"])
     if missing := [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]:
         target, tokenizer = load(model)
         draft, _ = load(draft_model)
         with cache.open("a", encoding="utf-8") as file:
             for prompt in missing:
                 result = generate(target, tokenizer, prompt, draft_model=draft, max_tokens=max_tokens)
-                known[prompt] = Request(tokenizer.encode(prompt), result.tokens)
+                known[prompt] = RecordedRequest(tokenizer.encode(prompt), result.tokens)
                 file.write(json.dumps({"prompt": prompt, "source": known[prompt].source, "output": result.tokens}))
                 file.write("\n")
                 file.flush()
@@ -133,7 +135,9 @@ def print_row(name: str, num_draft: int, totals: Replay, slope: float) -> None:
     )
 
 
-def print_second_pass(requests: Sequence[Request], pieces: dict[int, str], num_draft: int, slope: float) -> None:
+def print_second_pass(
+    requests: Sequence[RecordedRequest], pieces: dict[int, str], num_draft: int, slope: float
+) -> None:
     """Replay the requests twice, without a text store and with a store that has seen the first pass."""
     for name, store in {"no store": None, "store of texts": TextStore()}.items():
         drafter = NgramDrafter(pieces=pieces, store=store)

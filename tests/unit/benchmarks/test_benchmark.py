@@ -21,7 +21,7 @@ from benchmarks import drafts, interleave, machine, peers, report, worker
 from benchmarks.interleave import Contender, Output, Run, take_turns
 from benchmarks.models import SHAPES, Models, bytes_per_pass, exported, random_model
 from benchmarks.ours import ours
-from benchmarks.summary import Row, Spread, summarise
+from benchmarks.summary import Spread, SummaryRow, summarise
 from benchmarks.tasks import Task, at_slots, random_task
 from speculative_decoding import GenerationStats, InputError
 from speculative_decoding.comparison.modes import BASELINE, DecodingMode, combine_modes
@@ -138,11 +138,13 @@ def test_outputs_of_other_lengths_are_not_the_same() -> None:
 def lines_of(times: dict[str, tuple[float, ...]], *, temperature: float = 0.0) -> list[str]:
     """Return the lines for modes with these ms per token on a task of 10 tokens and, optionally, on one of 90."""
     rows = [
-        Row("m", task, None, label, f"--drafter {label}", temperature, True, tokens, Spread(ms, ms, ms), 1.0)
+        SummaryRow("m", task, None, label, f"--drafter {label}", temperature, True, tokens, Spread(ms, ms, ms), 1.0)
         for label, each in times.items()
         for task, tokens, ms in zip(("short", "long"), (10, 90), each, strict=False)
     ]
-    return report.fastest_lines([*rows, Row("m", "short", None, "peer", "", 0.0, False, 10, Spread(0, 0, 0), 9.0)])
+    return report.fastest_lines(
+        [*rows, SummaryRow("m", "short", None, "peer", "", 0.0, False, 10, Spread(0, 0, 0), 9.0)]
+    )
 
 
 def test_fastest_flags() -> None:

@@ -12,7 +12,7 @@ from speculative_decoding.drafters import NgramDrafter, TextStore
 from speculative_decoding.drafters.ngram import LOOKAHEAD
 from speculative_decoding.errors import InputError
 from tests.support.tiny import SOURCES, run, tiny_model, tokens_of
-from tools.replay_drafters import Request, replay
+from tools.replay_drafters import RecordedRequest, replay
 
 START, EOS = 0, 1
 
@@ -54,7 +54,7 @@ def test_the_output_is_copied_from_its_earliest_longest_match(max_size: int) -> 
 
 def test_a_copy_is_drafted_to_the_end_of_the_text() -> None:
     source = [*range(10, 40), EOS]
-    requests = [Request(source, source)] * 3
+    requests = [RecordedRequest(source, source)] * 3
     assert replay(drafter(search_output=False), requests, 8).tokens_per_call > 6
     assert replay(drafter(search_output=False, min_chance=0.0), requests, 8).calls == 3 * 4  # 31 tokens, 9 a round
     assert replay(drafter(search_input=False), requests, 8).drafted == 0
@@ -127,10 +127,12 @@ def test_growing_tokens_give_the_drafts_of_one_call() -> None:
 def test_copies_that_are_rarely_right_are_no_longer_drafted() -> None:
     """Copying stops for sources that are never copied, and resumes for one that is."""
     made, generator = NgramDrafter(search_output=False), random.Random(0)
-    wrong = [Request(generator.choices(range(2, 9), k=30), generator.choices(range(2, 90), k=30)) for _ in range(30)]
+    wrong = [
+        RecordedRequest(generator.choices(range(2, 9), k=30), generator.choices(range(2, 90), k=30)) for _ in range(30)
+    ]
     first, last = replay(made, wrong[:3], 5), replay(made, wrong[3:], 5)
     assert last.drafted / last.calls < 0.2 * first.drafted / first.calls
-    copied = [Request(source, source) for source in (list(range(10, 60)),) * 6]
+    copied = [RecordedRequest(source, source) for source in (list(range(10, 60)),) * 6]
     replay(made, copied, 5)
     assert replay(made, copied, 5).tokens_per_call > 4
 
@@ -138,7 +140,7 @@ def test_copies_that_are_rarely_right_are_no_longer_drafted() -> None:
 def test_a_store_drafts_repeated_requests() -> None:
     generator = random.Random(2)
     document = [
-        Request([*generator.choices(range(2, 400), k=12), EOS], [*generator.choices(range(2, 400), k=24), EOS])
+        RecordedRequest([*generator.choices(range(2, 400), k=12), EOS], [*generator.choices(range(2, 400), k=24), EOS])
         for _ in range(20)
     ]
     store = TextStore()
@@ -204,7 +206,7 @@ def test_a_replay_counts_the_rounds_of_decoding() -> None:
         for source in SOURCES:
             baseline = tokens_of(run(model, source))
             rounds = run(model, source, NgramDrafter(**options), num_draft_tokens=4)
-            sums = replay(NgramDrafter(**options), [Request(list(source), baseline)], 4, 30)
+            sums = replay(NgramDrafter(**options), [RecordedRequest(list(source), baseline)], 4, 30)
             assert sums.calls == len(rounds)
             assert sums.tokens == len(tokens_of(rounds))
             assert sums.drafted == sum(event.drafted for event in rounds)
