@@ -292,13 +292,13 @@ def test_command_line_prints_all_sequences_and_refuses_conflicting_options(
     prompt = ["--prompt", "grammar: It were a cod business.", "-m", "12", "--num-beams", "3"]
     assert main(["--num-return-sequences", "2", "--early-stopping", "never", "--length-penalty", "0.6", *prompt]) == 0
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 2 and "3 beams, for which nothing is drafted" in err and "scores -" in err
+    assert len(out.splitlines()) == 2 and "3 beams, no draft" in err and "scores -" in err
     assert main(prompt) == 0
     assert capsys.readouterr().out == out.splitlines(keepends=True)[0]
     for more, said in (
         (
             ["--draft-model", "t5-web-docs-draft"],
-            "--draft-model t5-web-docs-draft: nothing is drafted for --num-beams 3",
+            "--draft-model t5-web-docs-draft: has no effect with --num-beams 3",
         ),
         (["--drafter", "auto"], "--drafter 'auto' does not go with --num-beams 3"),
         (

@@ -51,7 +51,11 @@ def test_lines_are_counted_as_the_tokenizer_cuts_them() -> None:
 
 @pytest.mark.parametrize(
     ("size", "outputs", "named"),
-    [(0, OUTPUTS, "draft_vocab must be >= 1, not 0"), (5, [], "there is no text"), (5, [[1], [1]], "there is no text")],
+    [
+        (0, OUTPUTS, "draft_vocab must be >= 1, not 0"),
+        (5, [], "the text has no tokens"),
+        (5, [[1], [1]], "the text has no tokens"),
+    ],
 )
 def test_bad_arguments_are_named(size: int, outputs: list[list[int]], named: str) -> None:
     with pytest.raises(InputError, match=named):
