@@ -1,4 +1,4 @@
-"""The input of a job: lines, and what they ask for. Knows nothing of models and output."""
+"""Reads and parses the input lines of a job. Knows nothing of models and output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An output file that can be resumed after any interruption.
 
-A journal file next to the output says how many lines are finished, the size of their records, a digest of the input so
-far, and the settings. Each record is written as soon as it is ready. Once a second the output is synchronized to disk,
+A journal file next to the output holds the number of finished lines, the size of their records, a digest of these lines
+and the settings. Each record is written as soon as it is ready. Once a second the output is synchronized to disk,
 and only *then* a new journal replaces the old one by renaming. So the journal never claims more than the disk has, even
 after a power failure. Resuming truncates the output to the journal, which removes any torn record; at most the last
 second of work is repeated.

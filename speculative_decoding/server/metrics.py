@@ -1,4 +1,4 @@
-"""Prometheus metrics for /metrics, in a registry of their own."""
+"""Prometheus metrics for /metrics, in a separate registry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Metrics:
         self._gauge("queue_length", "Prompts waiting for a slot", waiting)
 
     def add(self, stats: GenerationStats | None, finish_reason: str) -> None:
-        """Count a prompt that has ended. `stats` is None if it was not finished."""
+        """Count a prompt that has ended. Unfinished prompts have no `stats`."""
         self._prompts.labels(finish_reason).inc()
         if stats is not None:
             self._totals.add(stats)

@@ -40,7 +40,7 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    """A session of its own, because the server's belongs to its thread."""
+    """A second session, because the server's belongs to its thread."""
     return bundled.__wrapped__()
 
 

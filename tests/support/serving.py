@@ -110,7 +110,7 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
     """Run a server until the context is left.
 
     Args:
-        session: What it serves, by default the bundled pair.
+        session: The session to serve, by default the bundled pair.
         limits: Limits of the server.
         settings: Fields of `ServerSettings`.
     """
