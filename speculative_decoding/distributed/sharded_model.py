@@ -7,7 +7,8 @@ Each result is scheduled as a whole and at once, so all ranks run collective ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import finalize
 
@@ -45,13 +46,12 @@ class ShardedModel(EncoderDecoder):
         """`EncoderDecoder.make_cache`, but rank 0 gets a `BroadcastCache`."""
         encoder_output, mask, _ = self.broadcaster.announce("make_cache", encoder_output, mask, beams)
         cache = super().make_cache(encoder_output, mask, beams)
+        full = None
         if self._keeps_full_cross_attention:
-            last = cache.layers[-1]
-            cache.full_cross_attention = [
-                CrossAttentionCache(self._all_heads(last.cross_keys), self._all_heads(last.cross_values))
-            ]
+            last = cache.last_cross_attention
+            full = CrossAttentionCache(self._all_heads(last.cross_keys), self._all_heads(last.cross_values))
         schedule(cache.arrays)
-        return self.broadcaster.register(cache)
+        return self.broadcaster.register(cache, full)
 
     def states(self, tokens: mx.array, cache: DecoderCache) -> mx.array:
         tokens, cache = self.broadcaster.announce("states", tokens, cache)
@@ -118,14 +118,19 @@ class RankBroadcaster:
             del self._changes[:count]
         return tuple(self._broadcast(each) if isinstance(each, mx.array) else local(each) for each in arguments)
 
-    def register(self, cache: DecoderCache) -> BroadcastCache | DecoderCache:
-        """Number a new cache, which all ranks have made. Returns rank 0's handle of it."""
+    def register(self, cache: DecoderCache, full: CrossAttentionCache | None) -> BroadcastCache | DecoderCache:
+        """Number a new cache, which all ranks have made. Returns rank 0's handle of it.
+
+        Args:
+            cache: This rank's shard.
+            full: The last layer's cross keys and values with all heads, if a draft head reads them.
+        """
         number = self._cache_count
         self._cache_count += 1
         if not self.processes.is_first:
             self._caches[number] = cache
             return cache
-        handle = BroadcastCache(cache, number, self._changes)
+        handle = BroadcastCache(cache, full, number, self._changes)
         finalize(handle, self._changes.append, [number, "delete"])
         return handle
 
@@ -163,25 +168,41 @@ class BroadcastCache:
     Recorded are assignments, and calls of methods that return nothing. Other methods of a cache change nothing.
     """
 
-    def __init__(self, cache: DecoderCache, number: int, changes: list[Any]) -> None:
-        vars(self).update(cache=cache, number=number, _changes=changes)
+    def __init__(self, cache: DecoderCache, full: CrossAttentionCache | None, number: int, changes: list[Any]) -> None:
+        vars(self).update(cache=cache, number=number, _full=full, _changes=changes)
+
+    @property
+    def last_cross_attention(self) -> CrossAttentionCache:
+        return self.cache.last_cross_attention if self._full is None else self._full
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self.cache.arrays + ([] if self._full is None else self._full.arrays)
+
+    def select(self, requests: Sequence[int]) -> None:
+        self._record("select", requests)
+        if self._full is not None:
+            self._full.select_prompts(mx.array(list(requests)))
+
+    def assign(self, slots: Sequence[int], fresh: BroadcastCache) -> None:
+        self._record("assign", slots, fresh)
+        if self._full is not None:
+            for i, slot in enumerate(slots):
+                self._full.assign_prompt(slot, fresh.last_cross_attention, i)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.cache, name)
-        if not callable(value):
-            return value
+        return partial(self._record, name) if callable(value) else value
 
-        def recorded(*arguments: Any) -> Any:
-            result = value(*map(local, arguments))
-            if result is None:
-                self._changes.append([self.number, name, *map(as_message, arguments)])
-            return result
-
-        return recorded
+    def _record(self, method: str, *arguments: Any) -> Any:
+        result = getattr(self.cache, method)(*map(local, arguments))
+        if result is None:
+            self._changes.append([self.number, method, *map(as_message, arguments)])
+        return result
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.cache, name, value)
-        self._changes.append([self.number, "__setattr__", name, value])
+        self._changes.append([self.number, "__setattr__", name, as_message(value)])
 
 
 def as_message(argument: Any) -> Any:
@@ -191,7 +212,9 @@ def as_message(argument: Any) -> Any:
         return {"shape": argument.shape, "dtype": dtype}
     if isinstance(argument, BroadcastCache):
         return {"cache": argument.number}
-    return argument
+    return (
+        list(argument) if isinstance(argument, list | tuple | range) else argument
+    )  # a copy, because it is sent later
 
 
 def local(argument: Any) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -40,9 +39,20 @@ class CrossAttentionCache:
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values]
 
-    def select(self, prompts: mx.array) -> Self:
-        """A cache of these prompts only."""
-        return type(self)(*(mx.take(array, prompts, axis=0) for array in self.arrays))
+    def select_prompts(self, prompts: mx.array) -> None:
+        """Keep only the cross keys and values of these prompts."""
+        self.cross_keys = mx.take(self.cross_keys, prompts, axis=0)
+        self.cross_values = mx.take(self.cross_values, prompts, axis=0)
+
+    def assign_prompt(self, slot: int, fresh: CrossAttentionCache, index: int) -> None:
+        """Replace one prompt by a prompt of `fresh`. Others are not copied, unless the source capacity grows."""
+        length = fresh.cross_keys.shape[2]
+        if (extra := length - self.cross_keys.shape[2]) > 0:
+            self.cross_keys = grow(self.cross_keys, extra)
+            self.cross_values = grow(self.cross_values, extra)
+        for buffer, new in ((self.cross_keys, fresh.cross_keys), (self.cross_values, fresh.cross_values)):
+            buffer[slot, :, :length] = new[index]
+            buffer[slot, :, length:] = 0
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """New keys and values (B, H, L, D) -> all keys and values; here there are no earlier ones."""
@@ -122,12 +132,10 @@ def padding_mask(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 class DecoderCache:
     """The caches of all layers, for one request or a batch of requests.
 
-    Methods that change the cache return None, and methods that return a value change nothing: `BroadcastCache` repeats
-    the former on other ranks.
+    Methods that return a value change nothing. Wrappers rely on this to recognize changes.
 
     Attributes:
         source_mask: Additive, (P, 1, 1, S): -inf after the end of each source.
-        full_cross_attention: The last layer's cross keys and values with all heads, if `layers` hold a shard of them.
         kept_layers: Layers whose hidden states `hidden` keeps from the last pass, for a draft head.
         hidden: (B, L, d_model) for each of them.
         beams: Rows per request; B = P * beams.
@@ -136,7 +144,6 @@ class DecoderCache:
 
     layers: Sequence[LayerCache]
     source_mask: mx.array
-    full_cross_attention: Sequence[CrossAttentionCache] = ()
     kept_layers: tuple[int, ...] = ()
     hidden: Sequence[mx.array] = ()
     beams: int = 1
@@ -166,16 +173,12 @@ class DecoderCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for cache in self._cross_attention for array in cache.arrays]
+        return [array for layer in self.layers for array in layer.arrays]
 
     @property
     def last_cross_attention(self) -> CrossAttentionCache:
-        """The last layer's cross keys and values with all heads, which a draft head reads."""
-        return self._cross_attention[-1]
-
-    @property
-    def _cross_attention(self) -> Sequence[CrossAttentionCache]:
-        return [*self.layers, *self.full_cross_attention]
+        """The last layer's cross keys and values, which a draft head reads."""
+        return self.layers[-1]
 
     def rows_of(self, request: int) -> range:
         """The rows of a request's beams."""
@@ -225,11 +228,9 @@ class DecoderCache:
     def select(self, requests: Sequence[int]) -> None:
         """Keep only these requests, in this order, and free the others' buffers."""
         index = mx.array(list(requests))
-        self.full_cross_attention = [cache.select(index) for cache in self.full_cross_attention]
         self.source_mask = mx.take(self.source_mask, index, axis=0)
         for layer in self.layers:
-            layer.cross_keys = mx.take(layer.cross_keys, index, axis=0)
-            layer.cross_values = mx.take(layer.cross_values, index, axis=0)
+            layer.select_prompts(index)
         self._take_rows([row for request in requests for row in self.rows_of(request)])
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -258,13 +259,9 @@ class DecoderCache:
         length = fresh.source_capacity
         if (extra := length - self.source_capacity) > 0:
             self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, extra)], constant_values=-mx.inf)
-            for cache in self._cross_attention:
-                cache.cross_keys = grow(cache.cross_keys, extra)
-                cache.cross_values = grow(cache.cross_values, extra)
         for i, slot in enumerate(slots):
-            for cache, new in zip(self._cross_attention, fresh._cross_attention, strict=True):
-                cache.cross_keys[slot, :, :length], cache.cross_keys[slot, :, length:] = new.cross_keys[i], 0
-                cache.cross_values[slot, :, :length], cache.cross_values[slot, :, length:] = new.cross_values[i], 0
+            for layer, fresh_layer in zip(self.layers, fresh.layers, strict=True):
+                layer.assign_prompt(slot, fresh_layer, i)
             self.source_mask[slot, :, :, length:] = -mx.inf
             self.source_mask[slot, :, :, :length] = fresh.source_mask[i]
             for row in self.rows_of(slot):
