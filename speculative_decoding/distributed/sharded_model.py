@@ -7,10 +7,10 @@ Each result is scheduled as a whole and at once, so all ranks run collective ope
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
-from weakref import finalize
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -131,7 +131,7 @@ class RankBroadcaster:
             self._caches[number] = cache
             return cache
         handle = BroadcastCache(cache, full, number, self._changes)
-        finalize(handle, self._changes.append, [number, "delete"])
+        weakref.finalize(handle, self._changes.append, [number, "delete"])
         return handle
 
     def serve(self, model: ShardedModel) -> int:
