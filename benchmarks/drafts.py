@@ -1,8 +1,8 @@
 """The gain and the cost of a draft: `python -m benchmarks.drafts [FILE ...] [--draft-model NAME]`.
 
 Prints the tokens per target call of each file, with drafts of seven tokens. Then decodes prompts one at a time with
-drafts of 1, 3 and 7 tokens and fits, by least squares, the cost of a source, of starting a draft and of each draft
-token. Costs are relative to a target pass over one position: the last one is c of Leviathan et al. 2023, section 3.3.
+drafts of 1, 3 and 7 tokens. A least-squares fit gives the cost of a source, of starting a draft and of a draft token.
+Costs are relative to a target pass over one position: the last one is c of Leviathan et al. 2023, section 3.3.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python -m tools.replay_drafters --index-cost
 
 At temperature 0 the output is known: a round accepts the longest prefix of its draft that agrees with the output, and
-adds one token. Columns: tokens per target call, acceptance rate, draft tokens per call, and tokens per unit of time if
-a pass over K + 1 positions costs 1 + `--slope` * K passes over one position.
+adds one token. Columns: tokens per target call, acceptance rate, draft tokens per call, tokens per unit of time. The
+last one assumes that a pass over K + 1 positions costs 1 + `--slope` * K passes over one position.
 """
 
 from __future__ import annotations
