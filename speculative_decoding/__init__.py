@@ -3,8 +3,8 @@
 import os
 import sys
 
-# Float32 means float32: on M5 with macOS 26.2 or later MLX otherwise computes products of several rows, but not of one,
-# in TF32, so a draft would change last bits at 1e-3. Set it to 1 for the faster kind.
+# On M5 with macOS 26.2 or later, MLX computes float32 matmuls of several rows in TF32, but not those of one row. A
+# draft would then change results by 1e-3. Set the variable to 1 for the faster matmuls.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 if sys.platform.startswith("linux"):
@@ -12,9 +12,12 @@ if sys.platform.startswith("linux"):
 
     linux_cpu.prepare()  # before anything imports mlx
 
+from typing import TYPE_CHECKING, Any
+
 from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import GenerationStats, Round
+from .drafters import DraftModel, NgramDrafter, TextStore
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
@@ -23,9 +26,23 @@ from .scoring import Score, encode, score
 from .session import Session, load
 from .version import __version__
 
+if TYPE_CHECKING:
+    from .loading.conversion import convert
+
+
+def __getattr__(name: str) -> Any:
+    """Import `convert` on first use, because decoding does not need it."""
+    if name == "convert":
+        from .loading.conversion import convert
+
+        return convert
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "BatchResult",
     "CheckpointError",
+    "DraftModel",
     "Engine",
     "Event",
     "GenerationOptions",
@@ -33,12 +50,15 @@ __all__ = [
     "GenerationResult",
     "GenerationStats",
     "InputError",
+    "NgramDrafter",
     "Request",
     "Round",
     "Score",
     "Session",
+    "TextStore",
     "__version__",
     "batch_generate",
+    "convert",
     "encode",
     "generate",
     "load",

@@ -147,21 +147,23 @@ class Engine:
         """The number of requests with a slot."""
         return len(self._requests) - self._requests.count(None)
 
-    def submit_samples(self, prompt: str, options: GenerationOptions, draft_length: DraftLength) -> list[Request]:
+    def submit_samples(
+        self, prompt: str | Sequence[int], options: GenerationOptions, draft_length: DraftLength
+    ) -> list[Request]:
         """Queue a request for each sample of the prompt, which is encoded once. See `submit`."""
         requests = [self.submit(prompt, options, draft_length)]
         for number in range(1, options.num_samples):
-            own = replace(options, seed=sample_seed(options.seed, number))
-            request = self.submit(prompt, own, draft_length)
-            request.source_tokens = requests[0].source_tokens
+            own = options.with_values(seed=sample_seed(options.seed, number))
+            request = self.submit(requests[0].source_tokens, own, draft_length)
+            request.source_tokens = requests[0].source_tokens  # the same list, so that it is encoded once
             requests.append(request)
         return requests
 
-    def submit(self, prompt: str, options: GenerationOptions, draft_length: DraftLength) -> Request:
+    def submit(self, prompt: str | Sequence[int], options: GenerationOptions, draft_length: DraftLength) -> Request:
         """Queue a prompt, without waiting for the device.
 
         Args:
-            prompt: the text.
+            prompt: the text, or its source tokens.
             options: with this engine's `num_beams`.
             draft_length: requests may share one, which then learns from all of them.
 

@@ -1,70 +1,84 @@
-"""The same as functions of a model and a tokenizer: one prompt as a stream or at once, or many."""
+"""Functions of a model and a tokenizer, for one prompt or many. Each call makes a `Session` for itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Unpack
 
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
+from .decoding.stats import Round
 from .drafters import DraftHead, DraftModel, NgramDrafter
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
-from .sampling.keywords import takes_keywords_of
-from .session import BatchKeywords, Session, StreamKeywords
+from .sampling.keywords import OptionKeywords, shows_options
+from .session import Prompt, Session
+
+Draft = EncoderDecoder | DraftModel | DraftHead
 
 
-@dataclass(frozen=True, kw_only=True)
-class Keywords(StreamKeywords):
-    """draft_model: a smaller model of the same family. ngram: what drafts of copied text look up, and have learned."""
-
-    draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
-    ngram: NgramDrafter | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManyKeywords(BatchKeywords):
-    """See `Keywords`."""
-
-    draft_model: EncoderDecoder | DraftModel | DraftHead | None = None
-    ngram: NgramDrafter | None = None
-
-
-@takes_keywords_of(Keywords)
+@shows_options
 def stream_generate(
-    model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, given: Mapping[str, Any]
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    *,
+    on_round: Callable[[Round], None] | None = None,
+    draft_model: Draft | None = None,
+    ngram: NgramDrafter | None = None,
+    **options: Unpack[OptionKeywords],
 ) -> Iterator[GenerationResponse]:
     """Yield a response for each token as soon as it is accepted: `Session.stream`.
 
-    The keywords: see `GenerationOptions`; draft_model: a smaller model of the same family; ngram: what drafts of copied
-    text look up; on_round: is called with every `Round`.
+    Args:
+        model: the target.
+        tokenizer: the target's.
+        prompt: a text, or its source tokens.
+        on_round: called with each `Round`.
+        draft_model: a smaller model of the same family, or a draft head of the target.
+        ngram: looks up copies, and may have seen earlier texts.
+        options: see `GenerationOptions`.
     """
-    session, own = session_of(model, tokenizer, given)
-    return session.stream(prompt, **own)
+    return Session(model, tokenizer, draft_model, ngram=ngram).stream(prompt, on_round=on_round, **options)
 
 
-@takes_keywords_of(Keywords)
-def generate(model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, given: Mapping[str, Any]) -> GenerationResult:
-    """All of `stream_generate` at once; takes the same keywords."""
-    session, own = session_of(model, tokenizer, given)
-    return session.generate(prompt, **own)
+@shows_options
+def generate(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    *,
+    on_round: Callable[[Round], None] | None = None,
+    draft_model: Draft | None = None,
+    ngram: NgramDrafter | None = None,
+    **options: Unpack[OptionKeywords],
+) -> GenerationResult:
+    """Decode a prompt: `Session.generate`. The arguments are those of `stream_generate`."""
+    return Session(model, tokenizer, draft_model, ngram=ngram).generate(prompt, on_round=on_round, **options)
 
 
-@takes_keywords_of(ManyKeywords)
+@shows_options
 def batch_generate(
-    model: EncoderDecoder, tokenizer: Tokenizer, prompts: Iterable[str | Mapping[str, Any]], given: Mapping[str, Any]
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompts: Iterable[str | Mapping[str, Any]],
+    *,
+    slots: int | None = None,
+    max_memory_gb: float | None = None,
+    draft_model: Draft | None = None,
+    ngram: NgramDrafter | None = None,
+    **options: Unpack[OptionKeywords],
 ) -> Iterator[BatchResult]:
-    """Yield the results of many prompts as they finish: `Session.batch`.
+    """Yield the results of many prompts, in the order of the prompts: `Session.batch`.
 
-    The keywords: see `GenerationOptions`; slots: how many prompts are decoded together; max_memory_gb: take fewer slots
-    rather than more memory; draft_model, ngram: as `stream_generate` takes them.
+    Args:
+        model: the target.
+        tokenizer: the target's.
+        prompts: texts, or mappings with "prompt" and options for this prompt.
+        slots: how many prompts are decoded together.
+        max_memory_gb: use fewer slots if caches and weights would need more memory.
+        draft_model: a smaller model of the same family, or a draft head of the target.
+        ngram: looks up copies, and may have seen earlier texts.
+        options: see `GenerationOptions`.
     """
-    session, own = session_of(model, tokenizer, given)
-    return session.batch(prompts, **own)
-
-
-def session_of(model: EncoderDecoder, tokenizer: Tokenizer, given: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
-    """A session for one call, and the keywords that are left for it."""
-    own = dict(given)
-    draft_model, ngram = own.pop("draft_model", None), own.pop("ngram", None)
-    return Session(model, tokenizer, draft_model, ngram=ngram), own
+    session = Session(model, tokenizer, draft_model, ngram=ngram)
+    return session.batch(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)

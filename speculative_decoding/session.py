@@ -1,15 +1,17 @@
-"""A target with its tokenizer, perhaps a draft, and what lives across requests: the way in from Python."""
+"""The Python API: `load` returns a `Session`, which decodes prompts with a target and perhaps a draft."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import mlx.core as mx
 
+from .decoding.prompt import is_token_list
 from .decoding.request import Request
 from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
@@ -20,6 +22,7 @@ from .drafters import (
     BatchDrafter,
     DraftModel,
     NgramDrafter,
+    check_drafter,
     choose_drafter,
     default_drafter,
     model_drafter,
@@ -34,44 +37,27 @@ from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
 from .models.shared_encoder import shares_encoder
 from .sampling import GenerationOptions
-from .sampling.keywords import takes_keywords_of
-from .sampling.options import accepts_aliases, default, short_repr, validate
+from .sampling.keywords import OptionKeywords, shows_options
+from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
 
-
-@dataclass(frozen=True, kw_only=True)
-class StreamKeywords(GenerationOptions):
-    """on_round: is called with every `Round`, before its tokens are given out."""
-
-    on_round: Callable[[Round], None] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchKeywords(GenerationOptions):
-    """slots: how many prompts are decoded together; None: as the session says. max_memory_gb: take fewer slots where
-    their caches would not fit beside the weights.
-    """
-
-    slots: int | None = None
-    max_memory_gb: float | None = None
-
-
-KINDS: dict[str, tuple[Any, str]] = {
-    "model": (EncoderDecoder, "a model, as load gives"),
-    "draft_model": (EncoderDecoder | DraftModel | DraftHead | None, "a model, as load gives"),
-    "options": (GenerationOptions, "GenerationOptions(...)"),
-    "ngram": (NgramDrafter | None, "an NgramDrafter"),
-}
+Prompt = str | Sequence[int]  # a text, or its source tokens
 
 
 @dataclass(repr=False)
 class Session:
-    """What `load` returns. `model, tokenizer = load(...)` works too.
+    """A target with its tokenizer and perhaps a draft. `load` returns one.
 
-    options: for every request, unless a call gives others. ngram: what drafts of copied text look up. slots: how many
-        prompts are decoded together where there are several.
-    What copies have been worth, and a length that adapts, are learned from request to request.
+    A session learns from request to request which drafts are worth their cost.
+
+    Args:
+        model: the target.
+        tokenizer: the target's.
+        draft_model: a draft model of the same family, or a draft head of the target.
+        options: defaults for all requests.
+        ngram: looks up copies; a new one by default.
+        slots: how many prompts of a batch are decoded together.
     """
 
     model: EncoderDecoder
@@ -83,126 +69,208 @@ class Session:
 
     def __post_init__(self) -> None:
         self._ngrams: dict[int, NgramDrafter] = {}  # by max_ngram_size
-        for name, (kind, wanted) in KINDS.items():
-            if not isinstance(value := getattr(self, name), kind):
-                raise InputError(f"{name} must be {wanted}, not {short_repr(value)}")
+        self._require_type("model", EncoderDecoder, "a model, as load gives")
+        self._require_type("draft_model", EncoderDecoder | DraftModel | DraftHead | None, "a model, as load gives")
+        self._require_type("options", GenerationOptions, "GenerationOptions(...)")
+        self._require_type("ngram", NgramDrafter | None, "an NgramDrafter")
         if not hasattr(self.tokenizer, "encode"):
             raise InputError(f"tokenizer must be a tokenizer, as load gives, not {short_repr(self.tokenizer)}")
         if isinstance(self._draft, DraftModel):
             require_same_tokens(self.model, self._draft.model)
+        check_drafter(self.options_with({}).drafter, self._draft)
         make_drafter = None
         if self._draft is not None:
             make_drafter = partial(model_drafter, self._draft, self.model, self._shares_encoder)
         self.planner = PassPlanner(self.model, self._draft_network, make_drafter, shares_encoder=self._shares_encoder)
-        self._drafter(self.options_with({}))  # raises where models and options do not fit
+
+    def _require_type(self, name: str, types: Any, expected: str) -> None:
+        if not isinstance(value := getattr(self, name), types):
+            raise InputError(f"{name} must be {expected}, not {short_repr(value)}")
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in vars(self.options).items() if value != default(name)}
+        changed = {name: value for name, value in vars(self.options).items() if value != default(name)}
         draft = "no draft model" if self._draft is None else f"draft {type(self._draft_network).__name__}"
-        return f"<Session: target {type(self.model).__name__}, {draft}, options {given}, {self.slots} slots>"
+        return f"<Session: target {type(self.model).__name__}, {draft}, options {changed}, {self.slots} slots>"
 
     def __iter__(self) -> Iterator[Any]:
+        """For `model, tokenizer = load(...)`, without a draft."""
+        if self.draft_model is not None:
+            raise InputError(
+                "a session with a draft cannot be unpacked to a model and a tokenizer, which would drop the draft; "
+                "write session = load(...) and use session.generate(...)"
+            )
         return iter((self.model, self.tokenizer))
 
-    @takes_keywords_of(StreamKeywords)
-    def stream(self, prompt: str, given: Mapping[str, Any]) -> Iterator[GenerationResponse]:
-        """Yield a response for each token as soon as it is accepted; with beams, all when the best one is known.
+    @shows_options
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        on_round: Callable[[Round], None] | None = None,
+        **options: Unpack[OptionKeywords],
+    ) -> Iterator[GenerationResponse]:
+        """Yield a response for each token as soon as it is accepted. Beam search yields all of them at its end.
 
-        Arguments are checked here and now, before the first response is asked for. Raises `InputError` that names the
-        option. Leaving the stream early leaves no trace in the next. The keywords: see `GenerationOptions`.
+        Arguments are checked at once, before the first response is requested. A stream may be abandoned at any time.
+
+        Args:
+            prompt: a text, or its source tokens.
+            on_round: called with each `Round`, before its responses.
+            options: see `GenerationOptions`.
+
+        Raises:
+            InputError: the prompt or an option cannot be used.
         """
-        return (response for event in self.rounds(prompt, **given) for response in responses(event))
+        events = self.rounds(prompt, on_round=on_round, **options)
+        return (response for event in events for response in responses(event))
 
-    @takes_keywords_of(StreamKeywords)
-    def rounds(self, prompt: str, given: Mapping[str, Any]) -> Iterator[Event]:
-        """`stream`, but all that came of a round at once."""
-        requests, events = self._submit(prompt, given)
+    @shows_options
+    def rounds(
+        self,
+        prompt: Prompt,
+        *,
+        on_round: Callable[[Round], None] | None = None,
+        **options: Unpack[OptionKeywords],
+    ) -> Iterator[Event]:
+        """Like `stream`, but yield all tokens of a round at once."""
+        requests, events = self._submit(prompt, options, on_round)
         if (count := requests[0].options.num_return_sequences) > 1:
-            raise InputError(f"num_return_sequences {count}: a stream is of one output; use generate or batch")
+            raise InputError(f"num_return_sequences {count}: a stream has one output; use generate or batch")
         return events
 
     @overload
-    @takes_keywords_of(StreamKeywords)
-    def generate(  # type: ignore[overload-overlap]  # a text is never meant as a sequence of texts
-        self, prompt: str, given: Mapping[str, Any]
+    def generate(  # type: ignore[overload-overlap]  # a text is not used as a sequence of texts
+        self,
+        prompt: Prompt,
+        *,
+        on_round: Callable[[Round], None] | None = None,
+        **options: Unpack[OptionKeywords],
     ) -> GenerationResult: ...
 
     @overload
-    @takes_keywords_of(StreamKeywords)
-    def generate(self, prompt: Sequence[str], given: Mapping[str, Any]) -> list[GenerationResult]: ...
+    def generate(self, prompt: Sequence[str], **options: Unpack[OptionKeywords]) -> list[GenerationResult]: ...
 
-    @takes_keywords_of(StreamKeywords)
+    @shows_options
     def generate(
-        self, prompt: str | Sequence[str], given: Mapping[str, Any]
+        self,
+        prompt: Prompt | Sequence[str],
+        *,
+        on_round: Callable[[Round], None] | None = None,
+        **options: Unpack[OptionKeywords],
     ) -> GenerationResult | list[GenerationResult]:
-        """All of `stream` at once, and of `num_return_sequences` outputs. Several prompts are decoded together and give
-        a list.
+        """Decode a prompt, or several prompts together.
 
-        Raises `InputError`; with several prompts it says which.
+        Args:
+            prompt: a text or its source tokens; or a list of texts, which gives a list of results.
+            on_round: called with each `Round`, for one prompt.
+            options: see `GenerationOptions`.
+
+        Raises:
+            InputError: a prompt or an option cannot be used.
         """
-        if isinstance(prompt, str):
-            requests, events = self._submit(prompt, given)
+        if isinstance(prompt, str) or is_token_list(prompt):
+            requests, events = self._submit(prompt, options, on_round)  # type: ignore[arg-type]
             for _ in events:
                 pass
             return result_of(requests)
-        results: dict[int, GenerationResult] = {}
-        for each in self.batch(prompt, **given):
+        if on_round is not None:
+            raise InputError("on_round has no effect with several prompts; leave it out")
+        results = []
+        for each in self.batch(prompt, **options):  # type: ignore[arg-type]
             if each.result is None:
                 raise InputError(f"prompt {each.index}: {each.error}")
-            results[each.index] = each.result
-        return [results[index] for index in range(len(results))]
+            results.append(each.result)
+        return results
 
-    @takes_keywords_of(BatchKeywords)
-    def batch(self, prompts: Iterable[str | Mapping[str, Any]], given: Mapping[str, Any]) -> Iterator[BatchResult]:
-        """Yield the results as prompts finish. Each is what `generate` gives for that prompt alone: the same tokens at
-        temperature 0 and with acceptance "coupled"; else the same law, and with drafts that do not learn from row to
-        row (a model's, of fixed lengths) the same sample.
+    @shows_options
+    def batch(
+        self,
+        prompts: Iterable[str | Mapping[str, Any]],
+        *,
+        slots: int | None = None,
+        max_memory_gb: float | None = None,
+        **options: Unpack[OptionKeywords],
+    ) -> Iterator[BatchResult]:
+        """Yield the results of many prompts, in the order of the prompts.
 
-        prompts: each a text, or a mapping with "prompt" and options of its own, as far as rows may differ in them. Read
-            only a few times `slots` ahead.
+        Each result equals that of `generate` for the prompt alone: the tokens at temperature 0 or with acceptance
+        "coupled", otherwise the distribution.
 
-        Raises `InputError` for the keywords; a prompt that cannot be decoded gets an error of its own.
+        Args:
+            prompts: texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results.
+            slots: how many prompts are decoded together (default: the session's).
+            max_memory_gb: use fewer slots if caches and weights would need more memory.
+            options: see `GenerationOptions`.
+
+        Raises:
+            InputError: an argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
         """
-        given = dict(given)
-        slots, max_memory_gb = given.pop("slots", None), given.pop("max_memory_gb", None)
+        results = self.batch_as_completed(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)
+        return in_order(results)
+
+    @shows_options
+    def batch_as_completed(
+        self,
+        prompts: Iterable[str | Mapping[str, Any]],
+        *,
+        slots: int | None = None,
+        max_memory_gb: float | None = None,
+        **options: Unpack[OptionKeywords],
+    ) -> Iterator[BatchResult]:
+        """Like `batch`, but yield each result as soon as it is complete; its `index` tells the prompt.
+
+        At most a few times `slots` prompts are read ahead.
+        """
         slots = validate("slots", Int(1), self.slots if slots is None else slots)
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts must be a list of texts, not {short_repr(prompts)}")
-        options = self.options_with(given)
-        if options.drafter is not None and not isinstance(options.drafter, str):
+        chosen = self.options_with(options)
+        if chosen.drafter is not None and not isinstance(chosen.drafter, str):
             raise InputError(
-                f"drafter must be given by name for several prompts, not {options.drafter!r}: each row needs its own"
+                f"drafter must be given by name for several prompts, not {chosen.drafter!r}: each row needs its own"
             )
         if max_memory_gb is not None:
-            most = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
-            slots = slots_within(most, slots, self.model, self._draft_network, options.max_tokens, options.num_beams)
-        return self._batch(prompts, options, self.engine(options, slots), slots)
+            limit = validate("max_memory_gb", Number(0, exclusive=True), max_memory_gb)
+            slots = slots_within(limit, slots, self.model, self._draft_network, chosen.max_tokens, chosen.num_beams)
+        return self._batch(prompts, chosen, self.engine(chosen, slots), slots)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
-        ours = {"src_lang": self.options.src_lang, "tgt_lang": self.options.tgt_lang}
-        return score(self.model, self.tokenizer, source, target, allow_long_prompt=allow_long_prompt, **ours)
+        return score(
+            self.model,
+            self.tokenizer,
+            source,
+            target,
+            allow_long_prompt=allow_long_prompt,
+            src_lang=self.options.src_lang,
+            tgt_lang=self.options.tgt_lang,
+        )
 
     def encode(self, text: str, *, allow_long_prompt: bool = False) -> mx.array:
         """`encode` with this session's target and language."""
         language = self.options.src_lang
         return encode(self.model, self.tokenizer, text, allow_long_prompt=allow_long_prompt, src_lang=language)
 
-    def options_with(self, given: Mapping[str, Any]) -> GenerationOptions:
-        """This session's options with those of a call. Raises `InputError` for what does not fit."""
-        options = self.options.override(given)
+    def options_with(self, overrides: Mapping[str, Any]) -> GenerationOptions:
+        """The options of a request. Warns about an option without effect.
+
+        Raises:
+            InputError: there is no such option, or it does not accept the value.
+        """
+        overrides = current_names(overrides)
+        options = self.options.override(overrides)
         if options.drafter is None:
-            given = {name: value for name, value in given.items() if name != "drafter"}
+            overrides.pop("drafter", None)
             options = options.with_values(drafter=default_drafter(self._draft, options.num_beams))
-        options.require_effect(given)
+        warn_without_effect(options, overrides)
         return options
 
     def engine(self, options: GenerationOptions, slots: int) -> Engine:
-        """One with a drafter of its own, for requests that differ from `options` as rows may."""
+        """An engine with its own drafter, for requests whose options differ from `options` as rows may differ."""
         widths = self.planner.widths(options, slots)
         mx.reset_peak_memory()
-        own = self.model, self.tokenizer, self._drafter(options)
-        return Engine(*own, slots=slots, widths=widths, num_beams=options.num_beams)
+        drafter = self._drafter(options)
+        return Engine(self.model, self.tokenizer, drafter, slots=slots, widths=widths, num_beams=options.num_beams)
 
     def price(self, options: GenerationOptions, slots: int = 1) -> Price:
         """The share of the speed that exact passes cost with these options, as measured."""
@@ -218,35 +286,35 @@ class Session:
 
     @cached_property
     def _draft(self) -> DraftModel | DraftHead | None:
-        given = self.draft_model
-        return DraftModel(given) if isinstance(given, EncoderDecoder) else given
+        draft = self.draft_model
+        return DraftModel(draft) if isinstance(draft, EncoderDecoder) else draft
 
     @property
     def _draft_network(self) -> EncoderDecoder | DraftHead | None:
         return self._draft.model if isinstance(self._draft, DraftModel) else self._draft
 
     def _drafter(self, options: GenerationOptions) -> BatchDrafter:
-        ngram, ours = self.ngram, self.options
+        ngram = self.ngram
         if options.drafter in ("ngram", "auto"):
             size = options.max_ngram_size
             if ngram is None:
                 ngram = self._ngrams[size] = self._ngrams.get(size) or new_ngram(self.model, size)
-            elif size != ours.max_ngram_size:
+            elif size != self.options.max_ngram_size:
                 raise InputError("max_ngram_size has no effect with an ngram; leave one of them out")
         return choose_drafter(options, self.model, self._draft, ngram, shares_encoder=self._shares_encoder)
 
     @cached_property
     def _shares_encoder(self) -> bool:
-        """Compared once per session: walking over all weights takes longer than the host's part of a round."""
+        """Compared once per session, because comparing all weights takes longer than a round's work on the host."""
         return isinstance(self._draft, DraftModel) and shares_encoder(self.model, self._draft.model)
 
-    def _submit(self, prompt: str, given: Mapping[str, Any]) -> tuple[list[Request], Iterator[Event]]:
-        """A request, or one for each sample, and what decodes them."""
-        own = dict(given)
-        on_round = own.pop("on_round", None)
+    def _submit(
+        self, prompt: Prompt, overrides: Mapping[str, Any], on_round: Callable[[Round], None] | None
+    ) -> tuple[list[Request], Iterator[Event]]:
+        """One request per sample of the prompt, and the events that decode them."""
         if on_round is not None and not callable(on_round):
             raise InputError(f"on_round must be a function of a Round, not {short_repr(on_round)}")
-        options = self.options_with(own)
+        options = self.options_with(overrides)
         slots = min(self.slots, options.num_samples) if isinstance(options.drafter, str) else 1
         engine = self.engine(options, slots)
         requests = engine.submit_samples(prompt, options, self.planner.draft_length(options, slots))
@@ -255,34 +323,54 @@ class Session:
     def _batch(
         self, prompts: Iterable[str | Mapping[str, Any]], options: GenerationOptions, engine: Engine, slots: int
     ) -> Iterator[BatchResult]:
-        waiting, asked = enumerate(prompts), dict[Request, tuple[int, list[Request]]]()
-        is_more = True
+        waiting = enumerate(prompts)
+        samples: dict[Request, tuple[int, list[Request]]] = {}  # the prompt's index, and all samples of the prompt
+        has_more = True
         while True:
-            while is_more and engine.wants_more:
+            while has_more and engine.wants_more:
                 index, prompt = next(waiting, (-1, ""))
-                if is_more := index >= 0:
+                has_more = index >= 0
+                if has_more:
                     try:
                         requests = self._submit_row(engine, prompt, options, slots)
-                        asked |= {each: (index, requests) for each in requests}
                     except InputError as error:
                         yield BatchResult(index, None, str(error))
+                    else:
+                        samples |= {request: (index, requests) for request in requests}
             if engine.is_idle:
                 return
             for event in engine.step():
                 if event.request.finish_reason:
-                    index, requests = asked.pop(event.request)
-                    if all(each.finish_reason for each in requests):
-                        wrong = next((each.error for each in requests if each.error), None)
-                        yield BatchResult(index, None if wrong else result_of(requests), wrong)
+                    index, requests = samples.pop(event.request)
+                    if all(request.finish_reason for request in requests):
+                        error_message = next((request.error for request in requests if request.error), None)
+                        result = None if error_message else result_of(requests)
+                        yield BatchResult(index, result, error_message)
 
     def _submit_row(
         self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> list[Request]:
-        own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-        text = own.pop("prompt", "")
-        row = options.override_for_row(own)
-        row.require_effect(own)
+        overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+        text = overrides.pop("prompt", "")
+        row = options.override_for_row(overrides)
+        warn_without_effect(row, overrides)
         return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
+
+
+def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:
+    if message := options.without_effect(names):
+        warnings.warn(message, stacklevel=5)
+
+
+def in_order(results: Iterable[BatchResult]) -> Iterator[BatchResult]:
+    """Yield the results in the order of their prompts."""
+    waiting: dict[int, BatchResult] = {}
+    index = 0
+    for result in results:
+        waiting[result.index] = result
+        while index in waiting:
+            yield waiting.pop(index)
+            index += 1
 
 
 def rounds_of(engine: Engine, requests: Sequence[Request], on_round: Callable[[Round], None] | None) -> Iterator[Event]:
@@ -308,25 +396,28 @@ def load(
     group_size: int | None = None,
     gguf_file: str | os.PathLike[str] | None = None,
 ) -> Session:
-    """Load a target, and perhaps a draft: converted folders, or Hugging Face ones as they are.
+    """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
 
-    path_or_name: a folder, the name of one under models/, or a model on the Hub, which is downloaded if need be.
-    draft: the draft model or draft head, likewise; or "self-8bit", the target itself with its matrices in 8 bits,
-        where a family has nothing smaller.
-    drafter, num_draft_tokens: for every request, see `GenerationOptions`.
-    dtype: float32, bfloat16 or float16 to compute in; by default as stored on a GPU, and float32 on a CPU, for which
-        MLX has no fast 16-bit matrix product.
-    quantize: 4 or 8 bits for the target, in groups of `group_size` columns (64), for the layers that `convert.py
-        --quantize` takes.
-    gguf_file: take the target's weights from this GGUF file, a path or a name within the folder, whatever else is
-        there; the tokenizer is the folder's. Without a config.json the file's own metadata serve.
+    Args:
+        path_or_name: a folder, the name of one in models/, or a model on the Hub, which is downloaded if necessary.
+        draft: the draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
+            smaller model.
+        drafter: for all requests, see `GenerationOptions`.
+        num_draft_tokens: for all requests, see `GenerationOptions`.
+        dtype: float32, bfloat16 or float16 to compute in (default: as stored on a GPU, float32 on a CPU, where MLX has
+            no fast 16-bit matmul).
+        quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
+        group_size: columns per group of quantized weights (default: 64).
+        gguf_file: a path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the
+            folder's. Without a config.json, the file's metadata are used.
 
-    Raises `InputError` or `CheckpointError` in one line that names the folder, file or tensor.
+    Raises:
+        InputError: an argument cannot be used.
+        CheckpointError: a file is damaged or unsupported.
     """
     options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
     pair = open_pair(path_or_name, draft, dtype=dtype, quantize=quantize, group_size=group_size, gguf_file=gguf_file)
-    session = Session(
-        pair.target.model, pair.target.tokenizer, None if pair.draft is None else pair.draft.model, options
-    )
+    draft_model = None if pair.draft is None else pair.draft.model
+    check_drafter(options.drafter, draft_model)
     pair.load_weights()
-    return session
+    return Session(pair.target.model, pair.target.tokenizer, draft_model, options)

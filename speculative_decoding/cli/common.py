@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -22,9 +22,9 @@ def say(text: str) -> None:
     print("\n".join(map(one_line, text.split("\n"))), file=sys.stderr, flush=True)
 
 
-def note_unknown(tokenizer: Tokenizer, text: str, said: set[str]) -> None:
+def note_unknown(tokenizer: Tokenizer, text: str, tokens: Sequence[int], said: set[str]) -> None:
     """Say which characters of a prompt the vocabulary does not have, each once: those in `said` were."""
-    if found := [each for each in unknown_characters(tokenizer, text) if each not in said]:
+    if found := [each for each in unknown_characters(tokenizer, text, tokens) if each not in said]:
         said.update(found)
         say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
 

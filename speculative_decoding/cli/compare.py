@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console
 
 from ..comparison.divergence import first_divergence
+from ..decoding.prompt import encode_prompt
 from ..decoding.results import GenerationResult
 from ..decoding.stats import GenerationStats
 from ..drafters import DraftHead, DraftModel
@@ -35,7 +36,7 @@ def decoding_modes(session: Session) -> list[str]:
     return modes
 
 
-def decode(session: Session, mode: str, prompt: str, *, timed: bool = False) -> Iterator[Event]:
+def decode(session: Session, mode: str, prompt: str | Sequence[int], *, timed: bool = False) -> Iterator[Event]:
     """Decode the prompt in this mode."""
     if mode == SPECULATIVE:
         return session.rounds(prompt, timed=timed)
@@ -47,7 +48,7 @@ def decode(session: Session, mode: str, prompt: str, *, timed: bool = False) -> 
     return session.rounds(prompt, timed=timed, drafter="none", strict=False)
 
 
-def warm_up(session: Session, prompt: str) -> None:
+def warm_up(session: Session, prompt: str | Sequence[int]) -> None:
     """Decode a few tokens in each mode, because the first passes of a process are slow."""
     # A copy of the session, so that drafts learn nothing from these tokens.
     session = replace(session, ngram=None, options=replace(session.options, max_tokens=4))
@@ -87,13 +88,28 @@ class PromptRunner:
         return cls(make_console(), views.show_draft, [] if views.trace is None else [Trace(views.trace)])
 
     def run(
-        self, session: Session, modes: Sequence[str], prompt: str, is_stopped: Callable[[], bool] = lambda: False
+        self,
+        session: Session,
+        modes: Sequence[str],
+        prompt: str,
+        is_stopped: Callable[[], bool] = lambda: False,
+        *,
+        tokens: Sequence[int] | None = None,
     ) -> dict[str, GenerationResult]:
         """Decode the prompt in each mode, and print a comparison if there are several.
 
         The first mode gives the answer: it runs last, and only its text goes to standard output.
+
+        Args:
+            session: decodes in all modes.
+            modes: from `decoding_modes`.
+            prompt: the text.
+            is_stopped: is asked between rounds.
+            tokens: the source tokens of the prompt, if they are known.
         """
-        note_unknown(session.tokenizer, prompt, self._unknown)
+        if tokens is None:
+            tokens = source_tokens(session, prompt)
+        note_unknown(session.tokenizer, prompt, tokens, self._unknown)
         if self.show_draft not in (None, self._explained):
             DraftView(self.console, session.tokenizer).legend()
         self._explained = self.show_draft
@@ -102,14 +118,14 @@ class PromptRunner:
         for mode in reversed(modes):
             if len(modes) > 1:
                 self.console.print(f"{mode}:", style="bold")
-            results[mode] = self._run_mode(session, mode, prompt, is_stopped, is_answer=mode == modes[0])
+            results[mode] = self._run_mode(session, mode, tokens, is_stopped, is_answer=mode == modes[0])
             if is_stopped():
                 self.console.print("stopped")
                 break
 
         rows = {}
         for mode in (mode for mode in (BASELINE, DRAFT, SPECULATIVE) if mode in results):
-            agreement = agreement_with_baseline(mode, session, prompt, results)
+            agreement = agreement_with_baseline(mode, session, tokens, results)
             rows[mode] = (results[mode].stats, agreement)
             self.num_identical[mode] += agreement == IDENTICAL
             self.totals.setdefault(mode, GenerationStats()).add(results[mode].stats)
@@ -119,10 +135,12 @@ class PromptRunner:
             self.console.print(comparison_table(rows, BASELINE))
         return results
 
-    def run_several(self, session: Session, prompt: str) -> None:
-        """Print all requested outputs to standard output, one per line, the best first."""
-        note_unknown(session.tokenizer, prompt, self._unknown)
-        result = session.generate(prompt)
+    def run_several(self, session: Session, prompt: str, *, tokens: Sequence[int] | None = None) -> None:
+        """Print all requested outputs to standard output, one per line, the best first. tokens: see `run`."""
+        if tokens is None:
+            tokens = source_tokens(session, prompt)
+        note_unknown(session.tokenizer, prompt, tokens, self._unknown)
+        result = session.generate(tokens)
         for sequence in result.sequences:
             with printing():
                 print(sequence.text, flush=True)
@@ -146,7 +164,7 @@ class PromptRunner:
             self.console.print(comparison_table(rows, BASELINE))
 
     def _run_mode(
-        self, session: Session, mode: str, prompt: str, is_stopped: Callable[[], bool], *, is_answer: bool
+        self, session: Session, mode: str, tokens: Sequence[int], is_stopped: Callable[[], bool], *, is_answer: bool
     ) -> GenerationResult:
         watchers: list[Watcher] = []
         shows_draft = self.show_draft is not None and (is_answer or mode == SPECULATIVE)
@@ -156,7 +174,13 @@ class PromptRunner:
             watchers.append(plain_text(sys.stdout if is_answer else sys.stderr))
         traces = self.traces if is_answer else ()
         timed = shows_draft or bool(traces)
-        return watch(decode(session, mode, prompt, timed=timed), [*watchers, *traces], is_stopped)
+        return watch(decode(session, mode, tokens, timed=timed), [*watchers, *traces], is_stopped)
+
+
+def source_tokens(session: Session, prompt: str) -> list[int]:
+    """Tokenize a prompt with the session's options. Raises `InputError` for an unsuitable prompt."""
+    options = session.options
+    return encode_prompt(session.model, session.tokenizer, prompt, options.allow_long_prompt, options.src_lang)
 
 
 def have_same_destination() -> bool:
@@ -167,7 +191,9 @@ def have_same_destination() -> bool:
         return False
 
 
-def agreement_with_baseline(mode: str, session: Session, prompt: str, results: Mapping[str, GenerationResult]) -> str:
+def agreement_with_baseline(
+    mode: str, session: Session, tokens: Sequence[int], results: Mapping[str, GenerationResult]
+) -> str:
     """Describe how the output of a mode relates to the baseline's; empty if that is unknown."""
     result = results[mode]
     baseline = results.get(BASELINE)
@@ -180,7 +206,7 @@ def agreement_with_baseline(mode: str, session: Session, prompt: str, results: M
     if not session.options.is_comparable:
         return "another sample"
     difference = first_divergence(
-        session.model, session.tokenizer, prompt, baseline.tokens, result.tokens, session.options
+        session.model, session.tokenizer, tokens, baseline.tokens, result.tokens, session.options
     )
     assert difference is not None
     return f"differs at token {difference.position}"

@@ -80,7 +80,7 @@ class ConsoleState:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change options. Raises `InputError`, without a change, if they do not fit together or with the models."""
-        self.session.options_with(changes)
+        self.session.options.override(changes).require_effect(changes, self.config.drafter)
         options = replace(self.options, **changes)
         replace(self.session, options=options)  # checks the options with the models
         self.session.options = options

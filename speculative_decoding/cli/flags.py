@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -97,6 +98,7 @@ def main_parser(program: str = "main.py") -> Parser:
         description="Speculative decoding for encoder-decoders: a draft proposes, the target verifies, the text is the "
         "target's own. Text goes to standard output, everything else to standard error.",
     )
+    parser.add_argument("text", nargs="?", default=argparse.SUPPRESS, metavar="PROMPT", help=PROMPT)
     add_flags(parser, "prompts and views", Views)
     add_flags(parser, "many prompts", Files)
     add_flags(parser, "diagnosis", Doctor)
@@ -113,6 +115,15 @@ def add_decoding_flags(
     add_flags(parser, title, GenerationOptions, without=(*FOR_PYTHON, *without), lists=lists)
     add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
     refuse_removed_options(parser)
+
+
+def take_prompt(args: argparse.Namespace) -> None:
+    """Let the positional prompt take the place of --prompt. Raises `InputError` if both are given."""
+    if "text" in args:
+        if "prompt" in args:
+            raise InputError(f"--prompt: the prompt is given already, as {args.text!r}; leave one of them out")
+        args.prompt = args.text
+        del args.text
 
 
 def require_consistent(given: Mapping[str, Any]) -> None:

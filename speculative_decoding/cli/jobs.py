@@ -72,7 +72,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             slots *= processes.size
         job = Job(
             lines,
-            LineParser(file_format, config.options),
+            LineParser(file_format, config.options.with_values(drafter=config.drafter)),
             decode_rows,
             write,
             slots=slots,
@@ -97,7 +97,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
 
 
 def row_decoder(session: Session, files: Files) -> DecodeRows:
-    return lambda rows: session.batch(rows, slots=files.slots, max_memory_gb=files.max_memory)
+    return lambda rows: session.batch_as_completed(rows, slots=files.slots, max_memory_gb=files.max_memory)
 
 
 def serve_file(config: RunConfig, files: Files, processes: ProcessGroup) -> int:

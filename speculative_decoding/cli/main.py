@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..distributed import ProcessGroup
 from ..errors import InputError
 from . import parallel
-from .flags import Doctor, Files, Together, Views, main_parser, require_consistent
+from .flags import Doctor, Files, Together, Views, main_parser, require_consistent, take_prompt
 from .parser import flags_from, require_writable
 from .run_config import run_config_from
 
@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
 
 def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
     """The exit status. processes: the processes that this one is the first of."""
+    take_prompt(chosen)
     require_consistent(vars(chosen))
     share = flags_from(Together, chosen).parallel
     if processes is None and share is not None:

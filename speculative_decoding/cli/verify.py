@@ -101,7 +101,7 @@ def verify(chosen: argparse.Namespace) -> int:
             for prompt in prompts:
                 expected.append(baseline(prompt, seed=seed, strict=exact or None))
                 show(num_done, total, f"{name}: {len(expected)} of {len(prompts)} baseline outputs")
-            for each in session.batch(prompts, slots=slots, seed=seed, **mode.keywords):
+            for each in session.batch_as_completed(prompts, slots=slots, seed=seed, **mode.keywords):
                 if each.result is None:
                     raise InputError(f"prompt {each.index + 1}: {each.error}")
                 tokens = each.result.tokens

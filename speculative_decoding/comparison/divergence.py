@@ -45,7 +45,7 @@ class Divergence:
 def first_divergence(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | Sequence[int],
     baseline: Sequence[int],
     speculative: Sequence[int],
     options: GenerationOptions,

@@ -21,7 +21,11 @@ TOKEN_CHARACTERS = 64  # no token has more characters than this, on average over
 
 
 def make_request(
-    model: EncoderDecoder, tokenizer: Tokenizer, prompt: str, options: GenerationOptions, draft_length: DraftLength
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int],
+    options: GenerationOptions,
+    draft_length: DraftLength,
 ) -> Request:
     """The request, without a slot yet. Raises `InputError` that names the option."""
     start = build_decoder_prompt(model, tokenizer, options)
@@ -119,16 +123,16 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
 def encode_prompt(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | Sequence[int],
     allow_long: bool = False,
     language: str | None = None,
 ) -> list[int]:
-    """Text -> source tokens.
+    """Text -> source tokens. Tokens are checked and returned as they are.
 
     Args:
         model: sets the limits.
         tokenizer: the model's.
-        prompt: the text.
+        prompt: the text, or its source tokens.
         allow_long: accept more tokens than the model was trained on.
         language: of the text; by default the tokenizer's.
 
@@ -137,18 +141,21 @@ def encode_prompt(
     """
     if language is not None:
         language_token(tokenizer, "src_lang", language)
-    if not isinstance(prompt, str):
+    if not isinstance(prompt, str) and not is_token_list(prompt):
         raise InputError(f"prompt must be text, not {short_repr(prompt)}")
-    if not prompt.strip():
+    if isinstance(prompt, str) and not prompt.strip():
         raise InputError("prompt is empty; give it some text")
     limit, why = model.config.max_source_tokens, "was trained on"
     if allow_long or model.max_positions is not None:
         limit, why = model.max_positions, "has positions for"
-    # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
-    if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
-        raise too_long(f"{length} characters", why, limit)
-    require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
-    source = tokenizer.encode(prompt, language)
+    if isinstance(prompt, str):
+        # Check the characters first: tokenizing a huge text takes minutes and gigabytes.
+        if limit is not None and (length := len(prompt) - prompt.count(" ")) > limit * TOKEN_CHARACTERS:
+            raise too_long(f"{length} characters", why, limit)
+        require_encodable(model, len(prompt) // TOKEN_CHARACTERS)
+        source = tokenizer.encode(prompt, language)
+    else:
+        source = list(prompt)
     check_token_ids(source, model.config.vocab_size, "tokens of the prompt")
     if model.image_token in source:
         raise InputError(
@@ -158,6 +165,11 @@ def encode_prompt(
         raise too_long(f"{len(source)} tokens", why, limit)
     require_encodable(model, len(source))
     return source
+
+
+def is_token_list(prompt: object) -> bool:
+    """Whether a prompt is a list of token ids."""
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and all(type(each) is int for each in prompt)
 
 
 def too_long(size: str, why: str, limit: int) -> InputError:

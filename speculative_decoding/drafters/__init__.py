@@ -33,6 +33,7 @@ __all__ = [
     "RequestView",
     "SeparateDrafters",
     "TextStore",
+    "check_drafter",
     "choose_drafter",
     "default_drafter",
     "new_ngram",
@@ -44,6 +45,15 @@ def default_drafter(draft: object | None, num_beams: int = 1) -> str:
     if num_beams > 1:
         return "none"
     return "ngram" if draft is None else "auto"
+
+
+def check_drafter(drafter: object, draft: object | None) -> None:
+    """Raise `InputError` unless the drafter can be built with this draft model or head, if there is one."""
+    if drafter == "model" and draft is None:
+        raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
+    is_custom = drafter is not None and not isinstance(drafter, str | BatchDrafter)
+    if is_custom and not all(callable(getattr(drafter, name, None)) for name in ("begin", "propose")):
+        raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}")
 
 
 def choose_drafter(
@@ -63,6 +73,7 @@ def choose_drafter(
         ngram: drafts copies for "ngram" and "auto"; a new one by default.
         shares_encoder: the draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
     """
+    check_drafter(options.drafter, draft_model)
     choice = default_drafter(draft_model) if options.drafter is None else options.drafter
     vocab_size = target.config.vocab_size
     if not isinstance(choice, str):
@@ -70,8 +81,7 @@ def choose_drafter(
     if choice == "none":
         return SeparateDrafters(NoDrafter)
     if choice == "model":
-        if draft_model is None:
-            raise InputError("drafter 'model' needs a draft model; name one, or choose 'ngram'")
+        assert draft_model is not None
         return model_drafter(draft_model, target, shares_encoder)
     ngram = ngram or new_ngram(target, options.max_ngram_size)
     if choice == "ngram" or draft_model is None:
@@ -108,7 +118,5 @@ def custom(drafter: object, vocab_size: int) -> BatchDrafter:
     """Adapt a caller's drafter, which serves a single request unless it is a `BatchDrafter`."""
     if isinstance(drafter, BatchDrafter):
         return drafter
-    if not all(callable(getattr(drafter, name, None)) for name in ("begin", "propose")):
-        raise InputError(f"drafter must be one of {', '.join(DRAFTERS)}, or have begin and propose, not {drafter!r}")
     one = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)
     return SeparateDrafters(lambda: one, vocab_size)

@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from ..errors import InputError
-from ..sampling import GenerationOptions
+from ..sampling.options import option_specs, validate
 from .alignment import Alignment, Pieces
 from .base import COPY, Drafter
 from .suffix_index import SuffixIndex
@@ -84,7 +84,7 @@ class NgramDrafter(Drafter):
         max_ngram_size: int = 16,
         min_chance: float = 0.15,
     ) -> None:
-        GenerationOptions(max_ngram_size=max_ngram_size)  # validates it
+        max_ngram_size = validate("max_ngram_size", option_specs()["max_ngram_size"].type, max_ngram_size)
         if not 0 <= min_chance < 1:
             raise InputError(f"min_chance: out of range (got {min_chance}, expected >= 0 and < 1)")
         if not (search_input or search_output or store is not None):

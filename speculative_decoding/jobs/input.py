@@ -121,6 +121,8 @@ class LineParser:
             else:
                 given |= current_names(parse_json_object(text))
                 check_fields(given)
+                own = {name: value for name, value in given.items() if name in LINE_OPTIONS}
+                self.options.override_for_row(own).require_effect(own)
         except InputError as error:
             return ParsedLine(line, carried=carried_fields(given), error=str(error))
         fields = {name: value for name, value in given.items() if name in LINE_FIELDS}

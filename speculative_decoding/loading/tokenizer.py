@@ -218,13 +218,15 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     raise InputError(f"{folder}: no tokenizer found; add tokenizer.json, or the files that it was made from")
 
 
-def unknown_characters(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Return the characters that the tokenizer encodes as `<unk>`, each once."""
+def unknown_characters(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[str]:
+    """Return the characters of a text that the tokenizer encodes as `<unk>`, each once. tokens: of the text."""
 
-    def is_unknown(part: str) -> bool:
-        return any(tokenizer.vocabulary.pieces.get(token) == "<unk>" for token in tokenizer.encode(part))
+    def has_unknown(ids: Sequence[int]) -> bool:
+        return any(tokenizer.vocabulary.pieces.get(token) == "<unk>" for token in ids)
 
-    return [character for character in dict.fromkeys(text) if is_unknown(character)] if is_unknown(text) else []
+    if not has_unknown(tokens):
+        return []
+    return [character for character in dict.fromkeys(text) if has_unknown(tokenizer.encode(character))]
 
 
 def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequence[int]) -> str:

@@ -1,56 +1,63 @@
-"""Functions whose keywords are the fields of a dataclass, for editors, `help()` and callers alike."""
+"""Options as keywords of functions, for type checkers, editors and `help()`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
 
-from .options import current_names
+from .options import GenerationOptions
 
 P = ParamSpec("P")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
 R = TypeVar("R")
 
 
-class takes_keywords_of(Generic[P]):  # reads as what it does, where it decorates
-    """`@takes_keywords_of(Options)` in front of f(a, b, given) makes f(a, b, **keywords), where the keywords are those
-    of `Options(...)` and `given` holds the ones that the caller gave, unchecked. Type checkers and editors see each
-    with its type and default, by `ParamSpec` (PEP 612); `help()` sees them in the signature.
-    """
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `GenerationOptions`, for `**options: Unpack[OptionKeywords]` (PEP 692)."""
 
-    def __init__(self, options: Callable[P, Any]) -> None:
-        self._options = options
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    min_tokens: int | None
+    seed: int
+    max_tokens: int
+    src_lang: str | None
+    tgt_lang: str | None
+    stop: Sequence[str]
+    eos_token_ids: Sequence[int]
+    decoder_prefix: str | Sequence[int]
+    num_beams: int
+    length_penalty: float | None
+    early_stopping: bool | str | None
+    num_return_sequences: int
+    drafter: str | Any | None
+    num_draft_tokens: int | str | Any
+    acceptance: str
+    delta: float
+    max_ngram_size: int
+    strict: bool | None
+    allow_long_prompt: bool
+    logprobs: bool
+    timed: bool
 
-    @overload
-    def __call__(self, function: Callable[[A, B, Mapping[str, Any]], R]) -> Callable[Concatenate[A, B, P], R]: ...
 
-    @overload
-    def __call__(self, function: Callable[[A, B, C, Mapping[str, Any]], R]) -> Callable[Concatenate[A, B, C, P], R]: ...
-
-    def __call__(self, function: Callable[..., R]) -> Callable[..., R]:
-        *leading, _ = inspect.signature(function).parameters.values()
-        front = inspect.Signature(leading)
-
-        @wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> R:
-            by_name = {name: keywords.pop(name) for name in front.parameters if name in keywords}
-            return function(*front.bind(*arguments, **by_name).args, current_names(keywords))
-
-        own = keyword_parameters(self._options)
-        returned = inspect.signature(function).return_annotation
-        call.__signature__ = inspect.Signature([*leading, *own], return_annotation=returned)  # type: ignore[attr-defined]
-        return call
-
-
-def keyword_parameters(options: Any) -> list[inspect.Parameter]:
-    """One for each field of a dataclass, with its type and default."""
-    hints = get_type_hints(options)  # without what `Annotated` adds
-    return [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(options)
+def shows_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Let `help()` list every option, with its type and default, in place of **options."""
+    signature = inspect.signature(function)
+    types = get_type_hints(GenerationOptions)
+    leading, own = [], []
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            own.append(parameter)
+        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            leading.append(parameter)
+    options = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
+        for each in fields(GenerationOptions)
     ]
+    function.__signature__ = signature.replace(parameters=[*leading, *options, *own])  # type: ignore[attr-defined]
+    return function

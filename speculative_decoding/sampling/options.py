@@ -249,7 +249,12 @@ class GenerationOptions:
         for name in overrides:
             if name not in option_specs():
                 raise InputError(unknown_option(name))
-        return replace(self, **overrides) if overrides else self
+        changed = {}
+        for name, value in overrides.items():
+            current = getattr(self, name)
+            if type(value) is not type(current) or value != current:
+                changed[name] = value
+        return replace(self, **changed) if changed else self
 
     def override_for_row(self, overrides: Mapping[str, Any]) -> GenerationOptions:
         """`override` for one row of a batch. Raises `InputError` for options in which rows may not differ."""

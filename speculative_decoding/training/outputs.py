@@ -73,7 +73,7 @@ def write_outputs(
     requests = [settings.request(index, prompts[index]) for index in missing]
     path = folder / ("outputs.jsonl" if processes.is_first else f"outputs-{processes.rank}.jsonl")
     with path.open("a", encoding="utf-8") as file:
-        results = session.batch(requests, slots=settings.slots, max_tokens=settings.max_tokens)
+        results = session.batch_as_completed(requests, slots=settings.slots, max_tokens=settings.max_tokens)
         for done, result in enumerate(results, start=1):
             record: list[Any] = [missing[result.index]]
             if result.result is not None:

@@ -177,7 +177,7 @@ def test_prompts_are_read_a_bounded_number_ahead() -> None:
             read = number + 1
             yield PROMPTS[number % len(PROMPTS)]
 
-    results = batch_generate(TARGET, Letters(), prompts(), slots=2, max_tokens=4)
+    results = Session(TARGET, Letters()).batch_as_completed(prompts(), slots=2, max_tokens=4)
     assert read == 0
     for done in range(1, 41):
         next(results)

@@ -11,12 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from speculative_decoding import models, session
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
@@ -24,7 +27,9 @@ from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
+from speculative_decoding.loading.tokenizer import FastTokenizer
 from speculative_decoding.models.cache import DecoderCache
+from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, DRAFTERS, SCHEDULES, default, option_specs
 
 ROOT = BUNDLED.parent
@@ -74,6 +79,37 @@ def test_draft_and_verify_times_are_said_where_somebody_asked(tmp_path: Path, ma
         stats = json.loads(stats_file.read_text())
         assert stats["draft_seconds"] > 0 and stats["verify_seconds"] > 0
         assert " s, draft " in err and " s, verify " in err and "decode" not in err
+
+
+def test_the_prompt_is_an_argument(main_py) -> None:  # type: ignore[no-untyped-def]
+    assert main_py(PROMPT)[:2] == main_py("--prompt", PROMPT)[:2]
+    status, _, error = main_py(PROMPT, "--prompt", PROMPT)
+    assert status == 2 and "--prompt: the prompt is given already" in error
+    status, _, error = main_py(PROMPT, "--input", "x")
+    assert status == 2 and "--prompt does not go with --input" in error
+
+
+def test_every_step_from_prompt_to_text_runs_once(monkeypatch: pytest.MonkeyPatch, main_py) -> None:  # type: ignore[no-untyped-def]
+    calls: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            calls[name] += 1
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(FastTokenizer, "encode")
+    count(models, "build")
+    count(session, "choose_drafter")
+    count(GenerationOptions, "__post_init__")
+    draft = ["--model", "t5-web-docs", "--draft-model", "t5-web-docs-draft"]
+    for arguments, built in ((["--drafter", "ngram"], 1), (["--drafter", "model"], 2), (["--drafter", "auto"], 2)):
+        calls.clear()
+        assert main_py(PROMPT, *draft, *arguments, "--num-draft", "3", "-m", "5")[0] == 0
+        assert calls == {"encode": 1, "build": built, "choose_drafter": 1, "__post_init__": 1}
 
 
 def test_each_line_of_standard_input_gives_a_line(main_py) -> None:  # type: ignore[no-untyped-def]

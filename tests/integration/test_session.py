@@ -25,14 +25,42 @@ def session() -> Session:
 
 @pytest.fixture(scope="module")
 def regular(session: Session) -> list[int]:
-    model, tokenizer = session
-    return generate(model, tokenizer, PROMPT, drafter="none").tokens
+    return generate(session.model, session.tokenizer, PROMPT, drafter="none").tokens
 
 
-def test_a_session_unpacks_to_model_and_tokenizer(session: Session) -> None:
-    model, tokenizer = session
+def test_load_unpacks_to_model_and_tokenizer_unless_a_draft_would_be_lost(session: Session) -> None:
+    assert [type(each) for each in load(DRAFT)] == [type(session.model), type(session.tokenizer)]
+    alone = Session(session.model, session.tokenizer)
+    model, tokenizer = alone
     assert model is session.model and tokenizer is session.tokenizer
-    assert [type(each) for each in load(DRAFT)] == [type(model), type(tokenizer)]
+    with pytest.raises(InputError, match=r"would drop the draft; write session = load\(\.\.\.\)"):
+        model, tokenizer = session
+
+
+def test_source_tokens_are_a_prompt(session: Session, regular: list[int]) -> None:
+    tokens = session.tokenizer.encode(PROMPT)
+    assert session.generate(tokens).tokens == regular
+    assert [each.token for each in session.stream(tokens)] == regular
+    with pytest.raises(InputError, match="tokens of the prompt must be between 0 and"):
+        session.generate([10**6])
+
+
+def test_batch_keeps_the_order_of_prompts_and_batch_as_completed_does_not(session: Session) -> None:
+    prompts = [{"prompt": PROMPT, "max_tokens": tokens} for tokens in (20, 2, 30, 1)]
+    ordered = list(session.batch(prompts, slots=4))
+    assert [each.index for each in ordered] == [0, 1, 2, 3]
+    completed = list(session.batch_as_completed(prompts, slots=4))
+    assert completed[-1].index == 2 and sorted(each.index for each in completed) == [0, 1, 2, 3]
+    by_index = {each.index: each.result for each in completed}
+    for each in ordered:
+        assert each.result is not None and each.result.tokens == by_index[each.index].tokens  # type: ignore[union-attr]
+
+
+def test_options_without_effect_are_warnings(session: Session, regular: list[int]) -> None:
+    with pytest.warns(UserWarning, match="^top_k has no effect at temperature 0; leave one of them out$"):
+        assert session.generate(PROMPT, top_k=5).tokens == regular
+    with pytest.warns(UserWarning, match="^top_p has no effect at temperature 0; leave one of them out$"):
+        list(session.batch([{"prompt": PROMPT, "top_p": 0.5, "max_tokens": 2}]))
 
 
 def test_a_session_decodes_with_its_models(session: Session, regular: list[int]) -> None:
@@ -113,7 +141,7 @@ def test_num_draft_is_a_number_a_schedule_or_an_object(session: Session) -> None
 
 
 def test_a_store_of_the_session_learns_from_request_to_request(session: Session, regular: list[int]) -> None:
-    model, tokenizer = session
+    model, tokenizer = session.model, session.tokenizer
     ngram = NgramDrafter(pieces=tokenizer.vocabulary.pieces, store=TextStore())
     ours = Session(model, tokenizer, options=GenerationOptions(drafter="ngram"), ngram=ngram)
     first, second = ours.generate(PROMPT), ours.generate(PROMPT)
@@ -125,7 +153,7 @@ def test_sizes_of_a_call_are_its_own_whatever_was_looked_up_before(session: Sess
     def calls(ours: Session, **sizes: int) -> int:
         return ours.generate(PROMPT, drafter="ngram", **sizes).stats.drafted_tokens
 
-    model, tokenizer = session
+    model, tokenizer = session.model, session.tokenizer
     fresh, used = Session(model, tokenizer), Session(model, tokenizer)
     expected = calls(fresh, max_ngram_size=1)
     assert calls(used) != expected
@@ -154,7 +182,7 @@ def test_a_draft_with_other_ids_is_refused_at_once(session: Session) -> None:
 
 
 def test_a_trimmed_draft_vocabulary_changes_nothing_but_the_drafts(session: Session, regular: list[int]) -> None:
-    model, tokenizer = session
+    model, tokenizer = session.model, session.tokenizer
     draft = session.draft_model
     assert not isinstance(draft, DraftModel) and draft is not None
     vocabulary = DraftVocabulary.from_lines(200, [PROMPT, "It was a good business."], tokenizer, [1])

@@ -276,7 +276,8 @@ def test_a_named_gguf_file_has_precedence_over_other_weights(tmp_path: Path) -> 
     for seed in (0, 1):
         (folder / f"{seed}.gguf").write_bytes(gguf_file(t5_arrays(seed=seed)))
     for seed, name in enumerate(("0.gguf", "1.gguf", str(tmp_path / "elsewhere.gguf"))):
-        model, _ = session = load(folder, gguf_file=name, draft="self-8bit", group_size=32)
+        session = load(folder, gguf_file=name, draft="self-8bit", group_size=32)
+        model = session.model
         (tensor,) = (value for path, value in tree_flatten(model.parameters()) if path == "embedding.weight")
         assert np.array_equal(np.array(tensor), t5_arrays(seed=seed)["shared.weight"])
         assert session.draft_model is not None and model.config.vocab_size == 48

@@ -385,10 +385,10 @@ def test_the_calls_that_the_type_checker_rejects_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "keywords", "message"),
     [
-        ((), {}, "missing a required argument: 'prompt'"),
-        ((), {"temperature": 1.0}, "missing a required argument: 'prompt'"),
-        (("a",), {"prompt": "b"}, "multiple values for argument 'prompt'"),
-        (("a", {"temperature": 1.0}), {}, "too many positional arguments"),
+        ((), {}, ".*missing 1 required positional argument: 'prompt'"),
+        ((), {"temperature": 1.0}, ".*missing 1 required positional argument: 'prompt'"),
+        (("a",), {"prompt": "b"}, ".*got multiple values for argument 'prompt'"),
+        (("a", {"temperature": 1.0}), {}, ".*takes 2 positional arguments but 3 were given"),
     ],
 )
 def test_arguments_in_front_of_the_keywords_are_checked(
@@ -410,11 +410,11 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
         == "ngram"
     )
     assert alone.options_with({}).num_draft_tokens == default("num_draft_tokens") == "auto"
-    with pytest.raises(InputError, match="num_draft_tokens has no effect with drafter none"):
+    with pytest.warns(UserWarning, match="num_draft_tokens has no effect with drafter none"):
         alone.options_with({"drafter": "none", "num_draft_tokens": 3})
-    with pytest.raises(InputError, match="max_ngram_size has no effect with drafter none"):
+    with pytest.warns(UserWarning, match="max_ngram_size has no effect with drafter none"):
         alone.options_with({"max_ngram_size": 3, "drafter": "none"})
-    with pytest.raises(InputError, match="drafter has no effect with num_draft_tokens 0"):
+    with pytest.warns(UserWarning, match="drafter has no effect with num_draft_tokens 0"):
         SESSION.options_with({"drafter": "model", "num_draft_tokens": 0})
 
 
@@ -470,8 +470,8 @@ TARGET: Any = BUNDLED / "t5-web-docs"
         (lambda: ANY.generate(b"abc"), "prompts must be a list of texts, not b'abc'"),
         (lambda: ANY.generate(None), "prompts must be a list of texts, not None"),
         (lambda: ANY.generate({"prompt": "abc"}), "prompts must be a list of texts, not {'prompt': 'abc'}"),
-        (lambda: ANY.generate([5, 6]), "prompt 0: prompt must be text, not 5"),
-        (lambda: ANY.stream([5, 6]), "prompt must be text, not [5, 6]"),
+        (lambda: ANY.generate([5, "a"]), "prompt 0: prompt must be text, not 5"),
+        (lambda: ANY.stream([5, "a"]), "prompt must be text, not [5, 'a']"),
         (lambda: ANY.batch("abc"), "prompts must be a list of texts, not 'abc'"),
         (lambda: ANY.batch([{"prompt": "abc", 5: 3}]), "there is no option 5"),
         (lambda: ANY.score("abc", 5), "target must be a list, each a whole number >= 0, not 5"),
