@@ -104,7 +104,7 @@ class PromptRunner:
             session: decodes in all modes.
             modes: from `decoding_modes`.
             prompt: the text.
-            is_stopped: is asked between rounds.
+            is_stopped: checked after each round.
             tokens: the source tokens of the prompt, if they are known.
         """
         if tokens is None:

@@ -32,22 +32,22 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     views = flags_from(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
-    plan = run_config_from(chosen)
+    config = run_config_from(chosen)
     if share == "tensor":
-        plan = replace(plan, models=replace(plan.models, process_group=processes))
+        config = replace(config, models=replace(config.models, process_group=processes))
     # not imported at the top: --help and errors need not wait for what draws texts
     if "doctor" in chosen:
         from .doctor import examine
 
-        return examine(plan, flags_from(Doctor, chosen).json)
+        return examine(config, flags_from(Doctor, chosen).json)
     if views.interactive:
         from .console import interact
 
-        return interact(plan, views)
+        return interact(config, views)
     if "input" in chosen:
         from .jobs import decode_file
 
-        return decode_file(plan, flags_from(Files, chosen), views.stats_json, processes if share == "data" else None)
+        return decode_file(config, flags_from(Files, chosen), views.stats_json, processes if share == "data" else None)
     from .prompts import decode_prompts
 
-    return decode_prompts(plan, views)
+    return decode_prompts(config, views)

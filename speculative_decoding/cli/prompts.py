@@ -24,20 +24,20 @@ from .verify import require_comparable
 EXAMPLE = "translate English to German: The method returns the value of the property."
 
 
-def decode_prompts(plan: RunConfig, views: Views) -> int:
+def decode_prompts(config: RunConfig, views: Views) -> int:
     """Decode each prompt and return the exit status: 1 if --verify finds a difference."""
-    require_suitable(plan, views)
+    require_suitable(config, views)
     prompts = read_prompts(views)
     first = next(prompts)
-    pair = plan.open()
-    say(plan.describe())
-    options, tokens = plan.options, None
+    pair = config.open()
+    say(config.describe())
+    options, tokens = config.options, None
     if first.strip():  # refuse an unsuitable prompt before weights load
         tokens = encode_prompt(
             pair.target.model, pair.target.tokenizer, first, options.allow_long_prompt, options.src_lang
         )
     is_same = True
-    with plan.session(pair) as session:
+    with config.session(pair) as session:
         runner = PromptRunner.from_views(views)
         modes = decoding_modes(session)
         answer = modes[0]
@@ -59,23 +59,23 @@ def decode_prompts(plan: RunConfig, views: Views) -> int:
             runner.print_totals()
         total = runner.totals.get(answer, GenerationStats())
         say(run_summary(total, options, runner.num_prompts, runner.num_cut))
-        if views.show_draft and isinstance(options.num_draft_tokens, str) and not plan.is_baseline:
+        if views.show_draft and isinstance(options.num_draft_tokens, str) and not config.is_baseline:
             length = session.planner.draft_length(session.options)
             say(f"--num-draft {options.num_draft_tokens}: {length.describe()}")
     if views.stats_json is not None:
-        settings = asdict(options) | {"drafter": plan.drafter}
+        settings = asdict(options) | {"drafter": config.drafter}
         write_stats(views.stats_json, pair.folders | settings | total.as_dict())
     return 0 if is_same else 1
 
 
-def require_suitable(plan: RunConfig, views: Views) -> None:
+def require_suitable(config: RunConfig, views: Views) -> None:
     """Raise `InputError` for views that do not go with the options."""
     if views.verify:
-        require_comparable(plan.options, "--verify")
+        require_comparable(config.options, "--verify")
     for name, is_on in (("--verify", views.verify), ("--compare", views.compare)):
-        if is_on and plan.is_baseline:
+        if is_on and config.is_baseline:
             raise InputError(f"{name} compares with and without a draft: choose a --drafter, or name a --draft-model")
-    count = plan.options.num_return_sequences
+    count = config.options.num_return_sequences
     for name in ("verify", "compare", "show_draft", "trace"):
         if count > 1 and getattr(views, name):
             raise InputError(f"{flag(name)} needs a single output (got --num-return-sequences {count}); leave one out")
