@@ -67,7 +67,7 @@ def join_process_group(on_lost: OnLost) -> ProcessGroup:
             return ProcessGroup(group, group.rank(), group.size(), open_channel(group, on_lost))
         except (RuntimeError, ValueError, OSError) as error:
             raise InputError(
-                f"mlx.launch: the other processes cannot be reached ({error}); see docs/several-machines.md, or start "
+                f"mlx.launch: the other processes cannot be reached ({error}); see docs/distributed.md, or start "
                 "the command without mlx.launch"
             ) from error
         finally:

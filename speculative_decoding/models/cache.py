@@ -107,7 +107,7 @@ def write(buffer: mx.array, new: mx.array, index: mx.array) -> mx.array:
         buffer: (B, H, T, D).
         new: (B, H, L, D).
         index: (1,), the start in a single row; or the position of every element, (B, H, L, D). With 8 rows, one slice
-            per row takes three times as long (docs/LOG.md).
+            per row takes three times as long (docs/decisions/passes.md).
     """
     if index.ndim == 1:
         return mx.slice_update(buffer, new, index, axes=[2])

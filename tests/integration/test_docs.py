@@ -160,10 +160,10 @@ def test_links_within_the_repository_exist() -> None:
 
 
 def test_example_outputs_are_printed(folder: Path) -> None:
-    """The view without colours in docs/compare.md, and the first output in README.md except its numbers."""
-    shown = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    """The view without colours in docs/cli.md, and the first output in README.md except its numbers."""
+    shown = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(accepted .*?)^```$", shown, re.MULTILINE | re.DOTALL)
-    (command,) = (block.text for block in SHELL if block.page.name == "compare.md" and "NO_COLOR" in block.text)
+    (command,) = (block.text for block in SHELL if block.page.name == "cli.md" and "NO_COLOR" in block.text)
     assert example in shell(f"({command.strip()}) 2>&1 >/dev/null", folder)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(target models/.*?)^```$", readme, re.MULTILINE | re.DOTALL)
