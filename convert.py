@@ -1,4 +1,4 @@
-"""Convert Hugging Face T5 weights to MLX .npz: `python convert.py --help`."""
+"""Convert a Hugging Face checkpoint to a folder of this package: `python convert.py --help`."""
 
 import sys
 

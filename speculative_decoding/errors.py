@@ -1,35 +1,36 @@
-"""The errors a user can cause. Each message is one line that names what was given, what is wrong and the way out."""
+"""Errors that a user can cause. Each message is one line with the subject, the problem and a way out."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MOST_CHARACTERS = 1000
+MAX_CHARACTERS = 1000
 
 
 class InputError(ValueError):
-    """Something the caller gave cannot be used: an option, a prompt, a folder, a file."""
+    """An option, prompt, folder or file cannot be used."""
 
     def __str__(self) -> str:
         return one_line(super().__str__())
 
 
 class CheckpointError(InputError):
-    """A checkpoint file or folder is missing, damaged or of an unknown kind; the message names it."""
+    """A checkpoint is missing, damaged or unsupported. The message names the file."""
 
 
 def one_line(text: str) -> str:
-    """Fit for a terminal, whatever names and contents of files are quoted in it: what is not printable is escaped, for
-    control characters could rewrite what the terminal shows, and a long text loses its middle.
+    """Make a text safe for a terminal: escape unprintable characters, and shorten the middle of a long text.
+
+    File names and contents may be quoted in it, and control characters could rewrite the screen.
     """
-    if len(text) > MOST_CHARACTERS:
-        text = f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 2 :]}"
+    if len(text) > MAX_CHARACTERS:
+        text = f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 2 :]}"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 @contextmanager
 def writing(what: str, path: Path, way_out: str = "name another file") -> Iterator[None]:
-    """What the system refuses while that file is written, in one line: mostly a disk that is full."""
+    """Turn an OSError while a file is written, usually a full disk, into an `InputError`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What every command shares: one line for every error, an exit status, files that are read and written."""
+"""Shared by all commands: errors in one line, exit statuses, and reading and writing of files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..loading.tokenizer import Tokenizer, unknown_characters
 
 
 def say(text: str) -> None:
-    """Without control characters, which names of folders may have too."""
+    """Print to standard error, with control characters escaped."""
     print("\n".join(map(one_line, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def note_unknown(tokenizer: Tokenizer, text: str, tokens: Sequence[int], said: set[str]) -> None:
-    """Say which characters of a prompt the vocabulary does not have, each once: those in `said` were."""
+    """Report characters of a prompt that are not in the vocabulary, except those in `said`. tokens: of the prompt."""
     if found := [each for each in unknown_characters(tokenizer, text, tokens) if each not in said]:
         said.update(found)
         say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
 
 
 def read_text(path: Path, what: str) -> str:
-    """Raises `InputError` that says what the file was to be."""
+    """Read a UTF-8 file. Raises `InputError`; `what` names the file's purpose."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -38,8 +38,8 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_prompts(path: Path, what: str = "prompts") -> list[str]:
-    """A prompt a line, without blank lines. Raises likewise."""
-    return [line for line in read_text(path, what).split("\n") if line.strip()]  # other line breaks may be text
+    """Read a file with one prompt per line, and skip blank lines. Raises `InputError`."""
+    return [line for line in read_text(path, what).split("\n") if line.strip()]  # other line breaks are text
 
 
 def write_stats(path: Path, content: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ def write_stats(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def run(program: str, command: Callable[[], int]) -> int:
-    """Exit status of a command: 2 and one line for bad input, 130 for Ctrl-C, 1 when the reader of our output left."""
+    """Run a command and return its exit status: 2 for bad input, 130 for Ctrl-C, 1 for a closed pipe."""
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{program}: note: {message}")
@@ -82,25 +82,26 @@ def is_compile_error(error: RuntimeError) -> bool:
 
 
 def require_streams() -> None:
-    """Where one of the three is closed its number is taken, so that no file gets it and is written into; input is empty
-    then, and what would be said is lost. Raises `InputError` without standard output.
+    """Replace closed standard streams by /dev/null, so that no other file gets their numbers.
+
+    Raises `InputError` if standard output is closed.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         raise InputError("standard output is closed; send it to a file, or to /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
 
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """What the system refuses while something is printed, in one line: mostly a disk that is full."""
+    """Turn an OSError while printing, usually a full disk, into an `InputError`."""
     try:
         yield
     except BrokenPipeError:
@@ -111,5 +112,5 @@ def printing() -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """What could not be printed is lost, or Python would try once more when it ends."""
+    """Discard unprinted output, which Python would otherwise try to print again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,7 +25,7 @@ from ..sampling.options import default, option_specs
 from ..sampling.values import Bool, ListOf, Text, Value
 from ..session import Session
 from .compare import PromptRunner, decoding_modes
-from .flags import FOR_PYTHON
+from .flags import PYTHON_ONLY
 from .parser import argument_type, flag
 from .run_config import ModelFlags, RunConfig, make_run_config
 from .summary import comparison_table
@@ -253,7 +253,7 @@ def add_setting(option: str) -> None:
 
 
 for option in option_specs():
-    if option not in (*FOR_PYTHON, *WITHOUT_COMMAND):
+    if option not in (*PYTHON_ONLY, *WITHOUT_COMMAND):
         add_setting(option)
 
 

@@ -1,4 +1,4 @@
-"""The flags of main.py in groups, and which of them contradict each other."""
+"""The flags of main.py, and which of them contradict each other."""
 
 from __future__ import annotations
 
@@ -17,69 +17,73 @@ from ..sampling.values import Bool, Int, Number, Text
 from .parser import File, Parser, add_flags, flag, refuse_removed_options
 from .run_config import DraftFlags, ModelFlags
 
-FOR_PYTHON = ("logprobs", "timed")  # options of decoding that are no flags
-APART = {  # flags that do not go with these
+PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
+CONFLICTS = {  # flags that cannot be combined with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
     "interactive": ("prompt", "compare", "verify", "stats_json", "num_return_sequences"),
     "compare": ("verify", "baseline"),
     "resume": ("force",),
     "baseline": ("drafter",),
 }
-NEEDED = dict.fromkeys(("output", "slots", "max_memory", "input_format"), "input") | dict.fromkeys(
-    ("resume", "force"), "output"
-)
-NEEDED["json"] = "doctor"
-OF_DOCTOR = ("src_lang", "tgt_lang", "recalibrate")  # the options that --doctor takes
-READ, WRITTEN = ("input", "draft_vocab_text"), ("output", "stats_json", "trace", "ngram_store")
-PROMPT = "what to decode; without it each line of standard input, and at a terminal an example"
-SHOW_DRAFT = "show which tokens were accepted, rejected and corrected, in the text or in a line per round"
-TRACE = "write a line of JSON there for every round"
+REQUIRES = {  # flags that have no effect without another
+    "output": "input",
+    "slots": "input",
+    "max_memory": "input",
+    "input_format": "input",
+    "resume": "output",
+    "force": "output",
+    "json": "doctor",
+}
+DOCTOR_OPTIONS = ("src_lang", "tgt_lang", "recalibrate")  # what --doctor takes besides the models
+READ_FILES = ("input", "draft_vocab_text")
+WRITTEN_FILES = ("output", "stats_json", "trace", "ngram_store")
+
+PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
+SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or with a line per round"
 INPUT = (
-    "decode each line: text (.txt), or a JSON object (.jsonl) with prompt, its own options, and fields to carry "
-    "through; - is standard input"
+    "decode each line of a file: text (.txt), or a JSON object (.jsonl) with a prompt, options, and fields to copy to "
+    "the output; - reads standard input"
 )
-INPUT_FORMAT = "what the lines are (default: by the file's name, or else by whether the first begins with {)"
-OUTPUT = "a JSON object for each line of the input, in its order (default: standard output)"
+INPUT_FORMAT = "format of the lines (default: by the file name, else jsonl if the first line starts with {)"
+OUTPUT = "write a JSON object per line of the input, in the same order (default: standard output)"
 PARALLEL = (
-    "tensor: each process has a share of the target; data: each has all of it, and a share of the lines of --input "
+    "tensor: split the target across the processes; data: load it in each process, and split the lines of --input "
     "(default: data with --input, else tensor)"
 )
-DOCTOR = (
-    "measure this device with these models, check kernels and drafts, print a report; exit status 1 if a check fails"
-)
-JSON = "write the report there as JSON too, without paths, names or prompts (- is standard output)"
+DOCTOR = "measure this device with these models, test kernels and drafts, print a report; exit status 1 if a test fails"
+JSON = "also write the report as JSON, without paths, names or prompts; - writes to standard output"
 
 
 @dataclass(frozen=True)
 class Views:
-    """Which prompts, what is done with each, and how it is watched."""
+    """Prompts and how they are shown."""
 
-    prompt: A[str | None, Text(may_be_empty=True), PROMPT] = None
-    interactive: A[bool, Bool(), "a console: every line is a prompt; /help lists its commands"] = False
-    compare: A[bool, Bool(), "decode with the target alone and with the draft alone too, and compare"] = False
-    verify: A[bool, Bool(), "decode without a draft as well and compare; exit status 1 if they differ"] = False
-    baseline: A[bool, Bool(), "the target alone, without a draft"] = False
+    prompt: A[str | None, Text(may_be_empty=True), "the same as PROMPT"] = None
+    interactive: A[bool, Bool(), "start a console: each line is a prompt, /help lists commands"] = False
+    compare: A[bool, Bool(), "also decode with the target only and with the draft only, and compare"] = False
+    verify: A[bool, Bool(), "also decode without a draft, and compare; exit status 1 if the tokens differ"] = False
+    baseline: A[bool, Bool(), "decode without a draft"] = False
     show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT] = None
-    trace: A[Path | None, File(), TRACE] = None
-    stats_json: A[Path | None, File(), "write settings and statistics there"] = None
+    trace: A[Path | None, File(), "write a line of JSON per round"] = None
+    stats_json: A[Path | None, File(), "write settings and statistics as JSON"] = None
 
 
 @dataclass(frozen=True)
 class Files:
-    """A file of prompts, where its records go, and how many rows are decoded together."""
+    """Decoding of the lines of a file."""
 
     input: A[str, Text(may_be_empty=True), INPUT] = ""
     input_format: A[str | None, Text(INPUT_FORMATS), INPUT_FORMAT] = None
     output: A[Path | None, File(), OUTPUT] = None
-    resume: A[bool, Bool(), "go on with an output where it was interrupted, or begin it"] = False
+    resume: A[bool, Bool(), "continue an interrupted output, or start it"] = False
     force: A[bool, Bool(), "replace an existing output"] = False
-    slots: A[int, Int(1), "rows decoded together"] = 8
-    max_memory: A[float | None, Number(0, exclusive=True), "use fewer slots rather than more memory"] = None
+    slots: A[int, Int(1), "number of lines to decode together"] = 8
+    max_memory: A[float | None, Number(0, exclusive=True), "use fewer slots to stay below this memory"] = None
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """A report on this device and these models."""
+    """The report on this device."""
 
     doctor: A[bool, Bool(), DOCTOR] = False
     json: A[str | None, Text(), JSON] = None
@@ -87,7 +91,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Together:
-    """What several processes share."""
+    """How several processes share the work."""
 
     parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
 
@@ -95,14 +99,14 @@ class Together:
 def main_parser(program: str = "main.py") -> Parser:
     parser = Parser(
         prog=program,
-        description="Speculative decoding for encoder-decoders: a draft proposes, the target verifies, the text is the "
-        "target's own. Text goes to standard output, everything else to standard error.",
+        description="Lossless speculative decoding for encoder-decoder models: a draft proposes tokens, and the target "
+        "verifies them. The text goes to standard output, everything else to standard error.",
     )
     parser.add_argument("text", nargs="?", default=argparse.SUPPRESS, metavar="PROMPT", help=PROMPT)
-    add_flags(parser, "prompts and views", Views)
-    add_flags(parser, "many prompts", Files)
+    add_flags(parser, "prompt and output", Views)
+    add_flags(parser, "files of prompts", Files)
     add_flags(parser, "diagnosis", Doctor)
-    add_flags(parser, "several machines, with mlx.launch", Together)
+    add_flags(parser, "several processes, started by mlx.launch", Together)
     add_decoding_flags(parser)
     return parser
 
@@ -110,9 +114,9 @@ def main_parser(program: str = "main.py") -> Parser:
 def add_decoding_flags(
     parser: Parser, title: str = "decoding", *, without: Collection[str] = (), lists: Collection[str] = ()
 ) -> None:
-    """Those of all commands that decode. without, lists: see `add_flags`."""
+    """Add the flags of all commands that decode. without, lists: see `add_flags`."""
     add_flags(parser, "models", ModelFlags)
-    add_flags(parser, title, GenerationOptions, without=(*FOR_PYTHON, *without), lists=lists)
+    add_flags(parser, title, GenerationOptions, without=(*PYTHON_ONLY, *without), lists=lists)
     add_flags(parser, "draft vocabulary, n-gram stores, calibration", DraftFlags)
     refuse_removed_options(parser)
 
@@ -127,25 +131,26 @@ def take_prompt(args: argparse.Namespace) -> None:
 
 
 def require_consistent(given: Mapping[str, Any]) -> None:
-    """Raise `InputError` for flags that contradict each other or would be ignored."""
+    """Raise `InputError` for flags that contradict each other or have no effect."""
     kinds = Views, Files, GenerationOptions, DraftFlags
-    ignored = [each.name for kind in kinds for each in fields(kind) if each.name not in OF_DOCTOR]
-    for name, others in {"doctor": ignored, **APART}.items():
+    ignored = [each.name for kind in kinds for each in fields(kind) if each.name not in DOCTOR_OPTIONS]
+    for name, others in {"doctor": ignored, **CONFLICTS}.items():
         for other in others:
             if name in given and other in given:
                 raise InputError(f"{flag(other)} does not go with {flag(name)}; leave one of them out")
     require_different_files(given)
-    for name, other in NEEDED.items():
+    for name, other in REQUIRES.items():
         if name in given and other not in given:
             raise InputError(f"{flag(name)} has no effect without {flag(other)}; give both, or leave it out")
 
 
 def require_different_files(given: Mapping[str, Any]) -> None:
-    """Raise `InputError` where a file that is to be written is given for something else too."""
-    read, written = ([(flag(name), Path(given[name])) for name in names if name in given] for names in (READ, WRITTEN))
+    """Raise `InputError` if a file to write is also given for another purpose."""
+    read = [(flag(name), Path(given[name])) for name in READ_FILES if name in given]
+    written = [(flag(name), Path(given[name])) for name in WRITTEN_FILES if name in given]
     if "output" in given:
         written.append(("--output's journal", journal_path(given["output"])))
-    for what, path in written:
-        for other, its in (*read, *written):
-            if what != other and path.resolve() == its.resolve():
-                raise InputError(f"{what} {path}: is the file of {other} too; name another")
+    for name, path in written:
+        for other, other_path in (*read, *written):
+            if name != other and path.resolve() == other_path.resolve():
+                raise InputError(f"{name} {path}: is the file of {other} too; name another")

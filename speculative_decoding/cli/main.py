@@ -1,4 +1,4 @@
-"""main.py: which of its uses the flags ask for. Decodes nothing itself."""
+"""main.py: parses the flags and runs the console, a job, the doctor, or prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
 
 
 def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
-    """The exit status. processes: the processes that this one is the first of."""
+    """Run what the flags ask for and return the exit status. processes: the group of which this is rank 0."""
     take_prompt(chosen)
     require_consistent(vars(chosen))
     share = flags_from(Together, chosen).parallel
@@ -28,14 +28,14 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
             f"--parallel {share} has no effect on one process; start several with mlx.launch, or leave it out"
         )
     if processes is not None and "doctor" in chosen:
-        raise InputError("--doctor is for one process; run it without mlx.launch")
+        raise InputError("--doctor: runs in one process; start it without mlx.launch")
     views = flags_from(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)
     config = run_config_from(chosen)
     if share == "tensor":
         config = replace(config, models=replace(config.models, process_group=processes))
-    # not imported at the top: --help and errors need not wait for what draws texts
+    # Imported late, so that --help and errors do not wait for imports.
     if "doctor" in chosen:
         from .doctor import examine
 

@@ -18,7 +18,7 @@ from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_json_object
 from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.cli.common import say
-from speculative_decoding.errors import MOST_CHARACTERS
+from speculative_decoding.errors import MAX_CHARACTERS
 from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import find_folder
 from tests.support.checkpoint_files import Entry, zip_bytes
@@ -204,7 +204,7 @@ def test_control_characters_in_errors_are_escaped(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\\x1b\]0;owned\\x07") as error:
         load(hostile)
     assert one_line(error)
-    assert len(str(InputError("x" * 10_000_000))) < 2 * MOST_CHARACTERS
+    assert len(str(InputError("x" * 10_000_000))) < 2 * MAX_CHARACTERS
     assert str(InputError("a\nb\tc — ä")) == "a\\nb\\tc — ä"
 
 
