@@ -228,14 +228,21 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
         ({"num_beams": 2, "stop": ["a"]}, "stop ('a',) does not go with num_beams 2"),
         ({"num_beams": 2, "strict": True}, "strict True does not go with num_beams 2"),
         ({"num_beams": 2, "logprobs": True}, "logprobs True does not go with num_beams 2"),
-        ({"length_penalty": 2.0}, "length_penalty has no effect with num_beams 1"),
-        ({"early_stopping": True}, "early_stopping has no effect with num_beams 1"),
     ],
 )
 def test_conflicting_options_are_refused_in_one_line(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError) as error:
         SESSION.generate(PROMPTS[0], **options)
     assert str(error.value).startswith(named) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("length_penalty", 2.0), ("early_stopping", True)])
+def test_options_of_beam_search_without_beams_are_warnings(name: str, value: Any) -> None:
+    options = GenerationOptions(**{name: value})
+    with pytest.raises(InputError, match=f"^{name} has no effect with num_beams 1"):
+        options.require_effect([name])
+    with pytest.warns(UserWarning, match=f"^{name} has no effect with num_beams 1"):
+        SESSION.generate(PROMPTS[0], **{name: value})
 
 
 def test_stream_yields_only_the_best_output_at_its_end() -> None:
@@ -246,7 +253,7 @@ def test_stream_yields_only_the_best_output_at_its_end() -> None:
     assert "".join(each.text for each in found) == best.text and best.score is not None
     assert [len(each.tokens) for each in rounds] == [0] * (len(rounds) - 1) + [len(best.tokens)]
     assert best.stats.target_calls == len(rounds) and best.stats.drafted_tokens == 0
-    with pytest.raises(InputError, match="^num_return_sequences 2: a stream is of one output; use generate or batch$"):
+    with pytest.raises(InputError, match="^num_return_sequences 2: a stream has one output; use generate or batch$"):
         SESSION.stream(PROMPTS[0], num_beams=3, num_return_sequences=2)
 
 
@@ -303,7 +310,7 @@ def test_command_line_prints_all_sequences_and_refuses_conflicting_options(
         (["--drafter", "auto"], "--drafter 'auto' does not go with --num-beams 3"),
         (
             ["--num-return-sequences", "2", "--show-draft"],
-            "--show-draft is of one output, not of --num-return-sequences 2",
+            "--show-draft needs a single output (got --num-return-sequences 2)",
         ),
         (["--interactive", "--num-return-sequences", "2"], "--num-return-sequences does not go with --interactive"),
     ):
