@@ -50,7 +50,7 @@ SVG = """\
 
 
 class Terminal:
-    """A tmux session of its own."""
+    """A separate tmux session."""
 
     def __init__(self, columns: int, rows: int, **environment: str) -> None:
         self.columns = columns
@@ -74,7 +74,7 @@ class Terminal:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def type(self, line: str, then: str, times: int = 1, *, ready: bool = True) -> None:
-        """A line, and wait until `then` has come so many times in all; and for the next prompt."""
+        """Type a line, and wait until `then` has appeared `times` times and the prompt is back."""
         self._tmux("send-keys", "-l", line)
         self._tmux("send-keys", "Enter")
         self.wait_for(then, times)
@@ -134,7 +134,7 @@ def console() -> None:
 def every_command() -> None:
     """Each once, with a wrong argument and an interruption among them."""
     terminal = Terminal(100, 160, **python())
-    pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # a model also writes alone, for /compare
+    pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # /compare needs a draft that can write without its target
     terminal.type(f"python main.py --interactive {pair}", "/quit leaves.")
     for line, *then in (
         ("/help", "is written with two"),
