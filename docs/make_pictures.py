@@ -134,7 +134,7 @@ def console() -> None:
 def every_command() -> None:
     """Each once, with a wrong argument and an interruption among them."""
     terminal = Terminal(100, 160, **python())
-    pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # /compare needs a draft that can write without its target
+    pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # for /compare: a head cannot write without its target
     terminal.type(f"python main.py --interactive {pair}", "/quit leaves.")
     for line, *then in (
         ("/help", "is written with two"),
