@@ -102,7 +102,8 @@ def add_flags(
         elif name in lists:
             settings["nargs"] = "+"
         elif name in DEFAULT_VALUES:
-            settings |= {"nargs": "?", "const": DEFAULT_VALUES[name]}
+            hint = "; put a prompt before this flag, or use --prompt"  # argparse takes the next word for its value
+            settings |= {"nargs": "?", "const": DEFAULT_VALUES[name], "type": argument_type(value, hint)}
         names = [flag(name), SHORT_FLAGS[name]] if name in SHORT_FLAGS else [flag(name)]
         if default is not False and default not in (None, "", ()):
             help_ = f"{help_} (default: {default})"
@@ -141,8 +142,8 @@ def with_flags(text: str) -> str:
     return re.sub(rf"\b({'|'.join(option_specs())})\b", lambda name: flag(name[0]), text)
 
 
-def argument_type(value: Value) -> Callable[[str], Any]:
-    """The `type` of an argparse argument that accepts such values."""
+def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
+    """The `type` of an argparse argument that accepts such values; `hint` is appended to the error."""
     if isinstance(value, Union):
         value = replace(value, or_object="")
     elif isinstance(value, ListOf):
@@ -152,7 +153,7 @@ def argument_type(value: Value) -> Callable[[str], Any]:
         try:
             return value.parse(text)
         except (ValueError, TypeError, OverflowError):
-            raise argparse.ArgumentTypeError(refusal(value, text)) from None
+            raise argparse.ArgumentTypeError(refusal(value, text) + hint) from None
 
     return parse
 

@@ -294,7 +294,10 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--compare", "--regular-decode"], "--baseline does not go with --compare"),
         (["--compare", "--verify"], "--verify does not go with --compare"),
         (["--interactive"], "--prompt does not go with --interactive"),
-        (["--show-draft", "colours"], "--show-draft: must be one of text, rounds, not 'colours'"),
+        (
+            ["--show-draft", "He go home."],
+            "text, rounds, not 'He go home.'; put a prompt before this flag, or use --prompt",
+        ),
         (["--trace", "/nonexistent/t.jsonl"], "--trace /nonexistent/t.jsonl: cannot be written"),
         (["--verify", "--drafter", "none"], "--verify compares with and without a draft"),
         (["--dtype", "int8"], "--dtype"),
