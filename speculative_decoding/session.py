@@ -193,7 +193,7 @@ class Session:
     ) -> Iterator[BatchResult]:
         """Yield the results of many prompts, in the order of the prompts.
 
-        Each result equals that of `generate` for the prompt alone: the tokens at temperature 0 or with acceptance
+        Each result equals that of `generate` for the same prompt: the tokens at temperature 0 or with acceptance
         "coupled", otherwise the distribution.
 
         Args:

@@ -34,7 +34,7 @@ REQUIRES = {  # flags that have no effect without another
     "force": "output",
     "json": "doctor",
 }
-DOCTOR_OPTIONS = ("src_lang", "tgt_lang", "recalibrate")  # what --doctor takes besides the models
+DOCTOR_OPTIONS = ("src_lang", "tgt_lang", "recalibrate")  # --doctor accepts these, and the models
 READ_FILES = ("input", "draft_vocab_text")
 WRITTEN_FILES = ("output", "stats_json", "trace", "ngram_store")
 

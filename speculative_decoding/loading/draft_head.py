@@ -1,4 +1,4 @@
-"""A draft head's folder: weights.npz, config.json with the target that it belongs to, and a manifest."""
+"""Folders of draft heads: weights.npz, a config.json that describes the target, and a manifest."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from .atomic_io import atomic_directory
 from .load import WEIGHTS, ModelHandle, find_folder, open_model
 from .tokenizer import fingerprint
 
-KIND, VERSION = "draft_head", 2  # what a head computes with its weights; 1 had a norm in front of each part
+KIND = "draft_head"
+VERSION = 2  # of the computation; version 1 had a norm before each part
 CONFIG = "config.json"
-MOST_UNITS = 1 << 22  # of the feed-forward, as in a target
+MAX_UNITS = 1 << 22  # of the feed-forward layer, as in a target
 
 
 @dataclass(frozen=True)
 class DraftHeadHandle:
-    """A draft head without its weights. target: that it will draft for."""
+    """A draft head of this target whose weights are not loaded yet."""
 
     folder: Path
     model: DraftHead
@@ -40,7 +41,7 @@ class DraftHeadHandle:
     target: EncoderDecoder
 
     def load_weights(self) -> None:
-        """After the target's: it computes in the same type. Raises `CheckpointError` for what is no number."""
+        """Load the weights after the target's, in the target's type. Raises `CheckpointError` for NaN and infinity."""
         dtype = self.target.embed(mx.array([[0]])).dtype
         weights = [(name, self.checkpoint[name].astype(dtype)) for name in self.checkpoint]
         if not all(mx.isfinite(array).all() for _, array in weights):
@@ -52,7 +53,7 @@ class DraftHeadHandle:
 def open_draft(
     path_or_name: str | os.PathLike[str], target: ModelHandle, *, dtype: str | None = None
 ) -> ModelHandle | DraftHeadHandle:
-    """A draft model, or a draft head of this target, without weights. Raises `InputError` for a head of another."""
+    """Open a draft model or a draft head of this target. Raises `InputError` for a head of another target."""
     try:
         folder = find_folder(path_or_name)
     except InputError:
@@ -77,12 +78,12 @@ def open_draft(
 
 
 def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> DraftHeadConfig:
-    """Raises `CheckpointError` that names what is missing, impossible or not of this target's size."""
+    """Parse a head's config.json. Raises `CheckpointError` naming a field that is missing, invalid or does not fit."""
     known = {each.name: raw[each.name] for each in fields(DraftHeadConfig) if each.name in raw}
     ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
     facts = target_facts(target)
     limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
-    limits |= {"d_ff": (1, MOST_UNITS), "layers": (0, facts["decoder_layers"] - 1)}
+    limits |= {"d_ff": (1, MAX_UNITS), "layers": (0, facts["decoder_layers"] - 1)}
     limits |= {"frequent": (0, facts["vocab_size"] - 1)}
     for name, (least, most) in limits.items():
         values = ids[name] if name in ids else [known.get(name)]
@@ -101,7 +102,7 @@ def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> D
 
 
 def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Sequence[int]]:
-    """As JSON has it, with ids for names."""
+    """Parse the ids that a source token suggests, by the source token."""
     try:
         found = {int(each): tuple(others) for each, others in raw.items()}
         if all(type(token) is int and 0 <= token < vocab_size for token in chain(found, *found.values())):
@@ -112,7 +113,7 @@ def ids_by_source(raw: Any, folder: Path, vocab_size: int) -> Mapping[int, Seque
 
 
 def target_facts(target: EncoderDecoder) -> dict[str, Any]:
-    """What a head's target must have in common with the one it was trained for."""
+    """The properties that a head's target must share with the target of its training."""
     cross, _ = target.cross_projections(mx.zeros((1, 1, target.encoder_width)))[-1]
     return {
         "vocabulary": None if target.pieces is None else fingerprint(target.pieces),
@@ -148,7 +149,7 @@ def write_draft_head(
     also: Callable[[Path], None] = lambda folder: None,
     **facts: Any,
 ) -> None:
-    """A folder that appears whole or not at all. also: adds files to it. facts: for its manifest."""
+    """Write a head's folder, completely or not at all. also: adds files to it. facts: for its manifest."""
     content = {"kind": KIND, "version": VERSION, **asdict(head.config), "target": target_facts(target)}
     with atomic_directory(output) as partial:
         parameters: list[tuple[str, mx.array]] = tree_flatten(head.parameters())  # type: ignore[assignment]

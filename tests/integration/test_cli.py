@@ -490,7 +490,7 @@ def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
     for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft_tokens", SCHEDULES)):
         for name in names:
             assert vars(main_parser().parse_args([flag(option), name])) == {option: name}
-    assert not vars(main_parser().parse_args([]))  # what is not given leaves no value
+    assert not vars(main_parser().parse_args([]))  # flags that are not given leave no value
 
 
 def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

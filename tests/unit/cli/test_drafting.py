@@ -1,4 +1,4 @@
-"""What the options say about drafts: what is taken where nothing is said, and what is refused before anything loads."""
+"""RunConfig: defaults of drafts, and options and flags without effect, which are refused before weights load."""
 
 from __future__ import annotations
 

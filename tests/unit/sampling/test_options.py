@@ -79,7 +79,7 @@ def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) 
     for value in good:
         found = kept(name, value)
         assert found is value or found == (tuple(value) if isinstance(value, list | tuple) else value)
-        if isinstance(found, int | float):  # plain numbers, of one type, whatever was given
+        if isinstance(found, int | float):  # plain numbers of the default's type
             assert type(found) is type(default(name)) or name == "num_draft_tokens" or default(name) is None
     for value in bad:
         if name == "drafter" and value is None:
@@ -274,7 +274,7 @@ def test_an_option_without_effect_is_refused(
 
 
 def test_defaults_said_aloud_and_options_that_were_there_before_are_no_mistake() -> None:
-    for name in NAMES:  # somebody who says what holds anyway contradicts nobody
+    for name in NAMES:  # naming a default contradicts nothing
         assert GenerationOptions().override({name: default(name)}) == GenerationOptions()
     session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft_tokens=7)
     assert session.override({"temperature": 0.0}).top_k == 5  # for this call nothing is left to chance
