@@ -9,14 +9,15 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from ..distributed import DataParallel, ProcessGroup, serve_rows
+from ..distributed import ProcessGroup, decode_on_all_ranks, serve_rows
 from ..engine import QUEUE_PER_SLOT
 from ..errors import InputError
-from ..jobs import InputLine, Job, JobTotals, LineParser, ResumableOutput, choose_format, read_lines
+from ..jobs import InputLine, Job, JobTotals, ResumableOutput, choose_format, parse_line, read_lines
 from ..jobs.job import DecodeRows
 from ..jobs.messages import parse_batch_result
 from ..loading import manifest
@@ -66,13 +67,18 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
         decode_rows = row_decoder(session, files)
         slots = files.slots
         if processes is not None:
-            pending = (QUEUE_PER_SLOT + 2) * slots + 4
-            ranks = range(1, processes.size)
-            decode_rows = DataParallel(decode_rows, processes.channel, ranks, pending, parse_batch_result)
+            decode_rows = partial(
+                decode_on_all_ranks,
+                decode=decode_rows,
+                channel=processes.channel,
+                ranks=range(1, processes.size),
+                max_pending=(QUEUE_PER_SLOT + 2) * slots + 4,
+                parse=parse_batch_result,
+            )
             slots *= processes.size
         job = Job(
             lines,
-            LineParser(file_format, config.options.with_values(drafter=config.drafter)),
+            partial(parse_line, format=file_format, options=config.options.with_values(drafter=config.drafter)),
             decode_rows,
             write,
             slots=slots,

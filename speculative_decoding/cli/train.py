@@ -17,8 +17,9 @@ from ..loading.load import ModelHandle, open_model
 from ..loading.pair import require_same_tokens
 from ..sampling.values import Bool, Int, Number, Text
 from ..session import Session
+from ..training.options import TrainingOptions
 from ..training.trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
-from ..training.training_run import TrainingOptions, TrainingRun
+from ..training.training_run import TrainingRun
 from . import common
 from .common import say
 from .parser import File, Parser, add_flags, flags_from

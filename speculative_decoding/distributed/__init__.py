@@ -1,11 +1,11 @@
 """Several processes that `mlx.launch` started together, usually one per machine.
 
 Either each rank has a shard of the model (`shard_model`), or each has the whole model and decodes some of the rows
-(`DataParallel`) or trains on some of the examples (`TrainingGroup`).
+(`decode_on_all_ranks`) or trains on some of the examples (`TrainingGroup`).
 """
 
 from .channel import Channel
-from .data_parallel import DataParallel, serve_rows
+from .data_parallel import decode_on_all_ranks, serve_rows
 from .process_group import JOIN_SECONDS, ProcessGroup, launched_rank
 from .sharded_model import ShardedModel, number_of_ranks
 from .sharding import shard_model
@@ -15,10 +15,10 @@ __all__ = [
     "JOIN_SECONDS",
     "SINGLE_PROCESS",
     "Channel",
-    "DataParallel",
     "ProcessGroup",
     "ShardedModel",
     "TrainingGroup",
+    "decode_on_all_ranks",
     "launched_rank",
     "number_of_ranks",
     "serve_rows",

@@ -16,9 +16,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 HEARTBEAT_SECONDS = 5.0
-MAX_MISSED_HEARTBEATS = 4  # counted, not timed, so that machines which slept together find each other again
 CONNECT_SECONDS = 60.0
-FIRST = 0
 
 OnLost = Callable[[int, int | None, str], None]  # rank, exit status if the peer sent one, and its reason
 
@@ -79,7 +77,8 @@ class Channel:
             except OSError:
                 data = b""
             missed = missed + 1 if data is None else 0
-            if data == b"" or missed == MAX_MISSED_HEARTBEATS:
+            # Heartbeats are counted, not timed, so that machines which slept together find each other again.
+            if data == b"" or missed == 4:
                 return None if self._has_left.is_set() else self._on_lost(rank, None, "")
             *lines, rest = (rest + (data or b"")).split(b"\n")
             for message in map(json.loads, lines):
@@ -107,7 +106,7 @@ def connect(address: str, port: int, secret: bytes, rank: int) -> dict[int, sock
     """Connect to rank 0. Raises OSError."""
     peer = socket.create_connection((address, port), CONNECT_SECONDS)
     peer.sendall(secret + rank.to_bytes(2, "big"))
-    return {FIRST: configured(peer)}
+    return {0: configured(peer)}
 
 
 def configured(peer: socket.socket) -> socket.socket:

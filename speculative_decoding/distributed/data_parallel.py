@@ -7,8 +7,8 @@ rank gets more rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from .channel import Channel
 
@@ -18,59 +18,59 @@ Decode = Callable[[Iterator[Row]], Iterable[Result]]
 END_OF_ROWS = "end of rows"
 
 
-@dataclass(frozen=True)
-class DataParallel(Generic[Result]):
-    """Rank 0's side: decodes rows on all ranks, and yields their results in the order of completion.
+def decode_on_all_ranks(
+    rows: Iterator[Row],
+    decode: Decode[Result],
+    channel: Channel,
+    ranks: range,
+    *,
+    max_pending: int,
+    parse: Callable[[Mapping[str, Any]], Result],
+) -> Iterator[Result]:
+    """Rank 0's side: decode rows on all ranks, and yield their results in the order of completion.
 
     Each row goes to the rank with the fewest unfinished rows, so even a short job is shared.
 
     Args:
+        rows: The rows.
         decode: Decodes rows in this process.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
         max_pending: Unfinished rows per other rank. Fewer would let it wait while this process computes.
         parse: Makes a result from its fields, as JSON has them.
     """
+    numbered = enumerate(rows)
+    own_numbers = list[int]()  # of the rows that this process decodes
+    own_results = 0
+    pending = dict.fromkeys(ranks, 0)
 
-    decode: Decode[Result]
-    channel: Channel
-    ranks: range
-    max_pending: int
-    parse: Callable[[Mapping[str, Any]], Result]
+    def hand_out(limit: int) -> None:
+        """Send rows to the other ranks until each has `limit` unfinished rows."""
+        while pending[rank := min(pending, key=pending.__getitem__)] < limit and (row := next(numbered, None)):
+            channel.send(row, rank)
+            pending[rank] += 1
 
-    def __call__(self, rows: Iterator[Row]) -> Iterator[Result]:
-        numbered = enumerate(rows)
-        own_numbers = list[int]()  # of the rows that this process decodes
-        own_results = 0
-        pending = dict.fromkeys(self.ranks, 0)
+    def own_rows() -> Iterator[Row]:
+        while True:
+            hand_out(len(own_numbers) - own_results + 1)
+            if (row := next(numbered, None)) is None:
+                channel.send(END_OF_ROWS)
+                return
+            own_numbers.append(row[0])
+            yield row[1]
 
-        def hand_out(limit: int) -> None:
-            """Send rows to the other ranks until each has `limit` unfinished rows."""
-            while pending[rank := min(pending, key=pending.__getitem__)] < limit and (row := next(numbered, None)):
-                self.channel.send(row, rank)
-                pending[rank] += 1
+    def received(messages: list[tuple[int, Any]]) -> Iterator[Result]:
+        for rank, message in messages:
+            pending[rank] -= 1
+            yield parse(message)
 
-        def own_rows() -> Iterator[Row]:
-            while True:
-                hand_out(len(own_numbers) - own_results + 1)
-                if (row := next(numbered, None)) is None:
-                    self.channel.send(END_OF_ROWS)
-                    return
-                own_numbers.append(row[0])
-                yield row[1]
-
-        def received(messages: list[tuple[int, Any]]) -> Iterator[Result]:
-            for rank, message in messages:
-                pending[rank] -= 1
-                yield self.parse(message)
-
-        for result in self.decode(own_rows()):
-            own_results += 1
-            yield renumbered(result, own_numbers)
-            yield from received(self.channel.received())
-            hand_out(self.max_pending)
-        while any(pending.values()):
-            yield from received([self.channel.receive()])
+    for result in decode(own_rows()):
+        own_results += 1
+        yield renumbered(result, own_numbers)
+        yield from received(channel.received())
+        hand_out(max_pending)
+    while any(pending.values()):
+        yield from received([channel.receive()])
 
 
 def serve_rows(decode: Decode[Any], channel: Channel) -> int:

@@ -13,9 +13,6 @@ from collections.abc import Callable
 from ..errors import InputError
 from .process_group import JOIN_SECONDS, ProcessGroup, join_process_group
 
-GRACE_SECONDS = 5.0
-LOST = "has ended, or is out of reach for 20 seconds; the output so far is kept, and a job continues with --resume"
-
 
 def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Callable[[ProcessGroup], int]) -> int:
     """Join the other processes and run this rank's part. Returns the exit status, which all ranks share.
@@ -36,7 +33,9 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
             processes.channel.leave(status or 1)
         # One rank reports the loss: rank 0, or rank 1 if rank 0 is gone.
         if rank == 0 or (rank == 1 and status is None):
-            say(f"{command}: error: process {peer + 1}: {why or LOST}")
+            lost = "has ended, or is out of reach for 20 seconds"
+            way_out = "the output so far is kept, and a job continues with --resume"
+            say(f"{command}: error: process {peer + 1}: {why or f'{lost}; {way_out}'}")
         os._exit(status or 1)
 
     if rank == 0:
@@ -53,7 +52,7 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
         if processes.is_first:
             raise
         why = str(error)
-        time.sleep(GRACE_SECONDS)  # rank 0 usually fails with the same error, prints it, and ends this process
+        time.sleep(5)  # rank 0 usually fails with the same error, prints it, and ends this process
     except KeyboardInterrupt:
         status = 130
         raise

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import InputError
-from .channel import FIRST, Channel, OnLost, accept, connect
+from .channel import Channel, OnLost, accept, connect
 
-RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")  # set by mlx.launch and by MPI
 SECRET_BYTES = 16
 JOIN_SECONDS = 90
 
@@ -37,13 +36,13 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        return self.rank == FIRST
+        return self.rank == 0
 
 
 def launched_rank() -> int | None:
     """This process's rank according to the environment. None: it was started without other processes."""
-    found = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
-    return int(found[0]) if found and found[0].isdecimal() else None
+    rank = os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", ""))  # set by mlx.launch and by MPI
+    return int(rank) if rank.isdecimal() else None
 
 
 def join_process_group(on_lost: OnLost) -> ProcessGroup:
@@ -78,7 +77,7 @@ def open_channel(group: mx.distributed.Group, on_lost: OnLost) -> Channel:
     """Connect rank 0 with each other rank. They learn its port and a random secret from a sum over the ranks."""
     address = first_address()
     rank = group.rank()
-    server = socket.create_server((address, 0)) if rank == FIRST else None
+    server = socket.create_server((address, 0)) if rank == 0 else None
     if server is None:
         numbers = mx.zeros(1 + SECRET_BYTES, mx.int32)
     else:
@@ -95,7 +94,7 @@ def first_address() -> str:
     """The address of rank 0's machine, as `mlx.launch` passed it to the backend. Raises ValueError."""
     if path := os.environ.get("MLX_HOSTFILE"):
         with open(path, encoding="utf-8") as file:
-            return str(json.load(file)[FIRST][0]).rpartition(":")[0]
+            return str(json.load(file)[0][0]).rpartition(":")[0]
     for name in ("MLX_JACCL_COORDINATOR", "NCCL_HOST_IP"):
         if name in os.environ:
             return os.environ[name].partition(":")[0]

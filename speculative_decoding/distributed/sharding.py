@@ -9,7 +9,6 @@ and the norms.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -19,8 +18,6 @@ from ..errors import InputError
 from ..models.base import EncoderDecoder
 from .process_group import ProcessGroup
 from .sharded_model import RankBroadcaster, ShardedModel, sharded_class
-
-MAX_SUGGESTED_PROCESSES = 8
 
 
 class ShardedCheckpoint(Checkpoint):
@@ -47,13 +44,6 @@ class ShardedCheckpoint(Checkpoint):
         return self._inner.read_shard(name, self._shards[name]) if name in self._shards else self._inner[name]
 
 
-class ShardPlan(NamedTuple):
-    """How one rank splits a model."""
-
-    shards: Mapping[str, Shard]  # by tensor
-    partial_sums: tuple[str, ...]  # paths of the layers whose outputs are partial sums
-
-
 def shard_model(
     build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, processes: ProcessGroup
 ) -> tuple[ShardedModel, ShardedCheckpoint]:
@@ -73,17 +63,16 @@ def shard_model(
         sizes = ", ".join(f"{name} {count}" for name, count in own.config.sharded_sizes.items())
         if any(name.endswith(".scales") for name in checkpoint):
             sizes += " and groups of quantized columns"
-        fitting = [
-            n for n in range(2, MAX_SUGGESTED_PROCESSES + 1) if shard_plan(full, build(n), checkpoint, 0, n) is not None
-        ]
+        fitting = [n for n in range(2, 9) if shard_plan(full, build(n), checkpoint, 0, n) is not None]
         raise InputError(
             f"{checkpoint}: {size} processes cannot share a model with {sizes}; use "
             f"{' or '.join(map(str, fitting)) or 'one'}, or share the lines of a job with --parallel data"
         )
 
+    shards, partial_sums = plan
     sources = own.parameter_sources(own.config, checkpoint.keys())
     # The first rank's logits and biases count once, not once per rank.
-    added_once = ["head.weight", *(f"{path}.bias" for path in plan.partial_sums)]
+    added_once = ["head.weight", *(f"{path}.bias" for path in partial_sums)]
     zeros = set[str]()
     if not processes.is_first:
         for path in added_once:
@@ -93,14 +82,18 @@ def shard_model(
     own.__class__ = sharded_class(type(own))
     assert isinstance(own, ShardedModel)
     own.broadcaster = RankBroadcaster(processes)
-    own.partial_sums = plan.partial_sums
-    return own, ShardedCheckpoint(checkpoint, plan.shards, zeros)
+    own.partial_sums = partial_sums
+    return own, ShardedCheckpoint(checkpoint, shards, zeros)
 
 
 def shard_plan(
     full: EncoderDecoder, own: EncoderDecoder, checkpoint: Checkpoint, rank: int, size: int
-) -> ShardPlan | None:
-    """Compare the parameters of the full model with those of a rank's model. None: some tensor does not divide."""
+) -> tuple[Mapping[str, Shard], tuple[str, ...]] | None:
+    """Compare the parameters of the full model with those of a rank's model.
+
+    Returns the shards by tensor and the paths of the layers whose outputs are partial sums, or None if some tensor does
+    not divide.
+    """
     sources = full.parameter_sources(full.config, checkpoint.keys())
     full_parameters: Mapping[str, mx.array] = dict(tree_flatten(full.parameters()))
     own_parameters: Mapping[str, mx.array] = dict(tree_flatten(own.parameters()))
@@ -121,4 +114,4 @@ def shard_plan(
         shards |= dict.fromkeys(names, Shard(axis, pieces, rank * pieces // size))
         if axis == 1 and not path.endswith("position_biases.weight"):
             partial_sums.append(path.removesuffix(".weight"))
-    return ShardPlan(shards, tuple(partial_sums))
+    return shards, tuple(partial_sums)

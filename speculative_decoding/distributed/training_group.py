@@ -4,17 +4,15 @@ the same examples, with averaged gradients. A single process communicates nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import InputError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,6 @@ class TrainingGroup:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
-
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Every size-th item, starting at this rank."""
-        return items[self.rank :: self.size]
 
     def mean(self, tree: Any) -> Any:
         """Average a tree of arrays, all of one dtype, over the ranks."""

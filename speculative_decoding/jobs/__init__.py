@@ -3,7 +3,7 @@
 An interrupted job can therefore continue after the records that it has already written.
 """
 
-from .input import InputLine, LineParser, choose_format, read_lines
+from .input import InputLine, choose_format, parse_line, read_lines
 from .job import Job, JobTotals
 from .output import ResumableOutput
 
@@ -11,8 +11,8 @@ __all__ = [
     "InputLine",
     "Job",
     "JobTotals",
-    "LineParser",
     "ResumableOutput",
     "choose_format",
+    "parse_line",
     "read_lines",
 ]

@@ -98,37 +98,32 @@ class ParsedLine:
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class LineParser:
-    """Parses lines.
+def parse_line(line: InputLine, format: str, options: GenerationOptions = GenerationOptions()) -> ParsedLine:  # noqa: B008
+    """Parse a line.
 
     Args:
+        line: The line.
         format: One of `INPUT_FORMATS`.
         options: Options of the job. A line may override them.
     """
-
-    format: str
-    options: GenerationOptions = GenerationOptions()  # noqa: RUF009
-
-    def __call__(self, line: InputLine) -> ParsedLine:
-        given: dict[str, Any] = {}
-        try:
-            text = decode_line(line)
-            if self.format == "text":
-                if not text.strip():
-                    return ParsedLine(line)
-                given["prompt"] = text
-            else:
-                given |= current_names(parse_json_object(text))
-                check_fields(given)
-                own = {name: value for name, value in given.items() if name in LINE_OPTIONS}
-                self.options.override_for_row(own).require_effect(own)
-        except InputError as error:
-            return ParsedLine(line, carried=carried_fields(given), error=str(error))
-        fields = {name: value for name, value in given.items() if name in LINE_FIELDS}
-        seed = fields.setdefault("seed", line_seed(self.options.seed, line.number))
-        is_sampled = fields.get("temperature", self.options.temperature) > 0
-        return ParsedLine(line, fields, seed if is_sampled else None, carried_fields(given))
+    given: dict[str, Any] = {}
+    try:
+        text = decode_line(line)
+        if format == "text":
+            if not text.strip():
+                return ParsedLine(line)
+            given["prompt"] = text
+        else:
+            given |= current_names(parse_json_object(text))
+            check_fields(given)
+            own = {name: value for name, value in given.items() if name in LINE_OPTIONS}
+            options.override_for_row(own).require_effect(own)
+    except InputError as error:
+        return ParsedLine(line, carried=carried_fields(given), error=str(error))
+    fields = {name: value for name, value in given.items() if name in LINE_FIELDS}
+    seed = fields.setdefault("seed", line_seed(options.seed, line.number))
+    is_sampled = fields.get("temperature", options.temperature) > 0
+    return ParsedLine(line, fields, seed if is_sampled else None, carried_fields(given))
 
 
 def decode_line(line: InputLine) -> str:

@@ -15,6 +15,7 @@ from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..errors import InputError
 from ..sampling.options import MAX_SEED
 from ..session import Session
+from .options import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -25,36 +26,21 @@ class Example:
     output: list[int]
 
 
-@dataclass(frozen=True)
-class OutputSettings:
-    """How outputs are decoded.
-
-    Args:
-        slots: batch size.
-        max_tokens: of an output.
-        sampled_share: share of the prompts that are sampled at temperature 1; the others are decoded greedily.
-        seed: decides, with the index of a prompt, whether and with which seed it is sampled.
-    """
-
-    slots: int
-    max_tokens: int
-    sampled_share: float = 0.0
-    seed: int = 0
-
-    def request(self, index: int, prompt: str) -> dict[str, Any]:
-        rng = np.random.default_rng([self.seed, 2, index])
-        if rng.random() >= self.sampled_share:
-            return {"prompt": prompt}
-        # Coupled sampling depends on the seed only; other rules also depend on the drafts, which change over time.
-        seed = int(rng.integers(MAX_SEED, endpoint=True))
-        return {"prompt": prompt, "temperature": 1.0, "acceptance": "coupled", "seed": seed}
+def output_request(options: TrainingOptions, index: int, prompt: str) -> dict[str, Any]:
+    """Return the request that decodes a prompt. The seed and the index of the prompt decide whether it is sampled."""
+    rng = np.random.default_rng([options.seed, 2, index])
+    if rng.random() >= options.sampled_share:
+        return {"prompt": prompt}
+    # Coupled sampling depends on the seed only; other rules also depend on the drafts, which change over time.
+    seed = int(rng.integers(MAX_SEED, endpoint=True))
+    return {"prompt": prompt, "temperature": 1.0, "acceptance": "coupled", "seed": seed}
 
 
 def write_outputs(
     session: Session,
     prompts: Sequence[str],
     folder: Path,
-    settings: OutputSettings,
+    options: TrainingOptions,
     *,
     processes: TrainingGroup = SINGLE_PROCESS,
     progress: Callable[[int], None] = lambda done: None,
@@ -69,11 +55,11 @@ def write_outputs(
         known = read_all(folder, vocab_size)
     processes.barrier()  # no process writes while another reads
 
-    missing = processes.share([index for index in range(len(prompts)) if index not in known])
-    requests = [settings.request(index, prompts[index]) for index in missing]
+    missing = [index for index in range(len(prompts)) if index not in known][processes.rank :: processes.size]
+    requests = [output_request(options, index, prompts[index]) for index in missing]
     path = folder / ("outputs.jsonl" if processes.is_first else f"outputs-{processes.rank}.jsonl")
     with path.open("a", encoding="utf-8") as file:
-        results = session.batch_as_completed(requests, slots=settings.slots, max_tokens=settings.max_tokens)
+        results = session.batch_as_completed(requests, slots=options.slots, max_tokens=options.max_tokens)
         for done, result in enumerate(results, start=1):
             record: list[Any] = [missing[result.index]]
             if result.result is not None:

@@ -13,7 +13,6 @@ from ..models.base import EncoderDecoder
 from ..models.draft_head import normed
 from .outputs import Example
 
-LABEL_IDS = 16  # most likely ids kept of each distribution
 TEACHER_BATCH = 32  # examples in a forward pass
 
 Halfs = NDArray[np.float16]
@@ -46,7 +45,7 @@ class Teacher:
     def __init__(self, target: EncoderDecoder, layers: Sequence[int]) -> None:
         self.target = target
         self.layers = tuple(layers)
-        self._label_ids = min(LABEL_IDS, target.config.vocab_size)
+        self._label_ids = min(16, target.config.vocab_size)  # of the most likely ids
 
     def widths(self) -> dict[str, tuple[int, str]]:
         """Return the row width and numpy type of each field of `TeacherTargets`."""

@@ -29,9 +29,6 @@ from .students import Batch, Student
 from .target_store import TargetStore
 from .teacher import to_float
 
-WARM_UP_STEPS = 80
-FINAL_RATE = 0.02  # share of the learning rate that remains at the end
-TOTAL_VARIATION_FROM = 0.6  # progress at which the loss changes from KL to total variation
 REPORT_STEPS = 25
 NUM_DRAFT_TOKENS = 7  # draft length of measurements
 MEASUREMENTS = 8  # on held-out prompts, during a run
@@ -53,10 +50,10 @@ class Schedule:
         return min(1.0, done)
 
     def rate(self, step: int, progress: float) -> float:
-        """Return the learning rate: a linear warm-up, then half a cosine period."""
-        warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
+        """Return the learning rate: a linear warm-up of 80 steps, and half a cosine period that ends at 2 %."""
+        warm_up = min(1.0, (step + 1) / 80)
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        return self.learning_rate * warm_up * (FINAL_RATE + (1 - FINAL_RATE) * cosine)
+        return self.learning_rate * warm_up * (0.02 + 0.98 * cosine)
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class Trainer:
                 student.states(batch),
                 student.output_matrix(batch),
                 batch.labels,
-                total_variation=progress >= TOTAL_VARIATION_FROM,
+                total_variation=progress >= 0.6,  # before that, KL
                 soft_cap=student.soft_cap,
                 trains_output_matrix=student.trains_output_matrix,
             )

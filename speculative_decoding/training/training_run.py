@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated as A
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +30,6 @@ from ..loading.load import DTYPES, WEIGHTS, ModelHandle
 from ..loading.tokenizer import TOKENIZER_FILES
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, default_layers
-from ..sampling.values import Int, Number, Text
 from ..session import Session
 from .batches import (
     BATCH_SIZE,
@@ -41,7 +39,8 @@ from .batches import (
     RANDOM_CANDIDATES,
     Sampler,
 )
-from .outputs import Example, OutputSettings, write_outputs
+from .options import TrainingOptions
+from .outputs import Example, write_outputs
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
 from .teacher import Teacher
@@ -50,22 +49,6 @@ from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, measure_draft
 FORMAT = 2  # of the work folder
 WAY_OUT = "free disk space, or name another --output"
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Options of a training run; the command's flags are made from these fields."""
-
-    seed: A[int, Int(0), "random seed"] = 0
-    max_tokens: A[int, Int(1), "maximum tokens of an output"] = 128
-    slots: A[int, Int(1), "batch size when decoding outputs"] = 32
-    frequent: A[int, Int(1), "number of frequent ids that a head may always propose"] = 512
-    held_out: A[int, Int(0), "prompts to measure on instead of training on them"] = 150
-    max_disk_gb: A[float, Number(0), "store features up to this size; larger ones are computed when needed"] = 10.0
-    dtype: A[str, Text(tuple(DTYPES)), "type of the draft's stored weights"] = "bfloat16"
-    sampled_share: A[
-        float, Number(0, 1), "share of outputs sampled at temperature 1, for a draft that serves sampling"
-    ] = 0.0
 
 
 @dataclass
@@ -80,6 +63,11 @@ class TrainingRun:
         options: see `TrainingOptions`.
         draft: the head or small model to continue from; None creates a head.
         processes: the ranks of this run.
+
+    Attributes:
+        training_prompts: the prompts to train on.
+        held_out: the prompts to measure on, by the name of their file.
+        examples: the decoded outputs, shortest first.
     """
 
     session: Session
@@ -89,56 +77,43 @@ class TrainingRun:
     options: TrainingOptions = field(default_factory=TrainingOptions)
     draft: ModelHandle | DraftHeadHandle | None = None
     processes: TrainingGroup = SINGLE_PROCESS
+    training_prompts: list[str] = field(init=False, default_factory=list)
+    held_out: dict[str, list[str]] = field(init=False, default_factory=dict)
     examples: list[Example] = field(init=False, default_factory=list)
 
-    def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """Create the work folder, or check that it was created with the same settings."""
-        with self.processes.first_before_others():
-            self._begin({"format": FORMAT, **settings}, resume=resume or not self.processes.is_first)
-
-    def _begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
-        path = self.work / "settings.json"
-        if path.exists():
-            if not resume:
-                raise InputError(f"{self.work}: holds an unfinished training; continue with --resume, or delete it")
-            require_same_settings(path, settings)
-            return
-        if not self.processes.is_first:
-            raise InputError(f"{path}: not found; all processes of a training need the same --output on a shared disk")
-        with writing("training", self.work, WAY_OUT):
-            self.work.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, json.dumps(settings, indent=2) + "\n")
-
-    @cached_property
-    def _split(self) -> tuple[list[str], dict[str, list[str]]]:
-        """The prompts to train on, and the held-out prompts of each file."""
+    def __post_init__(self) -> None:
         rng = np.random.default_rng(self.options.seed)
         total = sum(map(len, self.prompts.values()))
-        training: list[str] = []
-        held_out: dict[str, list[str]] = {}
         for name, prompts in self.prompts.items():
             count = min(round(self.options.held_out * len(prompts) / total), len(prompts) // 10)
             chosen = {int(index) for index in rng.permutation(len(prompts))[:count]}
-            held_out[name] = [prompt for i, prompt in enumerate(prompts) if i in chosen]
-            training += [prompt for i, prompt in enumerate(prompts) if i not in chosen]
-        return training, held_out
+            self.held_out[name] = [prompt for i, prompt in enumerate(prompts) if i in chosen]
+            self.training_prompts += [prompt for i, prompt in enumerate(prompts) if i not in chosen]
 
-    @property
-    def training_prompts(self) -> list[str]:
-        return self._split[0]
-
-    @property
-    def held_out(self) -> dict[str, list[str]]:
-        return self._split[1]
+    def begin(self, settings: Mapping[str, Any], *, resume: bool) -> None:
+        """Create the work folder, or check that it was created with the same settings."""
+        settings = {"format": FORMAT, **settings}
+        path = self.work / "settings.json"
+        with self.processes.first_before_others():
+            if path.exists():
+                if self.processes.is_first and not resume:
+                    raise InputError(f"{self.work}: holds an unfinished training; continue with --resume, or delete it")
+                require_same_settings(path, settings)
+            elif self.processes.is_first:
+                with writing("training", self.work, WAY_OUT):
+                    self.work.mkdir(parents=True, exist_ok=True)
+                    atomic_write(path, json.dumps(settings, indent=2) + "\n")
+            else:
+                raise InputError(
+                    f"{path}: not found; all processes of a training need the same --output on a shared disk"
+                )
 
     def write_outputs(self, progress: Progress) -> None:
         """Decode the training prompts with the target."""
-        options = self.options
-        settings = OutputSettings(options.slots, options.max_tokens, options.sampled_share, options.seed)
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
         with writing("training", self.work, WAY_OUT):
             outputs = write_outputs(
-                session, self.training_prompts, self.work, settings, processes=self.processes, progress=progress
+                session, self.training_prompts, self.work, self.options, processes=self.processes, progress=progress
             )
         if len(outputs) < BATCH_SIZE:
             raise InputError(

@@ -25,7 +25,7 @@ from speculative_decoding.checkpoints.npz import read_npz, write_npz
 from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.distributed import Channel, DataParallel, shard_model
+from speculative_decoding.distributed import Channel, decode_on_all_ranks, shard_model
 from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, build_model
 from tests.support.parallel_process import GOLDENS, PROMPT
@@ -212,7 +212,8 @@ def test_a_short_job_is_shared_evenly() -> None:
         return [BatchResult(index, None, "no") for index, _ in enumerate([*rows])]
 
     channel: Any = SimpleNamespace(send=send, received=list, receive=answers.pop)
-    found = DataParallel(engine, channel, range(1, 4), 28, parse_batch_result)(iter([{}] * 24))
+    rows: Iterator[Any] = iter([{}] * 24)
+    found = decode_on_all_ranks(rows, engine, channel, range(1, 4), max_pending=28, parse=parse_batch_result)
     assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
 
 

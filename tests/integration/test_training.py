@@ -42,12 +42,13 @@ from speculative_decoding.training.batches import (
     make_labels,
 )
 from speculative_decoding.training.loss import distance, numpy_distance, training_loss
-from speculative_decoding.training.outputs import Example, OutputSettings, read_outputs, write_outputs
+from speculative_decoding.training.options import TrainingOptions
+from speculative_decoding.training.outputs import Example, output_request, read_outputs, write_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
 from speculative_decoding.training.target_store import TargetStore
 from speculative_decoding.training.teacher import Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
-from speculative_decoding.training.training_run import TrainingOptions, TrainingRun
+from speculative_decoding.training.training_run import TrainingRun
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.finite_differences import directional_derivatives
 from tests.support.paths import ROOT
@@ -334,14 +335,16 @@ def test_sampled_share_depends_on_seed_and_index_only(tmp_path: Path) -> None:
 
     def outputs(name: str, share: float, seed: int = 0, slots: int = 5) -> dict[int, Example]:
         (tmp_path / name).mkdir(exist_ok=True)
-        return write_outputs(session, prompts, tmp_path / name, OutputSettings(slots, 8, share, seed))
+        options = TrainingOptions(seed=seed, max_tokens=8, slots=slots, sampled_share=share)
+        return write_outputs(session, prompts, tmp_path / name, options)
 
     greedy, half = outputs("greedy", 0.0), outputs("half", 0.5)
-    drawn = {i for i in range(24) if "temperature" in OutputSettings(5, 8, 0.5).request(i, "")}
+    options = TrainingOptions(sampled_share=0.5)
+    drawn = {i for i in range(24) if "temperature" in output_request(options, i, "")}
     assert 6 <= len(drawn) <= 18 and {i for i in greedy if greedy[i] != half[i]} <= drawn
     assert len({tuple(half[i].output) for i in drawn}) > len({tuple(greedy[i].output) for i in drawn})
     for i in drawn:
-        single = session.generate(drafter="none", max_tokens=8, **OutputSettings(5, 8, 0.5).request(i, prompts[i]))
+        single = session.generate(drafter="none", max_tokens=8, **output_request(options, i, prompts[i]))
         assert half[i].output == list(single.tokens)
     path = tmp_path / "half" / "outputs.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))

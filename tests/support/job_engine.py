@@ -15,12 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.jobs import Job, JobTotals, LineParser, ResumableOutput, output, read_lines
+from speculative_decoding.jobs import Job, JobTotals, ResumableOutput, output, parse_line, read_lines
 from speculative_decoding.jobs.job import DecodeRows
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
@@ -104,7 +105,7 @@ def run_job(
     with ResumableOutput.open(path, settings, resume=resume, force=force) as journal:
         lines = journal.remaining(source(content), "input")
         totals = JobTotals(lines=journal.written.lines, errors=journal.errors)
-        job = Job(lines, LineParser(format), decode or engine(), journal.write, slots=4, totals=totals)
+        job = Job(lines, partial(parse_line, format=format), decode or engine(), journal.write, slots=4, totals=totals)
         with journal.running():
             for _ in job.run():
                 after_row(journal)
@@ -222,7 +223,7 @@ def memory(lines: int, window: int | None = None) -> dict[str, Any]:
             return b"some words and number %d\n" % self.read_lines
 
     source = Source()
-    job = Job(read_lines(source), LineParser("text"), engine(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
+    job = Job(read_lines(source), partial(parse_line, format="text"), engine(last, 8), lambda *_: None, slots=8)  # type: ignore[arg-type]
     if window is not None:
         job._window = window
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 
 from speculative_decoding import InputError, generate, load
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.jobs import Job, LineParser, choose_format, output, read_lines
+from speculative_decoding.jobs import Job, choose_format, output, parse_line, read_lines
 from speculative_decoding.jobs import input as job_input
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import FastTokenizer
@@ -160,7 +161,7 @@ def test_user_fields_are_copied_to_the_record(tmp_path: Path) -> None:
 def test_options_of_a_line_are_passed_on() -> None:
     given = {"prompt": "a", "max_tokens": 3, "stop": ["x"], "seed": 5, "temperature": 1, "top_p": 0.5, "id": 0}
     (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
-    row = LineParser("jsonl")(line)
+    row = parse_line(line, "jsonl")
     assert row.fields == {name: value for name, value in given.items() if name != "id"}
     assert row.seed == 5 and row.carried == {"id": 0}
     assert {name for name, spec in option_specs().items() if spec.per_row} - job_input.LINE_OPTIONS.keys() == {
@@ -172,7 +173,7 @@ def test_options_of_a_line_are_passed_on() -> None:
 def test_lines_accept_former_option_names() -> None:
     given = {"prompt": "a", "num_draft": 3, "source_language": "eng_Latn", "target_language": "deu_Latn", "seed": 1}
     (line,) = read_lines(io.BytesIO(json.dumps(given).encode()))
-    row = LineParser("jsonl")(line)
+    row = parse_line(line, "jsonl")
     current = {"prompt": "a", "num_draft_tokens": 3, "src_lang": "eng_Latn", "tgt_lang": "deu_Latn", "seed": 1}
     assert row.fields == current and row.carried == {}
 
@@ -204,20 +205,20 @@ def write_journal(output_path: Path, settings: dict[str, Any]) -> None:
 def test_seeds_depend_only_on_the_job_seed_and_the_line_number() -> None:
     content = b"\n".join(b'{"prompt": "a"}' for _ in range(2000))
     seeds = [
-        LineParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
+        parse_line(line, "jsonl", GenerationOptions(seed=3, temperature=1)).seed
         for line in read_lines(io.BytesIO(content))
     ]
     others = [
-        LineParser("jsonl", GenerationOptions(seed=4, temperature=1))(line).seed
+        parse_line(line, "jsonl", GenerationOptions(seed=4, temperature=1)).seed
         for line in read_lines(io.BytesIO(content))
     ]
     assert len({*seeds, *others}) == 4000 and all(seed is not None and 0 <= seed < 2**32 for seed in seeds)
     changed = [
-        LineParser("jsonl", GenerationOptions(seed=3, temperature=1))(line).seed
+        parse_line(line, "jsonl", GenerationOptions(seed=3, temperature=1)).seed
         for line in read_lines(io.BytesIO(b"x\n" + content[16:]))
     ]
     assert changed[1:] == seeds[1:] and changed[0] is None
-    assert LineParser("jsonl")(next(read_lines(io.BytesIO(content)))).seed is None  # no sampling at temperature 0
+    assert parse_line(next(read_lines(io.BytesIO(content))), "jsonl").seed is None  # no sampling at temperature 0
 
 
 def test_line_ends_byte_order_mark_and_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +271,7 @@ def test_long_lines_reduce_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
             taken = line.number
             yield line
 
-    job = Job(counted(), LineParser("text"), engine(last), lambda record, _: written.write(record))
+    job = Job(counted(), partial(parse_line, format="text"), engine(last), lambda record, _: written.write(record))
     assert max(taken - totals.lines for totals in job.run()) <= 10
     assert len(written.getvalue().splitlines()) == 200
 
