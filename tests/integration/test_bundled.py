@@ -32,7 +32,7 @@ def test_there_are_600_prompts() -> None:
 
 @pytest.fixture(scope="module")
 def regular_results(pair: Session) -> list[GenerationResult]:
-    return [generate(*pair, text, drafter="none", max_tokens=40) for text in TEXTS]
+    return [generate(pair.model, pair.tokenizer, text, drafter="none", max_tokens=40) for text in TEXTS]
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 5])
@@ -65,7 +65,7 @@ def test_strict_changes_nothing_in_bfloat16(acceptance: str, bfloat16_pair: Sess
 def test_a_divergence_is_reported_with_its_gap(pair: Session) -> None:
     from speculative_decoding.comparison.divergence import first_divergence
 
-    model, tokenizer = pair
+    model, tokenizer = pair.model, pair.tokenizer
     prompt, options = TEXTS[0], GenerationOptions()
     tokens = pair.generate(prompt).tokens
     assert first_divergence(model, tokenizer, prompt, tokens, tokens, options) is None
