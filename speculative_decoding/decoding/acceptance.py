@@ -2,7 +2,7 @@
 
 A rule is two vectors without a random number in it. For t = 0..K, `stop[t]` is the probability that exactly t draft
 tokens are accepted, and the next token is drawn from max(weights[t] * p_t - q_t, 0), normalized (q_K is 0).
-`sample_acceptance` draws from them for all rules, so every rule can be proved by enumerating a small vocabulary.
+`sample_acceptance` draws from them for all rules, so every rule can be verified by enumerating a small vocabulary.
 
 In formulas p is the target's distribution and q the draft's. Shapes: B rows, K draft tokens, V ids.
 """

@@ -17,7 +17,7 @@ from .beam import BeamSearch
 from .request import Request
 from .text_streamer import TextStreamer
 
-TOKEN_CHARACTERS = 64  # no token has more characters than this, on average over a prompt
+TOKEN_CHARACTERS = 64  # the tokens of a prompt average fewer characters than this
 
 
 def make_request(

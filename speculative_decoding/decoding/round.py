@@ -24,7 +24,8 @@ OnPhase = Callable[[Draft], None]
 def speculate(batch: Batch, on_phase: OnPhase = lambda draft: None) -> dict[int, Round]:
     """Run one round for all active requests; returns their rounds by slot (Leviathan et al. 2023, algorithm 1).
 
-    on_phase: called with the draft when it has been proposed (still lazy), and again when it has been verified.
+    on_phase: called with the draft when it has been proposed (still lazy), and again when it has been verified; the
+        engine times both phases with it.
     """
     requests = batch.active
     slots = len(batch.requests)
@@ -32,16 +33,18 @@ def speculate(batch: Batch, on_phase: OnPhase = lambda draft: None) -> dict[int,
     draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
     on_phase(draft)
 
-    states = batch.model.states(batch.target_inputs(draft), batch.cache)  # (B, L, d), L >= K + 1: padded to a width
-    verifications = verify_draft(batch, requests, draft, batch.model.logits(states))  # one for each kind of rule
+    states = batch.model.states(batch.target_inputs(draft), batch.cache)  # (B, L, d), L >= K + 1; the cache grows by L
+    verifications = verify_draft(
+        batch, requests, draft, batch.model.logits(states)
+    )  # one for each acceptance rule in use
     mx.eval([each.arrays for each in verifications], draft.tokens)  # the only host sync of a round
     on_phase(draft)
 
     rounds = commit(batch, verifications, draft, {each.request.slot: each.kind for each in draft_requests})
     batch.rewind()  # the cache keeps every committed token but the last
 
-    committed = [request for request in requests if rounds[request.slot].tokens]
-    batch.drafter.observe(committed, [len(rounds[request.slot].tokens) for request in committed])
+    advanced = [request for request in requests if rounds[request.slot].tokens]
+    batch.drafter.observe(advanced, [len(rounds[request.slot].tokens) for request in advanced])
     observe_draft_lengths(requests, rounds)
     for request in requests:
         if request.finish_reason:
@@ -58,7 +61,7 @@ def commit(
         batch: its cache still holds the positions of the pass.
         verifications: evaluated.
         draft: evaluated.
-        kinds: of the drafts, by slot.
+        kinds: where each draft came from ("model" or "copy"), by slot.
     """
     rounds = {}
     draft_ids = token_rows(draft.tokens)
@@ -78,7 +81,7 @@ def commit(
                 )
                 continue
             request.needs_retry = False
-            kept = accepted[i]
+            kept = accepted[i]  # position `kept` yields the next token, so it counts below
             tokens = request.commit([*proposed[:kept], next_token[i]])
             own_logprobs = None
             if logprobs is not None and request.options.logprobs:
@@ -113,9 +116,9 @@ def retry_or_fail(batch: Batch, request: Request) -> None:
 
 
 def choose_draft_lengths(batch: Batch, requests: Sequence[Request]) -> list[DraftRequest]:
-    """The draft requests of this round. The last token of an output is never drafted."""
+    """The draft requests of this round. The last token of an output is never drafted: the target adds one itself."""
     if any(request.needs_retry for request in requests):
-        return []  # a narrow pass for all rows, because padding is stale too
+        return []  # a pass without a draft needs no padding, which could overflow too
     drafter = batch.drafter
     draft_requests = []
     for policy, own in by_policy(requests):

@@ -35,6 +35,7 @@ def speculative_decode(
     while len(tokens) <= max_tokens and tokens[-1] not in target.config.eos_token_ids:
         # Draft: K tokens x_1..x_K, each sampled from the draft's distribution q.
         count = min(num_draft_tokens, max_tokens - len(tokens))
+        # The engine splits into as many keys whatever K is, so that both sample the same tokens.
         draft_keys = split(random_keys([(seed, len(tokens), Use.DRAFT)]), MAX_DRAFT_TOKENS)
         drafted: list[int] = []
         q: list[mx.array] = []
@@ -48,7 +49,8 @@ def speculative_decode(
         logits = target.decode(mx.array([[tokens[-1], *drafted]]), target_cache)[0]  # (K + 1, V)
         p = distribution(logits, temperature)
 
-        # Accept: x_1..x_t with probability prod min(1, p(x_i) / q(x_i)), for one random number u.
+        # Accept x_1..x_t with probability prod min(1, p(x_i) / q(x_i)): one random number u serves all positions,
+        # because u >= 1 - product has exactly this probability.
         u = float(uniform(random_keys([(seed, len(tokens), Use.ACCEPT)])))
         accepted = 0
         passes = 1.0
@@ -65,7 +67,8 @@ def speculative_decode(
             following = residual if float(residual.sum()) > 0 else following
         next_token = sample(following, random_keys([(seed, len(tokens), Use.NEXT)]))
 
-        # Commit, and rewind both caches to every committed token but the last.
+        # Commit, and rewind both caches to every committed token but the last. `trim_to` never moves forward: after a
+        # fully accepted draft the draft cache still lacks x_K, which `unread` supplies in the next round.
         for token in [*drafted[:accepted], next_token]:
             tokens.append(token)
             if token in target.config.eos_token_ids:
