@@ -192,7 +192,7 @@ def test_verify_compares_batches_with_each_prompt_alone(
     texts = [(ROOT / "data" / f"{name}.txt").read_text() for name in ("grammar", "describe")]
     lines = [line for text in texts for line in text.split("\n")[:2]]
     (tmp_path / "prompts.txt").write_text("\n".join(lines))
-    arguments = [str(tmp_path / "prompts.txt"), "-m", "24", "--slots", "2", "3", "--drafter", "none", "auto"]
+    arguments = [str(tmp_path / "prompts.txt"), "-m", "12", "--slots", "2", "3", "--drafter", "none", "auto"]
     assert verify_command.main(arguments) == 0
     assert "16 of 16 identical" in capsys.readouterr().out
     # A planted fault: every row is rewound as the furthest one is.
@@ -211,7 +211,8 @@ def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_every_sampling_option_reaches_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def sample(*arguments: str) -> str:
-        assert main_command.main(["--prompt", PROMPT, "--temperature", "2", "--seed", "7", *FIXED, *arguments]) == 0
+        shared = ["--prompt", PROMPT, "-m", "12", "--temperature", "2", "--seed", "7", *FIXED]
+        assert main_command.main([*shared, *arguments]) == 0
         return capsys.readouterr().out
 
     free = sample()

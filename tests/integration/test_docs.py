@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from speculative_decoding.loading.load import BUNDLED
+from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +26,15 @@ BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)?)^```(sh|python)\n(.*?)^```$", re.M
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 INSTALLING = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt &&\n"
 
+QUANTIZABLE = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
 TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
 
-# Commands that take minutes, and the same commands over two prompts.
+# Commands that take minutes, and the same commands over two prompts or with a tiny model.
 SHORTER = (
     (INSTALLING, ""),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
     (r"head -60 ", "head -28 "),
+    (r"--doctor\b", "--doctor --model tiny --draft-model tiny"),
     (r"python -m speculative_decoding\.train\b", "python -m speculative_decoding.train --max-tokens 12 --frequent 64"),
     (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )
@@ -82,6 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "models").mkdir()
     for model in ("t5-web-docs", "t5-web-docs-draft", "t5-web-docs-head"):
         (made / "models" / model).symlink_to(BUNDLED / model)
+    save_hugging_face(tiny_model(scale=0.15, **QUANTIZABLE), made / "tiny", CONFIG | QUANTIZABLE)
     (made / "two.txt").write_text("grammar: It were a cod business.\ngrammar: He go home.\n")
     (made / "prompts.txt").write_text("grammar: It were a cod business.\n")
     (made / "prompts.jsonl").write_text('{"prompt": "grammar: It were a cod business.", "max_tokens": 8}\n')

@@ -142,17 +142,10 @@ def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
     assert len({len(told.tokens) for told in found}) > 5
 
 
-def test_counts_add_up() -> None:
-    for source in SOURCES:
-        for event in run(TARGET, source, model_drafter(TARGET, DRAFT), num_draft_tokens=4):
-            assert 0 <= event.accepted <= event.drafted <= 4
-            assert len(event.tokens) == event.accepted + 1 or event.finish_reason == "stop"
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_same_seed_same_tokens_and_other_seed_other_tokens(temperature: float) -> None:
     def sample(seed: int) -> list[int]:
-        options = {"temperature": temperature, "seed": seed}
+        options = {"temperature": temperature, "seed": seed, "max_tokens": 12}
         return tokens_of(run(TARGET, SOURCES[2], model_drafter(TARGET, DRAFT), **options))
 
     assert sample(3) == sample(3)
@@ -371,7 +364,7 @@ def test_generate_accepts_stop_strings_and_extra_eos_ids() -> None:
     assert ended.tokens == plain.tokens[: plain.tokens.index(plain.tokens[3]) + 1] and ended.finish_reason == "stop"
 
 
-MODEL_OF_5: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5}
+MODEL_OF_5: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5, "max_tokens": 40}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

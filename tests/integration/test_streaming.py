@@ -167,15 +167,15 @@ def test_streamed_text_is_complete_for_every_round_boundary(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_prefix_may_end_within_a_character(name: str) -> None:
-    """After every forced prefix, the text is the part that the prefix does not show."""
+    """After every forced prefix, the text is the part that the prefix does not show. Drafts keep the rounds few."""
     tokenizer = TOKENIZERS[name]()
     ids = tokenizer.encode(TEXT)
     model = Writer(ids, max(ids) + 1)
+    options: dict[str, Any] = {"num_draft_tokens": 64, "max_tokens": 200}
     for given in range(len(ids)):
-        text = "".join(
-            response.text
-            for response in stream_generate(model, tokenizer, "x", decoder_prefix=ids[:given], max_tokens=200)
-        )
+        options["drafter"] = Cuts(ids, (64,))
+        responses = stream_generate(model, tokenizer, "x", decoder_prefix=ids[:given], **options)
+        text = "".join(response.text for response in responses)
         shown = [tokenizer.decode(ids[:i]) for i in range(given + 1)]
         assert tokenizer.decode(ids) == max((each for each in shown if REPLACEMENT not in each), key=len) + text
 
@@ -279,7 +279,8 @@ def test_rounds_report_proposed_and_accepted_tokens(drafter: str) -> None:
         expected = [(event.accepted, i < event.accepted) for event in rounds for i in range(len(event.tokens))]
         assert [(each.accepted, each.from_draft) for each in responses] == expected
         for event in rounds:
-            assert len(event.proposed) == event.drafted
+            assert len(event.proposed) == event.drafted >= event.accepted
+            assert len(event.tokens) == event.accepted + 1 or event.finish_reason == "stop"
             assert event.tokens[: event.accepted] == event.proposed[: event.accepted]
             if event.accepted < min(event.drafted, len(event.tokens)):
                 assert event.tokens[event.accepted] != event.proposed[event.accepted]

@@ -33,7 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     here = ["--no-deps", "--no-index"]
-    subprocess.run([*pip, "wheel", *here, "--no-build-isolation", "-w", folder, source], check=True, timeout=600)
+    build = [*pip, "wheel", *here, "--no-build-isolation", "-w", folder, source]
+    subprocess.run(build, check=True, timeout=600, env=os.environ | {"CFLAGS": "-g0"})  # debug information is slow
     (wheel,) = folder.glob("*.whl")
     subprocess.run([*pip, "install", *here, "--target", folder / "site", wheel], check=True, timeout=600)
     return folder / "site"

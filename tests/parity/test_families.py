@@ -90,15 +90,16 @@ def test_batch_rows_match_hugging_face_with_every_drafter(name: str) -> None:
     prompts = [text_of(ids[mask].tolist()) for ids, mask in rows]
     lengths = golden["greedy_lengths"].tolist()
     greedy = [ids[:length].tolist() for ids, length in zip(golden["greedy_ids"], lengths, strict=True)]
-    noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled"}
-    own: dict[str, Any] = {"max_tokens": max(lengths), "allow_long_prompt": True}
-    sampled = [generate(model, Numbers(), prompt, drafter="none", **noisy, **own).tokens for prompt in prompts]
+    noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "max_tokens": 16}
+    complete: dict[str, Any] = {"max_tokens": max(lengths)}
+    shared: dict[str, Any] = {"allow_long_prompt": True}
+    sampled = [generate(model, Numbers(), prompt, drafter="none", **noisy, **shared).tokens for prompt in prompts]
     drafts = {"num_draft_tokens": 4, "draft_model": noisy_copy(model, 0.03), "ngram": NgramDrafter(min_chance=0.0)}
     for drafter, left_out, expected, options in (
-        ("model", "ngram", greedy, {}),
-        ("ngram", "draft_model", greedy, {}),
+        ("model", "ngram", greedy, complete),
+        ("ngram", "draft_model", greedy, complete),
         ("auto", "", sampled, noisy),
     ):
         draft_options = {option: value for option, value in drafts.items() if option != left_out} | {"drafter": drafter}
-        found = batch_generate(model, Numbers(), prompts, slots=2, **draft_options, **own, **options)
+        found = batch_generate(model, Numbers(), prompts, slots=2, **draft_options, **shared, **options)
         assert {each.index: each.result and each.result.tokens for each in found} == dict(enumerate(expected))

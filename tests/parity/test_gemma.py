@@ -49,14 +49,22 @@ def config_of(name: str) -> dict[str, Any]:
 # Decoding.
 
 
+DECODED: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "acceptance": "coupled", "seed": 4})
+
+
+@cache
+def baselines_of(name: str) -> list[list[int]]:
+    """The baseline output for each of `DECODED`."""
+    return [tokens_of(run(target_of(name), SOURCE, max_tokens=20, **options)) for options in DECODED]
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @every_family
 def test_output_equals_the_baseline(name: str, drafter: str) -> None:
     """Greedy, and with coupled sampling."""
     target = target_of(name)
     draft = noisy_copy(target, 0.03)
-    for options in ({}, {"temperature": 1.0, "acceptance": "coupled", "seed": 4}):
-        baseline = tokens_of(run(target, SOURCE, max_tokens=20, **options))
+    for options, baseline in zip(DECODED, baselines_of(name), strict=True):
         made = DRAFTERS[drafter](target, draft, baseline)
         rounds = run(target, SOURCE, made, max_tokens=20, **options)
         assert tokens_of(rounds) == baseline
