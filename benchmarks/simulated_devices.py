@@ -16,11 +16,13 @@ from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from speculative_decoding.cli.common import read_text, run, say
 from speculative_decoding.cli.parser import Parser
 from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength
 from speculative_decoding.draft_length.base import DraftLength
-from speculative_decoding.draft_length.costs import RoundCosts, interpolate, measure_widths
+from speculative_decoding.draft_length.costs import RoundCosts, measure_widths
 from speculative_decoding.draft_length.passes import SpeedMonitor
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
@@ -44,7 +46,8 @@ class Device(NamedTuple):
     curve: Mapping[int, float]
 
     def cost(self, width: int) -> float:
-        return interpolate(self.curve, width)
+        widths = sorted(self.curve)
+        return float(np.interp(width, widths, [self.curve[each] for each in widths]))
 
 
 class Drafts(NamedTuple):

@@ -75,22 +75,6 @@ def result_of(requests: Sequence[Request]) -> GenerationResult:
     return replace(found[0], stats=stats, sequences=tuple(found))
 
 
-class PhaseTimer:
-    """Times the draft and the verification of a round; passed to `speculate` as `on_phase`."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    def __call__(self, draft: Draft) -> None:
-        if not self.seconds:
-            mx.eval(draft.tokens)
-        name = "verify_seconds" if self.seconds else "draft_seconds"
-        now = time.perf_counter()
-        self.seconds[name] = now - self._started
-        self._started = now
-
-
 class Engine:
     """Decodes up to `slots` requests at a time; with beams, a slot has `num_beams` rows.
 
@@ -209,13 +193,24 @@ class Engine:
 
     def _round(self, batch: Batch) -> dict[int, Round]:
         """Run a round and time it. For `timed` requests, draft and verification are timed with a second host sync."""
-        timer = PhaseTimer() if any(request.options.timed for request in batch.active) else None
         started = time.perf_counter()
+        phase_ends: list[float] = []  # of the draft, and of the verification
+
+        def on_phase(draft: Draft) -> None:
+            if not phase_ends:
+                mx.eval(draft.tokens)
+            phase_ends.append(time.perf_counter())
+
         if self._num_beams > 1:
             rounds = beam_search_step(batch)
+        elif any(request.options.timed for request in batch.active):
+            rounds = speculate(batch, on_phase)
         else:
-            rounds = speculate(batch) if timer is None else speculate(batch, timer)
-        times: dict[str, Any] = {"seconds": time.perf_counter() - started, **(timer.seconds if timer else {})}
+            rounds = speculate(batch)
+        times: dict[str, Any] = {"seconds": time.perf_counter() - started}
+        if phase_ends:
+            drafted_at, verified_at = phase_ends
+            times |= {"draft_seconds": drafted_at - started, "verify_seconds": verified_at - drafted_at}
 
         drafted = max(round.drafted for round in rounds.values())
         steps = max(round.drafted * (round.kind == MODEL) for round in rounds.values())

@@ -17,9 +17,9 @@ import mlx.nn as nn
 from .. import checkpoints, models
 from ..comparison.divergence import first_divergence
 from ..decoding.prompt import build_decoder_prompt
+from ..draft_length.adaptive import recommend_length
 from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
-from ..draft_length.recommendation import recommend_length
 from ..errors import InputError
 from ..loading.load import BUNDLED, HUB_NAME, Storage, build_model, checked_config
 from ..models.base import checked_sources
@@ -259,8 +259,8 @@ def measure_costs(session: Session) -> dict[str, Any]:
 
 
 def predict(costs: RoundCosts, baseline: float, acceptance_rate: float, has_draft: bool) -> dict[str, Any]:
-    best = recommend_length(costs, [acceptance_rate], baseline=baseline, has_steps=has_draft)
-    return {"draft_length": best.length, "speedup": best.speedup}
+    length, speedup = recommend_length(costs, [acceptance_rate], baseline=baseline, has_steps=has_draft)
+    return {"draft_length": length, "speedup": speedup}
 
 
 def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]:

@@ -160,7 +160,6 @@ class Greedy(AcceptanceRule):
         return AcceptanceResult(*longest_prefix(draft, keep, best), variation)
 
 
-@dataclass(frozen=True)
 class Coupled(Greedy):
     """Daliri et al. 2024 (2408.07978): the token at a position is the arg-max of log p + noise.
 

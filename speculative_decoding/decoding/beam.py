@@ -14,8 +14,6 @@ import mlx.core as mx
 
 from ..sampling.distribution import BLOCK, in_blocks
 
-LEAST = -1e9  # initial score of all beams but the first, because all start with the same tokens
-
 
 class Continuation(NamedTuple):
     """A beam followed by a token. score: the sum of the log-probabilities of its tokens, in float32."""
@@ -83,7 +81,7 @@ class BeamSearch:
 
     def __post_init__(self) -> None:
         self.beams = [list(self.prefix) for _ in range(self.num_beams)]
-        self.scores = [0.0] + [LEAST] * (self.num_beams - 1)
+        self.scores = [0.0] + [-1e9] * (self.num_beams - 1)  # all beams start with the same tokens, so only one counts
 
     @property
     def length(self) -> int:

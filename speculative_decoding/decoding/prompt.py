@@ -30,15 +30,26 @@ def make_request(
     """The request, without a slot yet. Raises `InputError` that names the option."""
     start = build_decoder_prompt(model, tokenizer, options)
     source_tokens = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
-    streamer = TextStreamer(tokenizer, start.eos_token_ids, options.stop, prefix=start.tokens[1:])
+    options = start.options
+    search = None
+    if options.num_beams > 1:
+        assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults
+        search = BeamSearch(
+            options.num_beams,
+            options.length_penalty,
+            options.early_stopping,
+            options.max_tokens,
+            start.eos_token_ids,
+            start.tokens,
+        )
     return Request(
-        start.options,
+        options,
         source_tokens,
         start.tokens,
         constraints=start.constraints,
         draft_length=draft_length,
-        streamer=streamer,
-        search=beam_search(start) if options.num_beams > 1 else None,
+        streamer=TextStreamer(tokenizer, start.eos_token_ids, options.stop, prefix=start.tokens[1:]),
+        search=search,
     )
 
 
@@ -74,19 +85,6 @@ def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: G
     options = defaults.with_defaults(options, len(tokens))
     constraints = defaults.constraints(options, sorted(eos_token_ids), len(tokens), None if prefix else first)
     return DecoderPrompt(options, tokens, eos_token_ids, constraints)
-
-
-def beam_search(start: DecoderPrompt) -> BeamSearch:
-    options = start.options
-    assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults
-    return BeamSearch(
-        options.num_beams,
-        options.length_penalty,
-        options.early_stopping,
-        options.max_tokens,
-        start.eos_token_ids,
-        start.tokens,
-    )
 
 
 def first_token(model: EncoderDecoder, tokenizer: Tokenizer, tgt_lang: str | None) -> int | None:

@@ -18,10 +18,8 @@ from .request import Request
 from .stats import Round
 from .verification import Verification, verify_draft
 
-OnPhase = Callable[[Draft], None]
 
-
-def speculate(batch: Batch, on_phase: OnPhase = lambda draft: None) -> dict[int, Round]:
+def speculate(batch: Batch, on_phase: Callable[[Draft], None] = lambda draft: None) -> dict[int, Round]:
     """Run one round for all active requests; returns their rounds by slot (Leviathan et al. 2023, algorithm 1).
 
     on_phase: called with the draft when it has been proposed (still lazy), and again when it has been verified; the
@@ -37,7 +35,7 @@ def speculate(batch: Batch, on_phase: OnPhase = lambda draft: None) -> dict[int,
     verifications = verify_draft(
         batch, requests, draft, batch.model.logits(states)
     )  # one for each acceptance rule in use
-    mx.eval([each.arrays for each in verifications], draft.tokens)  # the only host sync of a round
+    mx.eval(verifications, draft.tokens)  # the only host sync of a round
     on_phase(draft)
 
     rounds = commit(batch, verifications, draft, {each.request.slot: each.kind for each in draft_requests})

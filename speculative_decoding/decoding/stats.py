@@ -49,9 +49,6 @@ class Round:
         return self.proposed[self.accepted :]
 
 
-NOT_SUMMED = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", "lossless")
-
-
 @dataclass
 class GenerationStats:
     """Counts and times of one generation, or the sum of several. Times are wall-clock seconds."""
@@ -87,8 +84,9 @@ class GenerationStats:
         """Add another generation. Times and counts are summed; only the first one's time to the first token is kept."""
         if not self.target_calls:
             self.time_to_first_token = other.time_to_first_token
+        not_summed = ("accepted_histogram", "time_to_first_token", "peak_memory_bytes", "lossless")
         for name, value in vars(other).items():
-            if name not in NOT_SUMMED and value is not None:
+            if name not in not_summed and value is not None:
                 setattr(self, name, (getattr(self, name) or 0) + value)
         self.accepted_histogram.update(other.accepted_histogram)
         self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)

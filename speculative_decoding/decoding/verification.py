@@ -15,7 +15,7 @@ from .request import Request
 
 
 class Verification(NamedTuple):
-    """The decisions for requests with the same kind of rule. Lazy until `arrays` are evaluated.
+    """The decisions for requests with the same kind of rule. Lazy.
 
     Args:
         requests: one for each row of the arrays; None for a row that takes no part.
@@ -28,11 +28,6 @@ class Verification(NamedTuple):
     result: AcceptanceResult
     max_logits: mx.array
     logprobs: mx.array | None
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """Evaluate these before reading any value."""
-        return [each for each in (*self.result, self.max_logits, self.logprobs) if each is not None]
 
 
 def verify_draft(batch: Batch, active: Sequence[Request], draft: Draft, logits: mx.array) -> list[Verification]:

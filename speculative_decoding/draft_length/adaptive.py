@@ -14,14 +14,8 @@ from .base import DraftLength, DraftOutcome
 from .costs import TYPICAL_TOKENS, RoundCosts
 
 LONGEST = 16
-PRIOR = 0.93  # initial acceptance if nothing is known; optimistic, so that drafts are tried
 HOPE = 0.7  # raises a prior measured on other text towards 1 by this fraction
-PRIOR_WEIGHT = 4.0  # of the prior, in drafts
-POSITION_WEIGHT = 15.0  # of one position's acceptance as the prior of the next one, in drafts
-DECAY = 0.994  # of past observations, per round
-IDLE_DECAY = 0.9965  # of a kind that is not drafted; a smaller value retries it more often
 WORTHWHILE = 1.05  # minimum predicted speedup; covers the error of measured costs
-RETRY_ROUNDS = 4  # rounds until the next decision if no draft is worthwhile
 
 
 class Acceptance:
@@ -34,7 +28,8 @@ class Acceptance:
     """
 
     def __init__(self, prior: Sequence[float] = (), longest: int = LONGEST) -> None:
-        known = [each + HOPE * (1.0 - each) for each in prior[:longest]] or [PRIOR]
+        optimistic = 0.93  # so that drafts are tried if nothing is known
+        known = [each + HOPE * (1.0 - each) for each in prior[:longest]] or [optimistic]
         self._prior = known + known[-1:] * (longest - len(known))
         self._hits = [0.0] * longest
         self._seen = [0.0] * longest
@@ -60,11 +55,11 @@ class Acceptance:
         survives = 1.0  # the probability that all positions so far are accepted
         expected = [0.0]
         likely = before = self._prior[0]
-        weight = PRIOR_WEIGHT
+        weight = 4.0  # of the prior, in drafts
         for prior, hits, seen in zip(self._prior, self._hits, self._seen, strict=True):
             likely = (faded * hits + weight * min(1.0, likely * prior / before)) / (faded * seen + weight)
             before = max(prior, 1e-3)
-            weight = POSITION_WEIGHT
+            weight = 15.0  # of a position's acceptance as the prior of the next one, in drafts
             survives *= likely
             expected.append(expected[-1] + survives)
         return expected
@@ -104,7 +99,7 @@ class AdaptiveLength(DraftLength):
 
     def begin_round(self) -> bool:
         for kind, acceptance in self._kinds.items():
-            acceptance.fade(DECAY if self._lengths.get(kind) else IDLE_DECAY)
+            acceptance.fade(0.994 if self._lengths.get(kind) else 0.9965)  # an idle kind is retried after this fades
         self._idle_rounds -= 1
         return self._idle_rounds < 0
 
@@ -115,7 +110,7 @@ class AdaptiveLength(DraftLength):
         lengths, self._speedup = self._best(kinds, limits, costs)
         self._speedup *= (costs.fastest_baseline or costs.baseline) / costs.baseline
         self._lengths |= lengths
-        self._idle_rounds = 0 if any(self._lengths.values()) else RETRY_ROUNDS
+        self._idle_rounds = 0 if any(self._lengths.values()) else 4
         return [min(limit, self._lengths[kind]) for kind, limit in zip(kinds, limits, strict=True)]
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
@@ -167,3 +162,38 @@ class AdaptiveLength(DraftLength):
                 best_rate = rate
         speedup = best_rate * baseline / rows if best[0] else 1.0
         return {kind: best[kind == MODEL] for kind in distinct}, speedup
+
+
+def recommend_length(
+    costs: RoundCosts, acceptance: Sequence[float], *, baseline: float, has_steps: bool
+) -> tuple[int, float]:
+    """Find the length with the most expected tokens per second for known acceptance rates.
+
+    Args:
+        costs: of a round.
+        acceptance: the acceptance rate of each position if all positions before it are accepted. The last rate holds
+            for all further positions.
+        baseline: seconds of a round without a draft; the speedup is relative to it.
+        has_steps: whether a draft model or draft head drafts. Copied drafts take no steps.
+
+    Returns:
+        Draft tokens per round, 0 if drafting is not worthwhile, and the expected speedup over baseline decoding.
+    """
+    best = 0
+    best_speedup = baseline / costs.baseline
+    least_speedup = WORTHWHILE * best_speedup
+    expected_tokens = 1.0
+    all_accepted = 1.0
+    for length in range(1, LONGEST + 1):
+        all_accepted *= acceptance[min(length, len(acceptance)) - 1]
+        expected_tokens += all_accepted
+        if has_steps:
+            prefill = expected_tokens * costs.prefill / TYPICAL_TOKENS
+            seconds = costs.round_seconds(length, steps=length) + prefill
+        else:
+            seconds = costs.round_seconds(length)
+        speedup = expected_tokens * baseline / seconds
+        if speedup > max(least_speedup, best_speedup):
+            best = length
+            best_speedup = speedup
+    return best, best_speedup

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -39,7 +39,6 @@ FORMAT = 1
 COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32)  # the same on every device
 MAX_USUAL_WIDTH = 16  # most passes of drafts are no wider
 MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for several rows
-MAX_BATCH_WIDTHS = 6  # widths that are measured for each number of rows above 1
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -165,7 +164,8 @@ class Calibration:
     def exact_costs(self, rows: int) -> RoundCosts:
         """Costs with only exact passes. `passes` is empty if a batch has other bits than single rows."""
         costs = self.costs(rows)
-        return costs.restricted_to([width for width in costs.passes if self.same_bits(rows, width)])
+        passes = {width: seconds for width, seconds in costs.passes.items() if self.same_bits(rows, width)}
+        return replace(costs, passes=passes, fastest_baseline=costs.baseline)
 
     def same_bits(self, rows: int, width: int) -> bool:
         """Whether passes of this shape have the bits of the exact widths, as far as samples show."""
@@ -261,7 +261,7 @@ class Calibration:
         if rows > 1:
             limit = min(MAX_USUAL_WIDTH, MAX_POSITIONS // rows)
             widths = [width for width in self.costs(1).passes if width == 1 or width <= limit]
-            return self._sweep(rows, widths, MAX_BATCH_WIDTHS)
+            return self._sweep(rows, widths, max_widths=6)
         found = self._sweep(rows, ALL_WIDTHS)
         if not all(self.same_bits(1, width) for width in found):
             found |= self._sweep(rows, self.exact_widths)

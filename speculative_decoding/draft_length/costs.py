@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
 MAX_WIDTH = 17  # the longest draft and one more token; only forced prefixes need wider passes
 ALL_WIDTHS = range(1, MAX_WIDTH + 1)
 MAX_MEASURED_WIDTHS = 9  # for one number of rows
@@ -67,11 +69,6 @@ class RoundCosts:
         """Seconds of a round without a draft."""
         return self.pass_seconds(1)
 
-    def restricted_to(self, widths: Sequence[int]) -> RoundCosts:
-        """The costs if passes have only these widths."""
-        passes = {width: self.passes[width] for width in self.passes if width in widths}
-        return replace(self, passes=passes, fastest_baseline=self.baseline)
-
     def with_width(self, width: int) -> RoundCosts:
         """The costs if passes may also have this width, at the cost of the next wider one."""
         passes = {**self.passes, width: self.pass_seconds(width)}
@@ -87,7 +84,11 @@ class RoundCosts:
         mean = sum(factors.values()) / len(factors)
         if max(factors.values()) < measurement_error * min(factors.values()):
             factors = dict.fromkeys(factors, mean)
-        passes = {width: seconds * interpolate(factors, width) for width, seconds in self.passes.items()}
+        known = sorted(factors)
+        all_factors = np.interp([*self.passes], known, [factors[width] for width in known]).tolist()
+        passes = {
+            width: seconds * factor for (width, seconds), factor in zip(self.passes.items(), all_factors, strict=True)
+        }
         return RoundCosts(
             passes,
             step=self.step * mean,
@@ -95,19 +96,6 @@ class RoundCosts:
             prefill=self.prefill * mean,
             fastest_baseline=self.fastest_baseline * mean,
         )
-
-
-def interpolate(values: Mapping[int, float], at: float) -> float:
-    """Interpolate linearly between the given points. Outside of them, the nearest value holds."""
-    points = sorted(values)
-    above = bisect_left(points, at)
-    if above == len(points):
-        return values[points[-1]]
-    if above == 0 or points[above] == at:
-        return values[points[above]]
-    low = points[above - 1]
-    high = points[above]
-    return values[low] + (values[high] - values[low]) * (at - low) / (high - low)
 
 
 def measure_widths(

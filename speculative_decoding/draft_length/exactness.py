@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .adaptive import recommend_length
 from .calibration import Calibration, next_power_of_two
-from .costs import RoundCosts
-from .recommendation import recommend_length
 
 
 class Price(NamedTuple):
@@ -27,9 +26,6 @@ class Price(NamedTuple):
         return self.is_possible and self.share < 0.03
 
 
-IMPOSSIBLE = Price(1.0, False)
-
-
 def exactness_price(
     calibration: Calibration,
     num_draft_tokens: int | None,
@@ -46,22 +42,20 @@ def exactness_price(
     """
     rows = next_power_of_two(slots)
     if not calibration.batches_match(slots):
-        return IMPOSSIBLE
+        return Price(1.0, is_possible=False)
     fastest = calibration.costs(rows)
     exact = calibration.exact_costs(rows)
     if not exact.passes or not calibration.has_exact_pass(1 + (num_draft_tokens or 0)):
-        return IMPOSSIBLE
+        return Price(1.0, is_possible=False)
     if num_draft_tokens is None:
-        relative_speed = best_speed(exact, acceptance) / best_speed(fastest, acceptance)
+        typical_acceptance = (0.7,)
+        known = acceptance or typical_acceptance
+        _, exact_speed = recommend_length(exact, known, baseline=1.0, has_steps=exact.step > 0)
+        _, fastest_speed = recommend_length(fastest, known, baseline=1.0, has_steps=fastest.step > 0)
+        relative_speed = exact_speed / fastest_speed
     elif num_draft_tokens >= max(exact.passes):  # wider than any measured pass: both use the same width
         relative_speed = 1.0
     else:
         steps = num_draft_tokens if fastest.step else 0
         relative_speed = fastest.round_seconds(num_draft_tokens, steps) / exact.round_seconds(num_draft_tokens, steps)
-    return Price(max(0.0, 1.0 - relative_speed), True)
-
-
-def best_speed(costs: RoundCosts, acceptance: Sequence[float]) -> float:
-    """Tokens per second with the best draft length."""
-    typical_acceptance = (0.7,)
-    return recommend_length(costs, acceptance or typical_acceptance, baseline=1.0, has_steps=costs.step > 0).speedup
+    return Price(max(0.0, 1.0 - relative_speed), is_possible=True)

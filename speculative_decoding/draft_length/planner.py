@@ -10,8 +10,8 @@ from ..errors import InputError
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
-from . import choose_length
-from .base import DraftLength
+from .adaptive import AdaptiveLength
+from .base import DraftLength, FixedLength
 from .calibration import Calibration, calibration_key, fingerprint, shared_store
 from .costs import MAX_WIDTH, RoundCosts
 from .exactness import Price, exactness_price
@@ -51,12 +51,18 @@ class PassPlanner:
     def draft_length(self, options: GenerationOptions, slots: int = 1) -> DraftLength:
         """The draft length for these options. An adaptive one is kept for later requests."""
         num_draft_tokens = 0 if options.drafter == "none" else options.num_draft_tokens
-        if not isinstance(num_draft_tokens, str):
-            return choose_length(num_draft_tokens)
+        if isinstance(num_draft_tokens, DraftLength):
+            return num_draft_tokens
+        if isinstance(num_draft_tokens, int):
+            return FixedLength(num_draft_tokens)
+        if num_draft_tokens != "auto":  # GenerationOptions accepts any object
+            raise InputError(
+                f"num_draft_tokens must be a whole number, auto or a DraftLength, not {num_draft_tokens!r}"
+            )
         widths = self.widths(options, slots)
         key = num_draft_tokens, slots, widths.exact, self._runs_draft(options)
         if key not in self._lengths:
-            self._lengths[key] = choose_length(num_draft_tokens, widths.costs, self._prior)
+            self._lengths[key] = AdaptiveLength(widths.costs, prior=self._prior)
         return self._lengths[key]
 
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:

@@ -77,7 +77,10 @@ def choose_drafter(
     choice = default_drafter(draft_model) if options.drafter is None else options.drafter
     vocab_size = target.config.vocab_size
     if not isinstance(choice, str):
-        return custom(choice, vocab_size)
+        if isinstance(choice, BatchDrafter):
+            return choice
+        one = choice if isinstance(choice, Drafter) else CustomDrafter(choice)
+        return SeparateDrafters(lambda: one, vocab_size)  # a caller's drafter serves a single request
     if choice == "none":
         return SeparateDrafters(NoDrafter)
     if choice == "model":
@@ -112,11 +115,3 @@ def pieces_of(pieces: Mapping[int, str]) -> Pieces:
     if _last_pieces is None or _last_pieces[0] is not pieces:
         _last_pieces = pieces, Pieces.from_vocabulary(pieces)
     return _last_pieces[1]
-
-
-def custom(drafter: object, vocab_size: int) -> BatchDrafter:
-    """Adapt a caller's drafter, which serves a single request unless it is a `BatchDrafter`."""
-    if isinstance(drafter, BatchDrafter):
-        return drafter
-    one = drafter if isinstance(drafter, Drafter) else CustomDrafter(drafter)
-    return SeparateDrafters(lambda: one, vocab_size)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from .suffix_index import SuffixIndex
 
-MAX_PREFIX_TOKENS = 12  # a task prefix ("grammar: ") ends with a colon among the first tokens
-
 
 @dataclass(frozen=True)
 class Pieces:
@@ -62,8 +60,9 @@ class Alignment:
         self._pieces = pieces
         self._index = SuffixIndex(max_size, [pieces.classes.get(token, token) for token in source])
         self._output: list[int] = []  # classes of the output tokens
-        # The source position that follows the output; at first the one after the task prefix.
-        prefix = source[:MAX_PREFIX_TOKENS]
+        # The source position that follows the output; at first the one after the task prefix ("grammar: "), which ends
+        # with a colon among the first tokens.
+        prefix = source[:12]
         self._expected = next((i + 1 for i, token in enumerate(prefix) if token in pieces.ends_prefix), 0)
         self._mismatches = 0  # output tokens since the last one that agreed with the source
 

@@ -11,9 +11,6 @@ from .base import COPY, MODEL, BatchDrafter, Draft, DraftRequest, RequestView, m
 from .ngram import NgramDrafter
 from .separate import SeparateDrafters
 
-SURE = 0.5  # minimum chance per token of a copy
-DISCOUNT = 0.1  # a copy costs nothing, so its chance may be lower than the model's acceptance rate by this much
-
 
 class AutoDrafter(BatchDrafter):
     """Drafts a copy if its chance per token is at least `sure` and close to the draft model's acceptance rate.
@@ -28,7 +25,7 @@ class AutoDrafter(BatchDrafter):
         sure: minimum chance per token of a copy.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = SURE) -> None:
+    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = 0.5) -> None:
         self._copies = SeparateDrafters(ngram.fresh, vocab_size)
         self._model = model
         self._vocab_size = vocab_size
@@ -44,7 +41,8 @@ class AutoDrafter(BatchDrafter):
         self._model.begin(request, encoder_output)
 
     def kind(self, request: RequestView) -> str:
-        least = max(self._sure, self._chances.chance(MODEL, 0) - DISCOUNT)
+        discount = 0.1  # a copy costs nothing, so its chance may be lower than the model's acceptance rate
+        least = max(self._sure, self._chances.chance(MODEL, 0) - discount)
         match = self._copies.of(request).match(request.decoder_tokens)
         return COPY if match.chance >= least else MODEL
 

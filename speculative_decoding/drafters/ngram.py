@@ -26,9 +26,7 @@ from .suffix_index import SuffixIndex
 from .text_store import TextStore
 
 LOOKAHEAD = 16  # tokens of a match; also if fewer are drafted, because all of them are compared with the output later
-PRIOR = (0.5, 0.5, 0.7, 0.8, 0.9)  # initial chances of matches of 0, 1, 2-3, 4-7, and 8 or more tokens
 PRIOR_WEIGHT = 5.0  # in observed tokens
-HALF_LIFE = 60  # observed tokens after which older observations count half
 
 
 @dataclass(frozen=True)
@@ -181,14 +179,15 @@ class NgramDrafter(Drafter):
 class CopyChances:
     """The chance that a copied token is right if all copied tokens before it are, by origin and length of the match.
 
-    Lengths are grouped as in `PRIOR`. A match is observed even if it was not drafted, so a text whose copies became
+    Lengths are grouped as in `prior`. A match is observed even if it was not drafted, so a text whose copies became
     reliable again is copied again. `AutoDrafter` keeps the draft model's tokens here too, under a separate origin.
 
     Args:
         prior: initial chances, indexed by the bit length of the match length; the last one covers all longer matches.
+            The default has chances of matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
     """
 
-    def __init__(self, prior: Sequence[float] = PRIOR) -> None:
+    def __init__(self, prior: Sequence[float] = (0.5, 0.5, 0.7, 0.8, 0.9)) -> None:
         self._prior = prior
         self._counts: dict[tuple[str, int], list[float]] = {}  # [right tokens, observed tokens]
 
@@ -204,7 +203,7 @@ class CopyChances:
             if copied_token != written_token:
                 break
             counts[0] += 1
-        if counts[1] > HALF_LIFE:
+        if counts[1] > 60:  # older observations count half
             counts[:] = [value / 2 for value in counts]
 
     def _counts_of(self, origin: str, length: int) -> list[float]:

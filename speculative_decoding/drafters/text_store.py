@@ -22,7 +22,6 @@ from .suffix_index import BOUNDARY, SuffixIndex
 FORMAT = "speculative-decoding n-gram store"
 FORMAT_VERSION = 1
 KIND = "texts"  # earlier versions also wrote n-gram counts
-MAX_ID = 2**31
 
 
 @dataclass(eq=False)
@@ -119,7 +118,7 @@ class TextStore:
         tokens = content.pop("tokens")
         if not isinstance(content["vocabulary"], str | None):
             raise ValueError(f"invalid vocabulary {content['vocabulary']!r}")
-        if not all(type(token) is int and BOUNDARY <= token < MAX_ID for token in tokens):
+        if not all(type(token) is int and BOUNDARY <= token < 2**31 for token in tokens):
             raise ValueError("the tokens are not a list of ids")
         store = cls(**content)
         store._index.extend(tokens)

@@ -16,9 +16,8 @@ from speculative_decoding.cli import device, diagnosis, doctor, programs
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.decoding import acceptance
 from speculative_decoding.draft_length import adaptive
-from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength
+from speculative_decoding.draft_length.adaptive import LONGEST, AdaptiveLength, recommend_length
 from speculative_decoding.draft_length.costs import RoundCosts
-from speculative_decoding.draft_length.recommendation import Recommendation, recommend_length
 from speculative_decoding.drafters.base import MODEL
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.kernel_checks import kernel_checks
@@ -204,18 +203,18 @@ COSTS = [
 def test_recommendations_equal_the_adaptive_length(
     costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
+    recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
     monkeypatch.setattr(adaptive, "HOPE", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
     length._lengths[MODEL] = 1  # already drafting, so the source was read
     _, speedup = length._best([MODEL], [LONGEST], costs)
-    assert found.speedup == pytest.approx(speedup)
-    assert bool(found.length) == (found.speedup > 1.0)
+    assert expected_speedup == pytest.approx(speedup)
+    assert bool(recommended) == (expected_speedup > 1.0)
 
 
 def test_exact_passes_are_compared_with_the_fastest_baseline() -> None:
     found = recommend_length(RoundCosts({2: 2.0}), [0.5], baseline=1.0, has_steps=False)
-    assert found == Recommendation(1, 0.75)
+    assert found == (1, 0.75)
 
 
 def test_only_bundled_and_hub_models_are_named(tmp_path: Path) -> None:

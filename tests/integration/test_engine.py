@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.decoding.request import Request
-from speculative_decoding.draft_length import choose_length
+from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.draft_length.passes import UNPADDED
 from speculative_decoding.drafters import AutoDrafter, BatchDrafter, NgramDrafter, SeparateDrafters
 from speculative_decoding.engine import QUEUE_PER_SLOT, Engine, Event
@@ -55,7 +55,7 @@ class Client:
 
     def submit(self, prompt: str, **own: Any) -> Request:
         options = options_of(**{"max_tokens": 20} | self.options | own)
-        request = self.engine.submit(prompt, options, choose_length(options.num_draft_tokens))
+        request = self.engine.submit(prompt, options, FixedLength(int(options.num_draft_tokens)))
         self.prompts[request], self.told[request] = prompt, []
         return request
 

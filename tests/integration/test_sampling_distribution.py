@@ -24,7 +24,7 @@ from speculative_decoding.decoding.batch import Batch
 from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.verification import Verification
-from speculative_decoding.draft_length import choose_length
+from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
     BatchDrafter,
     BatchModelDrafter,
@@ -139,7 +139,7 @@ def outcomes(
 ) -> list[tuple[int, ...]]:
     """The outputs of a batch whose rows have these draft lengths."""
     cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
-    fixed = {length: choose_length(length) for length in lengths}
+    fixed = {length: FixedLength(length) for length in lengths}
     rows: list[Request | None] = []
     for slot, (own, length) in enumerate(zip(options, lengths, strict=True)):
         chosen = replace(own, max_tokens=LENGTH)

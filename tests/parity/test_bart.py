@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from speculative_decoding import CheckpointError, InputError, checkpoints, generate, load, models
 from speculative_decoding.decoding.prompt import make_request
-from speculative_decoding.draft_length import choose_length
+from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import Storage, checked_generation_config
 from speculative_decoding.models.bart import BART, FAMILIES, BartConfig
@@ -216,7 +216,7 @@ def test_passes_may_exceed_a_learned_position_table() -> None:
 
 
 def test_output_beyond_the_positions_is_refused_in_one_line() -> None:
-    model, length = random_model(), choose_length(4)
+    model, length = random_model(), FixedLength(4)
 
     def ask(prompt: str = "abc", **options: Any) -> None:
         make_request(model, Letters(), prompt, GenerationOptions(**options), length)  # type: ignore[arg-type]
@@ -244,11 +244,11 @@ def test_sinusoidal_positions_have_no_limit() -> None:
         Letters(),  # type: ignore[arg-type]
         "a" * 90,
         GenerationOptions(max_tokens=100, allow_long_prompt=True),
-        choose_length(4),
+        FixedLength(4),
     )
     assert len(prepared.source_tokens) == 91
     with pytest.raises(InputError, match="was trained on at most 70 tokens; .* or allow long prompts"):
-        make_request(model, Letters(), "a" * 90, GenerationOptions(), choose_length(4))  # type: ignore[arg-type]
+        make_request(model, Letters(), "a" * 90, GenerationOptions(), FixedLength(4))  # type: ignore[arg-type]
 
 
 # Decoding.

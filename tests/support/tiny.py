@@ -16,7 +16,7 @@ from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.round import speculate
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.text_streamer import TextStreamer
-from speculative_decoding.draft_length import DraftLength, choose_length
+from speculative_decoding.draft_length import DraftLength, FixedLength
 from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.draft_length.passes import UNPADDED, PassWidths
 from speculative_decoding.drafters import (
@@ -117,7 +117,7 @@ def run(
     chosen = GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | options)
     one = drafter or NoDrafter()
     batch_drafter = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda: one, model.config.vocab_size)
-    length = length or choose_length(chosen.num_draft_tokens)
+    length = length or FixedLength(int(chosen.num_draft_tokens))
     start = [model.config.decoder_start_token_id]
     is_end = ends or model.config.eos_token_ids.__contains__
     request = Request(chosen, list(source), start, draft_length=length, streamer=NoText(is_end))

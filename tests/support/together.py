@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.decoding.stats import Round
-from speculative_decoding.draft_length import DraftLength, choose_length
+from speculative_decoding.draft_length import DraftLength, FixedLength
 from speculative_decoding.drafters import BatchDrafter, Drafter, RequestView, SeparateDrafters
 from speculative_decoding.engine import Engine
 from speculative_decoding.loading.tokenizer import Vocabulary
@@ -95,7 +95,7 @@ def together(
     engine = Engine(target, Letters(), drafter, slots=slots)
     told = {
         engine.submit(
-            Letters().decode(source), options, length or choose_length(options.num_draft_tokens)
+            Letters().decode(source), options, length or FixedLength(int(options.num_draft_tokens))
         ): RequestLog()
         for source, options in requests
     }

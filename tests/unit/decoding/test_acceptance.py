@@ -28,7 +28,7 @@ from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.round import commit
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.decoding.verification import verify_draft
-from speculative_decoding.draft_length import choose_length
+from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import Draft, NoDrafter, RequestView, SeparateDrafters
 from speculative_decoding.drafters.base import history_of
 from speculative_decoding.sampling import ACCEPTANCE, GenerationOptions, History, Use, perturbed_logprobs
@@ -276,9 +276,7 @@ def verified_together(
     rows: list[Request | None] = [
         None
         if slot in free
-        else Request(
-            own, [1], past_of(own), slot, draft_length=choose_length(MOST), streamer=NoText({end}.__contains__)
-        )
+        else Request(own, [1], past_of(own), slot, draft_length=FixedLength(MOST), streamer=NoText({end}.__contains__))
         for slot, own in enumerate(options)
     ]
     batch = Batch(None, SeparateDrafters(NoDrafter), None, rows)  # type: ignore[arg-type]  # verification needs no model

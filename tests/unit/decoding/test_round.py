@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.decoding import round as loop
-from speculative_decoding.draft_length import choose_length
+from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.drafters import (
     AutoDrafter,
     BatchDrafter,
@@ -42,7 +42,7 @@ def running(drafter: str, rows: int, **options: Any) -> Engine:
     engine = Engine(TARGET, Letters(), BY_NAME[drafter](), slots=rows)
     for number in range(rows):
         chosen = options_of(max_tokens=100, **options)
-        engine.submit("abcdefgh"[number % 8 :] + "ab", chosen, choose_length(chosen.num_draft_tokens))
+        engine.submit("abcdefgh"[number % 8 :] + "ab", chosen, FixedLength(int(chosen.num_draft_tokens)))
     for _ in range(3):
         engine.step()
     return engine

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from speculative_decoding.draft_length import FixedLength, choose_length
+from speculative_decoding.draft_length import FixedLength
 from speculative_decoding.errors import InputError
+from speculative_decoding.sampling import GenerationOptions
 
 
 def test_a_fixed_length_is_cut_to_the_tokens_that_fit() -> None:
@@ -20,7 +21,5 @@ def test_a_negative_length_is_refused() -> None:
 
 
 def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"num_draft_tokens must be a whole number, auto or a DraftLength, not 'constant'"
-    ):
-        choose_length("constant")
+    with pytest.raises(InputError, match=r"num_draft_tokens must be .* one of auto, or a DraftLength, not 'constant'"):
+        GenerationOptions(num_draft_tokens="constant")
