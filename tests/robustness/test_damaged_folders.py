@@ -119,7 +119,7 @@ def with_more_pieces(count: int) -> dict[str, Any]:
     ids=["special", "special 10^9", "pieces", "9000 pieces"],
 )
 def test_tokenizer_ids_outside_the_table_are_refused(folder: Path, tokenizer: dict[str, Any]) -> None:
-    """Ids of its post-processor or its pieces, in the prompt, in the decoder prefix and in a scored text."""
+    """The ids come from the post-processor or the pieces, and reach a prompt, a decoder prefix and a scored text."""
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     session = load(folder)
     with pytest.raises(InputError, match=f"tokens of the prompt must be between 0 and {VOCAB - 1}, not"):
@@ -146,7 +146,7 @@ def test_draft_ids_outside_the_table_are_not_looked_up() -> None:
 
 
 class Words(OneLanguage):
-    """Encodes to ids outside the vocabulary of a draft with 12 ids."""
+    """Encodes any text to ids that a draft model with 12 ids does not have."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [23, 14, 5, 1]

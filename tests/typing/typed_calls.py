@@ -1,6 +1,6 @@
 """Calls as users write them: mypy checks this file (pyproject.toml), and tests/unit/sampling/test_options.py runs it.
 
-If the checker lost sight of the keywords, the comments in `wrong_calls` would be unused, and mypy says so.
+If mypy stopped checking the keywords, it would report the `type: ignore` comments in `wrong_calls` as unused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def right_calls(model: EncoderDecoder, tokenizer: Tokenizer, draft: EncoderDecod
 
 
 def wrong_calls(model: EncoderDecoder, tokenizer: Tokenizer, session: Session) -> list[Callable[[], Any]]:
-    """Names that do not exist, and values of other types: one of each for every way in."""
+    """Calls with an unknown argument name or a value of the wrong type: one of each per entry point."""
     return [
         lambda: generate(model, tokenizer, "abc", max_new_tokens=5),  # type: ignore[call-arg]
         lambda: generate(model, tokenizer, "abc", temperature="hot"),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The plan of the house: folders are floors, imports only point down; functions take few arguments."""
+"""The layering of the package: imports only point down, families stay in models/, functions take few parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "speculative_decoding"
 
-# From bottom to top; what stands in one line may not import each other, but for the modules within one folder.
-FLOORS: list[tuple[str, ...]] = [
+# From bottom to top. Folders in one layer must not import each other.
+LAYERS: list[tuple[str, ...]] = [
     ("errors", "version", "cache_folder"),
     ("linux_cpu", "sampling"),
     ("checkpoints",),
@@ -33,34 +33,34 @@ FLOORS: list[tuple[str, ...]] = [
     ("cli",),
     ("verify", "train", "serve", "__main__"),
 ]
-LOOSE_FILES = 11
+TOP_LEVEL_MODULES = 11
 PARAMETERS = 8
-PARAMETERS_MAY_BE_MORE: set[str] = set()  # "cli.main.function": why
+PARAMETERS_MAY_BE_MORE: set[str] = set()  # "cli.main.function"
 
 
 @dataclass(frozen=True)
-class Arrow:
-    """Module `importer` imports something of module `imported`; both as their paths in the package, "cli.main"."""
+class Import:
+    """Module `importer` imports from module `imported`. Modules are named by their path in the package: "cli.main"."""
 
     importer: str
     imported: str
 
     @property
-    def rooms(self) -> tuple[str, str]:
-        """The folders, or loose files, they stand in."""
+    def top_level(self) -> tuple[str, str]:
+        """The top-level folder or module of each."""
         return self.importer.split(".")[0], self.imported.split(".")[0]
 
 
 def sources(folder: Path) -> dict[str, str]:
-    """Text by module, "cli.main"; a folder's __init__ is "cli.__init__"."""
+    """Return the source of each module. The __init__ of a folder is "cli.__init__"."""
     return {
         ".".join(path.relative_to(folder).with_suffix("").parts): path.read_text(encoding="utf-8")
         for path in sorted(folder.rglob("*.py"))
     }
 
 
-def arrows(modules: Mapping[str, str]) -> Iterator[Arrow]:
-    """All imports of the package's own modules, also those within functions and for type checkers alone."""
+def imports_of(modules: Mapping[str, str]) -> Iterator[Import]:
+    """Yield all imports within the package, including those in functions and under TYPE_CHECKING."""
     for importer, text in modules.items():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom):
@@ -75,55 +75,55 @@ def arrows(modules: Mapping[str, str]) -> Iterator[Arrow]:
                     [*above, *(part for part in module.split(".") if part)] if node.level else module.split(".")[1:]
                 )
                 for alias in node.names if len(inside) < 2 else node.names[:1]:
-                    yield Arrow(importer, ".".join([*inside, alias.name] if len(inside) < 2 else inside))
+                    yield Import(importer, ".".join([*inside, alias.name] if len(inside) < 2 else inside))
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.name.split(".")[0] == PACKAGE.name:
-                        yield Arrow(importer, ".".join(alias.name.split(".")[1:]) or "__init__")
+                        yield Import(importer, ".".join(alias.name.split(".")[1:]) or "__init__")
 
 
-def floor_of(room: str) -> int:
-    """What has no floor stands above all others, so that nothing may import it."""
-    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), len(FLOORS))
+def layer_of(name: str) -> int:
+    """Return the index of a layer. Unlisted modules get the top one, so nothing may import them."""
+    return next((number for number, names in enumerate(LAYERS) if name in names), len(LAYERS))
 
 
-def upward(modules: Mapping[str, str]) -> list[Arrow]:
-    """Imports that do not point down. The package's own __init__ stands on the roof."""
+def upward(modules: Mapping[str, str]) -> list[Import]:
+    """Return the imports that do not point down. The package's own __init__ may import anything."""
     found = []
-    for arrow in arrows(modules):
-        importer, imported = arrow.rooms
+    for each in imports_of(modules):
+        importer, imported = each.top_level
         if importer == "__init__" or importer == imported:
             continue
-        if floor_of(imported) >= floor_of(importer):
-            found.append(arrow)
+        if layer_of(imported) >= layer_of(importer):
+            found.append(each)
     return found
 
 
-def both_ways(modules: Mapping[str, str]) -> set[tuple[str, str]]:
-    rooms = {arrow.rooms for arrow in arrows(modules)}
-    return {pair for pair in rooms if pair[0] < pair[1] and pair[::-1] in rooms}
+def mutual_imports(modules: Mapping[str, str]) -> set[tuple[str, str]]:
+    pairs = {each.top_level for each in imports_of(modules)}
+    return {pair for pair in pairs if pair[0] < pair[1] and pair[::-1] in pairs}
 
 
 MODULES = sources(PACKAGE)
 
 
 def test_imports_point_down_only() -> None:
-    assert len(list(arrows(MODULES))) > 200
-    assert {name.split(".")[0] for name in MODULES} - {"__init__"} == {room for rooms in FLOORS for room in rooms}
+    assert len(list(imports_of(MODULES))) > 200
+    assert {name.split(".")[0] for name in MODULES} - {"__init__"} == {name for names in LAYERS for name in names}
     assert upward(MODULES) == []
 
 
 def test_no_two_folders_import_each_other() -> None:
-    assert both_ways(MODULES) == set()
+    assert mutual_imports(MODULES) == set()
 
 
 def test_two_modules_import_linux_cpu() -> None:
-    """One at import of the package, one before weights are loaded."""
-    outside = {arrow.importer for arrow in arrows(MODULES) if arrow.rooms[1] == "linux_cpu"}
+    """The first runs when the package is imported, the second before weights are loaded."""
+    outside = {each.importer for each in imports_of(MODULES) if each.top_level[1] == "linux_cpu"}
     assert {name for name in outside if not name.startswith("linux_cpu.")} == {"__init__", "loading.load"}
 
 
-def test_the_package_knows_nothing_of_what_stands_around_it() -> None:
+def test_the_package_imports_neither_tests_nor_benchmarks_nor_itself_by_name() -> None:
     for name, text in MODULES.items():
         for node in ast.walk(ast.parse(text)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -147,23 +147,24 @@ def test_the_package_knows_nothing_of_what_stands_around_it() -> None:
     ],
 )
 def test_a_planted_upward_import_is_caught(module: str, text: str, imported: str) -> None:
-    assert upward({module: text}) == [Arrow(module, imported)]
+    assert upward({module: text}) == [Import(module, imported)]
 
 
-def test_planted_imports_both_ways_are_caught_and_right_ones_are_not() -> None:
-    knot = {"jobs.a": "from ..cli.b import c", "cli.b": "from ..jobs import a"}
-    assert both_ways(knot) == {("cli", "jobs")}
+def test_planted_mutual_imports_are_caught_and_valid_imports_are_not() -> None:
+    cycle = {"jobs.a": "from ..cli.b import c", "cli.b": "from ..jobs import a"}
+    assert mutual_imports(cycle) == {("cli", "jobs")}
     right = {"cli.b": "from ..jobs import a\nfrom .c import d\nimport os", "__init__": "from .cli import main"}
-    assert upward(right) == [] and both_ways(right) == set()
+    assert upward(right) == [] and mutual_imports(right) == set()
 
 
-MAY_KNOW_FAMILIES = {"loading.tokenizer", "checkpoints.gguf"}  # its files; a format of T5's alone, which says so
+# Tokenizer files differ by family, and the GGUF reader supports T5 only.
+MAY_KNOW_FAMILIES = {"loading.tokenizer", "checkpoints.gguf"}
 
 
-def asks_for_family(modules: Mapping[str, str]) -> set[str]:
-    """Modules above the models that import an architecture, or look at `model_type`."""
+def depends_on_family(modules: Mapping[str, str]) -> set[str]:
+    """Return the modules outside models/ that import an architecture or read `model_type`."""
     others = {name: text for name, text in modules.items() if not name.startswith("models.")}
-    found = {arrow.importer for arrow in arrows(others) if re.match(r"models\.(t5|bart|gemma)", arrow.imported)}
+    found = {each.importer for each in imports_of(others) if re.match(r"models\.(t5|bart|gemma)", each.imported)}
     for name, text in others.items():
         words = (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Constant | ast.Attribute))
         if any("model_type" in (getattr(each, "value", None), getattr(each, "attr", None)) for each in words):
@@ -171,8 +172,8 @@ def asks_for_family(modules: Mapping[str, str]) -> set[str]:
     return found
 
 
-def test_nothing_above_the_models_asks_which_family_it_is() -> None:
-    assert asks_for_family(MODULES) == MAY_KNOW_FAMILIES
+def test_only_models_and_two_readers_depend_on_the_family() -> None:
+    assert depends_on_family(MODULES) == MAY_KNOW_FAMILIES
 
 
 @pytest.mark.parametrize(
@@ -184,11 +185,11 @@ def test_nothing_above_the_models_asks_which_family_it_is() -> None:
         "c.model_type",
     ],
 )
-def test_a_planted_question_for_the_family_is_caught(text: str) -> None:
-    assert asks_for_family({"decoding.planted": text}) == {"decoding.planted"}
+def test_a_planted_dependence_on_the_family_is_caught(text: str) -> None:
+    assert depends_on_family({"decoding.planted": text}) == {"decoding.planted"}
 
 
-APART_FROM_THE_METHOD = {
+NOT_THE_METHOD = {
     "time",
     "sys",
     "threading",
@@ -200,29 +201,29 @@ APART_FROM_THE_METHOD = {
 }
 
 
-def imports_apart_from_the_method(modules: Mapping[str, str]) -> set[str]:
-    """Imports of decoding/ for timing, printing, processes or kernels."""
+def imports_beyond_the_method(modules: Mapping[str, str]) -> set[str]:
+    """Return the imports in decoding/ that serve timing, printing, processes or kernels."""
     method = {name: text for name, text in modules.items() if name.startswith("decoding.")}
-    names = {arrow.rooms[1] for arrow in arrows(method)}
+    names = {each.top_level[1] for each in imports_of(method)}
     for text in method.values():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}
-    return names & APART_FROM_THE_METHOD
+    return names & NOT_THE_METHOD
 
 
 def test_decoding_contains_only_the_method() -> None:
-    assert imports_apart_from_the_method(MODULES) == set()
+    assert imports_beyond_the_method(MODULES) == set()
 
 
 @pytest.mark.parametrize("text", ["import time", "from ..distributed import launcher", "import rich.console"])
 def test_planted_imports_in_decoding_are_detected(text: str) -> None:
-    assert imports_apart_from_the_method({"decoding.planted": text})
+    assert imports_beyond_the_method({"decoding.planted": text})
 
 
-def test_few_files_stand_loose() -> None:
+def test_few_modules_are_outside_folders() -> None:
     loose = [name for name in MODULES if "." not in name and name != "__init__"]
-    assert len(loose) <= LOOSE_FILES, loose
+    assert len(loose) <= TOP_LEVEL_MODULES, loose
 
 
 def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -234,7 +235,10 @@ def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Functi
 
 
 def too_many_parameters(modules: Mapping[str, str]) -> set[str]:
-    """`self` is none. Functions made from GenerationOptions have theirs in a dataclass, so they have few here."""
+    """Return functions with more than PARAMETERS parameters, not counting `self` and `cls`.
+
+    The keywords that `with_option_kwargs` adds to a function do not count.
+    """
     found = set()
     for module, text in modules.items():
         for name, node in functions(ast.parse(text)):

@@ -1,4 +1,4 @@
-"""RunConfig: defaults of drafts, and options and flags without effect, which are refused before weights load."""
+"""RunConfig: default drafting options, and refusal of options without effect before weights load."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def folders(tmp_path: Path) -> ModelPaths:
     return ModelPaths(tmp_path / "target", tmp_path / "draft")
 
 
-def plan(folders: ModelPaths, *arguments: str) -> RunConfig:
+def run_config(folders: ModelPaths, *arguments: str) -> RunConfig:
     chosen = main_parser().parse_args(list(arguments))
     require_consistent(vars(chosen))
     return make_run_config(folders, given_options(chosen), flags_from(DraftFlags, chosen))
 
 
-def settled(folders: ModelPaths, *arguments: str) -> tuple[str, int | str]:
-    made = plan(folders, *arguments)
+def drafting_of(folders: ModelPaths, *arguments: str) -> tuple[str, int | str]:
+    made = run_config(folders, *arguments)
     return made.drafter, made.options.num_draft_tokens
 
 
@@ -46,16 +46,16 @@ def alone(folders: ModelPaths) -> ModelPaths:
     return ModelPaths(folders.target, None)
 
 
-def test_what_is_taken_where_nothing_is_said(folders: ModelPaths) -> None:
-    assert settled(folders) == ("auto", "auto")
-    assert settled(alone(folders)) == ("ngram", "auto")
-    assert settled(folders, "--num-draft", "7") == ("auto", 7)
-    assert settled(alone(folders), "--delta", "0.5") == ("ngram", "auto")
-    assert settled(folders, "--drafter", "ngram") == ("ngram", "auto")
-    assert settled(folders, "--drafter", "model", "--num-draft", "5") == ("model", 5)
-    assert settled(alone(folders), "--drafter", "auto") == ("auto", "auto")
+def test_defaults_depend_on_the_draft_model_and_the_flags_given(folders: ModelPaths) -> None:
+    assert drafting_of(folders) == ("auto", "auto")
+    assert drafting_of(alone(folders)) == ("ngram", "auto")
+    assert drafting_of(folders, "--num-draft", "7") == ("auto", 7)
+    assert drafting_of(alone(folders), "--delta", "0.5") == ("ngram", "auto")
+    assert drafting_of(folders, "--drafter", "ngram") == ("ngram", "auto")
+    assert drafting_of(folders, "--drafter", "model", "--num-draft", "5") == ("model", 5)
+    assert drafting_of(alone(folders), "--drafter", "auto") == ("auto", "auto")
     for plain in (["--regular-decode"], ["--num-draft", "0"], ["--drafter", "none"]):
-        assert settled(folders, *plain)[0] == "none"
+        assert drafting_of(folders, *plain)[0] == "none"
 
 
 STORE = ["--ngram-store", "s.json"]
@@ -88,11 +88,11 @@ REFUSED_ALONE = [
     ("arguments", "named", "is_alone"),
     [(*each, False) for each in REFUSED] + [(*each, True) for each in REFUSED_ALONE],
 )
-def test_options_that_would_be_ignored_are_one_line(
+def test_options_without_effect_are_refused_in_one_line(
     arguments: list[str], named: str, is_alone: bool, folders: ModelPaths
 ) -> None:
     with pytest.raises(InputError) as error:
-        settled(alone(folders) if is_alone else folders, *arguments)
+        drafting_of(alone(folders) if is_alone else folders, *arguments)
     assert named in str(error.value) and "\n" not in str(error.value)
 
 
@@ -100,42 +100,44 @@ MODEL_DRAFTERS, COPIES = ("model", "auto"), ("ngram", "auto")
 OF_DRAFTERS = {**DRAFTERS_OF_FLAGS, "max_ngram_size": COPIES}
 
 
-def test_every_option_is_refused_by_every_drafter_that_ignores_it(folders: ModelPaths) -> None:
+def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders: ModelPaths) -> None:
     vocabulary = ["--draft-vocab", "9", "--draft-vocab-text", "f"]
     values = {"ngram_store": "s"}
     for option, drafters in OF_DRAFTERS.items():
         own = vocabulary if option.startswith("draft_vocab") else [flag(option), values.get(option, "4")]
         for drafter in ("model", "ngram", "auto", "none"):
             if drafter in drafters:
-                assert settled(folders, "--drafter", drafter, *own)[0] == drafter
+                assert drafting_of(folders, "--drafter", drafter, *own)[0] == drafter
             else:
                 with pytest.raises(InputError, match=f"{own[0]} (belongs to|has no effect with)"):
-                    settled(folders, "--drafter", drafter, *own)
+                    drafting_of(folders, "--drafter", drafter, *own)
 
 
-def test_what_is_said_names_what_is_used(folders: ModelPaths) -> None:
-    def said(folders: ModelPaths, *arguments: str) -> str:
-        return plan(folders, *arguments).describe()
+def test_the_description_names_the_draft_in_use(folders: ModelPaths) -> None:
+    def description(folders: ModelPaths, *arguments: str) -> str:
+        return run_config(folders, *arguments).describe()
 
     copies, bits = ", drafts copied from the text", ModelPaths(folders.target, SELF_DRAFT)
-    assert said(folders, "--drafter", "model").endswith(f", draft {folders.draft}")
-    assert said(folders).endswith(f", draft {folders.draft} and copies of the text")
-    assert said(bits).endswith(f", draft {folders.target} in 8 bits and copies of the text")
-    assert said(folders, "--drafter", "ngram").endswith(copies)
-    assert said(alone(folders)).endswith(copies) and said(alone(folders), "--drafter", "auto").endswith(copies)
-    assert said(folders, "--regular-decode").endswith("no draft: baseline decoding")
+    assert description(folders, "--drafter", "model").endswith(f", draft {folders.draft}")
+    assert description(folders).endswith(f", draft {folders.draft} and copies of the text")
+    assert description(bits).endswith(f", draft {folders.target} in 8 bits and copies of the text")
+    assert description(folders, "--drafter", "ngram").endswith(copies)
+    assert description(alone(folders)).endswith(copies) and description(alone(folders), "--drafter", "auto").endswith(
+        copies
+    )
+    assert description(folders, "--regular-decode").endswith("no draft: baseline decoding")
 
 
-def opened(*arguments: str) -> tuple[RunConfig, ModelPair]:
-    made = plan(ModelFlags(str(DRAFT), str(DRAFT)).find(), *arguments)
+def open_pair(*arguments: str) -> tuple[RunConfig, ModelPair]:
+    made = run_config(ModelFlags(str(DRAFT), str(DRAFT)).find(), *arguments)
     return made, made.open()
 
 
-def test_options_reach_the_draft_model(tmp_path: Path) -> None:
+def test_draft_vocabulary_and_length_reach_the_session(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Die Methode gibt den Wert.\n\nDie Methode.\n", encoding="utf-8")
     arguments = ["--draft-vocab", "4", "--draft-vocab-text", str(text)]
-    made, pair = opened(*arguments, "--num-draft", "3")
+    made, pair = open_pair(*arguments, "--num-draft", "3")
     with made.session(pair) as session:
         assert isinstance(session.draft_model, DraftModel)
         vocabulary = session.draft_model.vocabulary
@@ -146,11 +148,11 @@ def test_options_reach_the_draft_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, b"\xff\xfe"])
-def test_a_vocabulary_text_that_cannot_be_read_is_one_line(text: bytes | None, tmp_path: Path) -> None:
+def test_an_unreadable_vocabulary_text_is_a_one_line_error(text: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     if text is not None:
         path.write_bytes(text)
-    made, pair = opened("--draft-vocab", "4", "--draft-vocab-text", str(path))
+    made, pair = open_pair("--draft-vocab", "4", "--draft-vocab-text", str(path))
     with (
         pytest.raises(InputError, match=f"--draft-vocab-text {path}: not readable as UTF-8 text"),
         made.session(pair),
@@ -158,11 +160,11 @@ def test_a_vocabulary_text_that_cannot_be_read_is_one_line(text: bytes | None, t
         pass
 
 
-def test_a_store_is_written_behind_and_read_again(tmp_path: Path) -> None:
+def test_a_store_is_saved_after_a_run_and_loaded_by_the_next(tmp_path: Path) -> None:
     prompt, path = "translate English to German: The method returns the value.", tmp_path / "store"
     calls = []
     for _ in range(2):
-        made, pair = opened("--drafter", "ngram", "--num-draft", "5", "--ngram-store", str(path))
+        made, pair = open_pair("--drafter", "ngram", "--num-draft", "5", "--ngram-store", str(path))
         with made.session(pair) as session:
             assert session.ngram is not None and isinstance(session.ngram._store, TextStore)
             calls.append(session.generate(prompt).stats.target_calls)
@@ -170,19 +172,17 @@ def test_a_store_is_written_behind_and_read_again(tmp_path: Path) -> None:
     assert calls[1] < calls[0]
 
 
-def test_a_store_is_kept_when_a_run_is_interrupted(tmp_path: Path) -> None:
+def test_a_store_is_saved_when_a_run_is_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    made, pair = opened("--drafter", "ngram", "--ngram-store", str(path))
+    made, pair = open_pair("--drafter", "ngram", "--ngram-store", str(path))
     with pytest.raises(KeyboardInterrupt), made.session(pair) as session:
         session.generate("grammar: It were a cod business.")
         raise KeyboardInterrupt
     assert path.exists()
 
 
-def test_a_store_that_could_not_be_written_is_refused_before_weights_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_store_is_refused_before_weights_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelHandle, "load_weights", lambda _: pytest.fail("loaded weights first"))
-    made, pair = opened("--drafter", "ngram", "--ngram-store", str(tmp_path / "nowhere" / "store"))
+    made, pair = open_pair("--drafter", "ngram", "--ngram-store", str(tmp_path / "nowhere" / "store"))
     with pytest.raises(InputError, match="--ngram-store .*: cannot be written"), made.session(pair):
         pass

@@ -1,5 +1,6 @@
-"""A draft head: what it proposes against a plain computation, its folder, and heads that know nothing. Identity and law
-of all drafters: test_generate.py, test_streaming.py.
+"""Draft heads: drafts against a reference implementation, untrained or damaged heads, and their folders.
+
+test_generate.py and test_streaming.py test the output of every drafter.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ FREQUENT = (EOS, 2, 6, 12, 20)
 BY_SOURCE = {source[0]: (7, 11 + i) for i, source in enumerate(SOURCES)}
 
 
-def plain_draft(
+def reference_draft(
     head: DraftHead, target: EncoderDecoder, source: Sequence[int], tokens: Sequence[int], count: int, first: int
 ) -> list[int]:
-    """What should be drafted behind `tokens`, from whole sequences, without a cache and with nothing compiled.
+    """Compute the draft that follows `tokens`, without a cache and without compilation.
 
-    first: how many of the tokens were given; before a round the target has verified none.
+    first: the number of decoder tokens before the first round, when the target has not verified any.
     """
     encoder_output = target.encode(mx.array([list(source)]))
     keys, values = target.cross_projections(encoder_output)[-1]
@@ -74,7 +75,7 @@ def plain_draft(
 
 
 class Checked(BatchHeadDrafter):
-    """Compares every draft with the plain one."""
+    """Compares every draft with the reference."""
 
     checked = 0
 
@@ -82,7 +83,7 @@ class Checked(BatchHeadDrafter):
         draft = super().propose(draft_requests, slots)
         for each in draft_requests:
             row = each.request
-            expected = plain_draft(self._head, self._target, row.source_tokens, row.decoder_tokens, each.count, 1)
+            expected = reference_draft(self._head, self._target, row.source_tokens, row.decoder_tokens, each.count, 1)
             assert draft.tokens[row.slot, : each.count].tolist() == expected, "another draft"
             self.checked += 1
         return draft
@@ -94,10 +95,10 @@ class Checked(BatchHeadDrafter):
     ids=["whole", "trimmed", "by source"],
 )
 @pytest.mark.parametrize("slots", [1, 3])
-def test_drafts_are_those_of_a_plain_computation(
+def test_drafts_equal_the_reference(
     slots: int, frequent: Sequence[int], by_source: Mapping[int, Sequence[int]]
 ) -> None:
-    """Rows that end, and slots that others take, so that rows stand at places of their own; ragged drafts."""
+    """Drafts are ragged. Rows end and slots are reused, so rows have different offsets."""
     drafter = Checked(HEAD.with_frequent(frequent, by_source), TARGET)
     requests = [(source, options_of(max_tokens=9 + 3 * i, num_draft_tokens=1 + i)) for i, source in enumerate(SOURCES)]
     told = together(TARGET, requests, drafter, slots)
@@ -107,24 +108,22 @@ def test_drafts_are_those_of_a_plain_computation(
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_a_head_that_reads_the_states_of_a_wrong_position_is_found_out(
-    shift: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_states_at_a_wrong_position_is_detected(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     features_at = DraftHead.features_at
     monkeypatch.setattr(
         DraftHead, "features_at", lambda self, hidden, places, *rest: features_at(self, hidden, places + shift, *rest)
     )
     with pytest.raises(AssertionError, match="another draft"):
-        test_drafts_are_those_of_a_plain_computation(1, (), {})
+        test_drafts_equal_the_reference(1, (), {})
 
 
 @pytest.mark.parametrize("frequent", [(), (EOS, 2, 6)], ids=["whole", "trimmed"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
-def test_sampled_outputs_follow_the_targets_law(rule: str, frequent: Sequence[int]) -> None:
-    check_head_law(rule, tiny_head(SMALL, frequent))
+def test_sampled_outputs_follow_the_target_distribution(rule: str, frequent: Sequence[int]) -> None:
+    check_distribution_of_head(rule, tiny_head(SMALL, frequent))
 
 
-def check_head_law(rule: str, head: DraftHead) -> None:
+def check_distribution_of_head(rule: str, head: DraftHead) -> None:
     options, samples = OPTIONS[1] | {"acceptance": rule}, 450
     batch = [GenerationOptions(seed=seed, **options) for seed in range(samples)]
     drafter = BatchHeadDrafter(head, SMALL)
@@ -132,8 +131,8 @@ def check_head_law(rule: str, head: DraftHead) -> None:
     check_counts(Counter(found), exact_distribution(options), samples)
 
 
-def test_distributions_of_a_wrong_position_break_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens drawn from what follows one state, and handed over with what follows another."""
+def test_distributions_of_a_wrong_slot_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: tokens are sampled from one slot's distribution and reported with another slot's."""
     propose = BatchHeadDrafter.propose
 
     def shifted(self: BatchHeadDrafter, *arguments: Any) -> Draft:
@@ -142,19 +141,21 @@ def test_distributions_of_a_wrong_position_break_the_law(monkeypatch: pytest.Mon
         return Draft(draft.tokens, mx.roll(draft.probs, 1, axis=0), draft.lengths)
 
     step = DraftHead.step_and_outputs
-    monkeypatch.setattr(DraftHead, "step_and_outputs", lambda self, *arrays: spread_out(step(self, *arrays)))
+    monkeypatch.setattr(
+        DraftHead, "step_and_outputs", lambda self, *arrays: negate_every_second_row(step(self, *arrays))
+    )
     monkeypatch.setattr(BatchHeadDrafter, "propose", shifted)
     with pytest.raises(AssertionError, match=r"too far|cannot be"):
-        check_head_law("rejection", tiny_head(SMALL))
+        check_distribution_of_head("rejection", tiny_head(SMALL))
 
 
-def spread_out(found: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
-    """Another distribution in every second row."""
+def negate_every_second_row(found: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
+    """Negate every second row, so that adjacent rows have different distributions."""
     signs = mx.array([1.0, -1.0] * len(found[1]))[: len(found[1]), None]
     return found[0], found[1] * signs
 
 
-POISONS: dict[str, Callable[[mx.array], mx.array]] = {
+DAMAGES: dict[str, Callable[[mx.array], mx.array]] = {
     "no numbers": lambda each: each * mx.nan,
     "infinite": lambda each: each * mx.inf,
     "random": lambda each: mx.random.normal(each.shape, key=mx.random.key(1)),
@@ -162,23 +163,23 @@ POISONS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-def poisoned(target: EncoderDecoder, poison: str) -> DraftHead:
+def damaged(target: EncoderDecoder, damage: str) -> DraftHead:
     bad = tiny_head(target)
-    bad.update(tree_map(POISONS[poison], bad.parameters()))
+    bad.update(tree_map(DAMAGES[damage], bad.parameters()))
     return bad
 
 
-@pytest.mark.parametrize("poison", POISONS)
-def test_a_poisoned_head_changes_no_output(poison: str) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_head_changes_no_output(damage: str) -> None:
     for options in ({}, {"temperature": 1.0, "acceptance": "coupled"}):
         for source in SOURCES[:3]:
-            rounds = run(TARGET, source, BatchHeadDrafter(poisoned(TARGET, poison), TARGET), **options)
+            rounds = run(TARGET, source, BatchHeadDrafter(damaged(TARGET, damage), TARGET), **options)
             assert tokens_of(rounds) == tokens_of(run(TARGET, source, **options))
     for rule in ("rejection", "block"):
-        check_head_law(rule, poisoned(SMALL, poison))
+        check_distribution_of_head(rule, damaged(SMALL, damage))
 
 
-def test_the_target_passes_cost_nothing_more() -> None:
+def test_keeping_layers_adds_no_operations_to_target_passes() -> None:
     from tests.support.operations import counted
 
     found = []
@@ -193,29 +194,29 @@ def test_the_target_passes_cost_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_quantised_target_has_a_head(bits: int) -> None:
+def test_a_head_drafts_for_a_quantized_target(bits: int) -> None:
     target = tiny_model(d_model=64, d_kv=32, d_ff=64, feed_forward_proj="gated-gelu")
     nn.quantize(target, group_size=32, bits=bits)
-    regular = tokens_of(run(target, SOURCES[0]))
+    baseline = tokens_of(run(target, SOURCES[0]))
     rounds = run(target, SOURCES[0], head_drafter(target, FREQUENT))
-    assert tokens_of(rounds) == regular and sum(each.drafted for each in rounds) > 20
+    assert tokens_of(rounds) == baseline and sum(each.drafted for each in rounds) > 20
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_every_family_has_a_head(folder: Path) -> None:
+def test_a_head_drafts_for_every_family(folder: Path) -> None:
     target, _ = load_golden(folder)
     drafter = head_drafter(target)
     source = [5, 9, 3, 1]
-    regular = tokens_of(run(target, source, max_tokens=12))
-    assert tokens_of(run(target, source, drafter, max_tokens=12)) == regular
+    baseline = tokens_of(run(target, source, max_tokens=12))
+    assert tokens_of(run(target, source, drafter, max_tokens=12)) == baseline
 
 
-# The folder.
+# Folders of heads.
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """A target, and a head of it."""
+    """Write a target and a draft head for it."""
     config = CONFIG | {"tie_word_embeddings": False}
     target = save_hugging_face(TARGET, tmp_path / "target", config | {"num_layers": 3, "vocab_size": VOCAB})
     opened, _ = load(target)
@@ -223,7 +224,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return target, tmp_path / "head"
 
 
-def test_a_folder_gives_the_head_back(folders: tuple[Path, Path]) -> None:
+def test_a_saved_head_loads_unchanged(folders: tuple[Path, Path]) -> None:
     session = load(folders[0], draft=folders[1])
     assert isinstance(session.draft_model, DraftHead)
     assert (session.draft_model.config.frequent, session.draft_model.config.by_source) == (FREQUENT, BY_SOURCE)
@@ -239,13 +240,13 @@ def test_a_folder_gives_the_head_back(folders: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["bart", "t5gemma-unequal", "t5gemma2"])
-def test_a_head_has_the_decoders_heads(name: str) -> None:
-    """Where the encoder has others too: what its folder says of the target is what it was made of."""
+def test_a_draft_head_has_as_many_attention_heads_as_the_decoder(name: str) -> None:
+    """The encoders of these models have other numbers of heads."""
     target = models.build(read_config(GOLDENS[0].parent / name))
     assert target_facts(target)["heads"] == tiny_head(target).config.heads
 
 
-def test_the_command_line_takes_a_head(
+def test_the_command_line_accepts_a_head(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from speculative_decoding.cli import main as main_command
@@ -282,17 +283,16 @@ def test_the_command_line_takes_a_head(
     ],
     ids=str,
 )
-def test_a_head_that_does_not_fit_is_refused_in_one_line(
+def test_a_head_of_another_target_or_an_invalid_one_is_refused_in_one_line(
     folders: tuple[Path, Path], change: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any weights are loaded."""
     path = folders[1] / "config.json"
     raw = json.loads(path.read_text())
     for name, value in change.items():
         raw[name] = raw[name] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(raw))
     (folders[1] / "manifest.json").unlink()
-    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)
+    monkeypatch.setattr(EncoderDecoder, "load_checkpoint", None)  # fails if weights are loaded first
     with pytest.raises(InputError, match=named) as caught:
         load(folders[0], draft=folders[1])
     assert "\n" not in str(caught.value) and str(folders[1]) in str(caught.value)
@@ -306,13 +306,13 @@ def test_unknown_fields_of_a_folder_are_ignored(folders: tuple[Path, Path]) -> N
     assert isinstance(load(folders[0], draft=folders[1]).draft_model, DraftHead)
 
 
-def test_weights_that_are_no_numbers_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    write_draft_head(tmp_path / "bad", poisoned(TARGET, "no numbers"), load(folders[0]).model, mx.float32)
+def test_weights_that_are_nan_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    write_draft_head(tmp_path / "bad", damaged(TARGET, "no numbers"), load(folders[0]).model, mx.float32)
     with pytest.raises(CheckpointError, match="no numbers; train the head again"):
         load(folders[0], draft=tmp_path / "bad")
 
 
-def test_a_head_of_the_bundled_target_drafts_for_it_in_every_type(tmp_path: Path) -> None:
+def test_a_head_drafts_for_the_bundled_target_in_every_dtype(tmp_path: Path) -> None:
     target = load(BUNDLED / "t5-web-docs").model
     made = DraftHead.for_target(target, default_layers(6)).with_frequent(range(2048))
     write_draft_head(tmp_path / "head", made, target, mx.bfloat16)
@@ -321,11 +321,11 @@ def test_a_head_of_the_bundled_target_drafts_for_it_in_every_type(tmp_path: Path
         session = load(BUNDLED / "t5-web-docs", draft=tmp_path / "head", **options)
         strict = "dtype" in options
         found = session.generate(text, drafter="model", num_draft_tokens=4, max_tokens=16, strict=strict)
-        regular = session.generate(text, drafter="none", max_tokens=16, strict=strict)
-        assert found.tokens == regular.tokens and found.stats.drafted_tokens > 20
+        baseline = session.generate(text, drafter="none", max_tokens=16, strict=strict)
+        assert found.tokens == baseline.tokens and found.stats.drafted_tokens > 20
 
 
-def test_a_step_takes_about_half_the_operations_of_a_draft_models() -> None:
+def test_a_step_takes_about_half_the_operations_of_a_draft_model_step() -> None:
     from tests.support.operations import counted
     from tests.support.tiny import model_drafter
 

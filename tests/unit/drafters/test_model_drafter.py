@@ -1,5 +1,6 @@
-"""A draft model's head over some ids, and a draft model that knows when to stop. Identity and law: test_generate.py
-and test_sampling_distribution.py, over every drafter.
+"""Draft models: output heads over a trimmed vocabulary, and rows of a batch that equal single rows.
+
+test_generate.py and test_sampling_distribution.py test the output of every drafter.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 64}
 def proposed(
     draft: DraftModel, source: list[int], count: int, tokens: Sequence[int] = (0,), **options: Any
 ) -> tuple[list[int], Draft]:
-    """The tokens of a first draft, and the draft."""
+    """Return the tokens of a first draft, and the draft."""
     row, drafter = RequestView(GenerationOptions(**options), source, list(tokens)), BatchModelDrafter(draft, VOCAB)
     drafter.begin(row)
     found = drafter.propose([DraftRequest(row, count)], 1)
     return np.array(found.tokens)[0, : found.length(0)].tolist(), found
 
 
-def quantised(model: EncoderDecoder, bits: int) -> EncoderDecoder:
+def quantized(model: EncoderDecoder, bits: int) -> EncoderDecoder:
     nn.quantize(model, group_size=32, bits=bits)
     return model
 
 
-# A head of its own or the embedding; with T5's scaling of it or without; as it is, or quantised.
+# A separate head, or the tied embedding, which T5 scales; in float32 or quantized.
 HEADS = {
-    "own": tiny_model(),
+    "separate": tiny_model(),
     "tied": tiny_model(tie_word_embeddings=True),
-    "own, 8 bits": quantised(tiny_model(**SIZES), 8),
-    "own, 4 bits": quantised(tiny_model(**SIZES), 4),
-    "tied, 8 bits": quantised(tiny_model(tie_word_embeddings=True, **SIZES), 8),
-    "tied, 4 bits": quantised(tiny_model(tie_word_embeddings=True, **SIZES), 4),
+    "separate, 8 bits": quantized(tiny_model(**SIZES), 8),
+    "separate, 4 bits": quantized(tiny_model(**SIZES), 4),
+    "tied, 8 bits": quantized(tiny_model(tie_word_embeddings=True, **SIZES), 8),
+    "tied, 4 bits": quantized(tiny_model(tie_word_embeddings=True, **SIZES), 4),
 }
 
 
 @pytest.mark.parametrize("model", HEADS.values(), ids=HEADS)
-def test_logits_of_a_partial_head_are_the_whole_heads_at_its_ids(model: EncoderDecoder) -> None:
+def test_logits_of_a_partial_head_equal_those_of_the_full_head(model: EncoderDecoder) -> None:
     ids = [EOS, 9, 2, 23, 14]
     encoder_output = model.encode(mx.array([SOURCES[0]]))
     tokens = mx.array([[0, 5, 7, 3]])
@@ -66,7 +67,7 @@ def test_logits_of_a_partial_head_are_the_whole_heads_at_its_ids(model: EncoderD
     assert np.ptp(whole) > 1
 
 
-def test_a_partial_head_of_real_weights_in_every_type() -> None:
+def test_a_partial_head_of_real_weights_in_every_dtype() -> None:
     for options in ({}, {"dtype": "bfloat16"}, {"quantize": 8}):
         model, tokenizer = load(BUNDLED / "t5-web-docs-draft", **options)
         source = tokenizer.encode("grammar: It were a cod business.")
@@ -79,7 +80,7 @@ def test_a_partial_head_of_real_weights_in_every_type() -> None:
         np.testing.assert_allclose(np.array(some), np.array(whole[..., head.ids]), atol=tolerance)
 
 
-def test_spread_puts_every_logit_at_its_id_and_nothing_elsewhere() -> None:
+def test_spread_puts_every_logit_at_its_id_and_minus_infinity_elsewhere() -> None:
     head = TRIMMED.head([[3, 12, 3, EOS]], VOCAB)
     logits = mx.random.normal((2, len(FREQUENT) + 1), key=mx.random.key(3))
     spread = np.array(head.spread(logits))
@@ -113,8 +114,8 @@ def test_every_proposed_token_is_in_the_vocabulary_or_the_source(options: dict[s
     assert len(seen) > 5
 
 
-def test_the_best_token_within_the_vocabulary_is_drafted() -> None:
-    """Brute force: the whole head's arg-max over the allowed ids, without a cache."""
+def test_the_most_likely_token_of_the_vocabulary_is_drafted() -> None:
+    """Compare with the full head's arg-max over the allowed ids, without a cache."""
     for source in SOURCES:
         allowed = sorted({*FREQUENT, *source})
         tokens, encoder_output = [0], DRAFT.encode(mx.array([source]))
@@ -124,15 +125,15 @@ def test_the_best_token_within_the_vocabulary_is_drafted() -> None:
             tokens.append(token)
 
 
-def test_the_end_can_be_drafted_with_any_vocabulary() -> None:
-    regular = tokens_of(run(TARGET, SOURCES[3]))
-    assert regular[-1] == EOS
+def test_the_end_token_can_be_drafted_with_any_vocabulary() -> None:
+    baseline = tokens_of(run(TARGET, SOURCES[3]))
+    assert baseline[-1] == EOS
     vocabulary = DraftVocabulary.most_frequent(1, [[3, 3, 3]], [EOS])
-    assert proposed(DraftModel(TARGET, vocabulary), SOURCES[3], 1, [0, *regular[:-1]])[0] == [EOS]
+    assert proposed(DraftModel(TARGET, vocabulary), SOURCES[3], 1, [0, *baseline[:-1]])[0] == [EOS]
 
 
-def test_ids_beyond_the_drafts_table_are_left_out() -> None:
-    """Some families pad the target's table further than the draft's."""
+def test_ids_beyond_the_drafts_embedding_are_left_out() -> None:
+    """Some families pad the target's vocabulary to a larger size than the draft's."""
     small = tiny_model(vocab_size=20)
     head = DraftModel(small, DraftVocabulary((EOS, 19, 20, 23))).head([[3, 22, EOS]], VOCAB)
     assert head.ids.tolist() == [EOS, 19, 3]
@@ -141,8 +142,8 @@ def test_ids_beyond_the_drafts_table_are_left_out() -> None:
     assert probs is not None and probs.shape == (1, 2, VOCAB)
 
 
-# Rows side by side: any two differ in what they draw, how they choose or when they stop.
-BESIDE: list[dict[str, Any]] = [
+# The options of the rows of a batch. Any two differ in seed, penalty or acceptance rule.
+ROW_OPTIONS: list[dict[str, Any]] = [
     {"repetition_penalty": 8.0},
     {"temperature": 1.5, "seed": 3, "top_k": 6},
     {"temperature": 1.0, "acceptance": "coupled", "seed": 4},
@@ -151,8 +152,8 @@ BESIDE: list[dict[str, Any]] = [
 ]
 
 
-def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None:
-    """Five rounds, of drafts of other lengths, of which some tokens are kept."""
+def check_batch_equals_single_rows(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None:
+    """Compare a batch with single rows for five rounds with ragged drafts, which are partly accepted."""
     options = [GenerationOptions(**own) for own in kinds]
     together = BatchModelDrafter(model, VOCAB)
     rows = [RequestView(own, SOURCES[slot], [0], slot) for slot, own in enumerate(options)]
@@ -181,16 +182,16 @@ def check_rows_alone(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None
             alone[slot][1].decoder_tokens[:] = row.decoder_tokens
 
 
-@pytest.mark.parametrize("kinds", [BESIDE, BESIDE[:1] + BESIDE[4:], BESIDE[1:4]], ids=["all", "greedy", "sampled"])
+@pytest.mark.parametrize(
+    "kinds", [ROW_OPTIONS, ROW_OPTIONS[:1] + ROW_OPTIONS[4:], ROW_OPTIONS[1:4]], ids=["all", "greedy", "sampled"]
+)
 @pytest.mark.parametrize("model", [DraftModel(DRAFT), TRIMMED], ids=["whole", "trimmed"])
-def test_a_row_of_a_batch_is_proposed_what_it_would_be_alone(
-    model: DraftModel, kinds: Sequence[dict[str, Any]]
-) -> None:
-    check_rows_alone(model, kinds)
+def test_a_batch_row_gets_the_draft_of_a_single_row(model: DraftModel, kinds: Sequence[dict[str, Any]]) -> None:
+    check_batch_equals_single_rows(model, kinds)
 
 
-def test_a_planted_fault_between_rows_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_random_keys_between_rows_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     random_keys = model_drafter.random_keys
     monkeypatch.setattr(model_drafter, "random_keys", lambda places: random_keys([places[0]] * len(places)))
     with pytest.raises(AssertionError):
-        check_rows_alone(DraftModel(DRAFT), BESIDE[1:4])
+        check_batch_equals_single_rows(DraftModel(DRAFT), ROW_OPTIONS[1:4])

@@ -1,4 +1,4 @@
-"""Which tokens a draft model may propose: counted, never without an end."""
+"""The ids that a draft model may propose: the most frequent ones, and always the end tokens."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ OUTPUTS = [[5, 5, 5, 1], [7, 7, 5, 1], [7, 9, 1], [3, 1]]
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_the_most_frequent_ids_and_always_the_ends(size: int) -> None:
+def test_vocabulary_has_the_ends_and_the_most_frequent_ids(size: int) -> None:
     ids = DraftVocabulary.most_frequent(size, OUTPUTS, [1]).ids
-    assert ids == (1, 5, 7, 9, 3)[:size]  # five 5s... among equals the one that came first
+    assert ids == (1, 5, 7, 9, 3)[:size]  # ties keep the order of first occurrence
     assert DraftVocabulary.most_frequent(size, OUTPUTS, [1, 2]).ids[:2] == (1, 2)
 
 
-def test_an_end_that_never_occurs_or_always_occurs_is_there_once() -> None:
+def test_an_end_token_is_included_exactly_once() -> None:
     for outputs in (OUTPUTS, [[5, 7]], [[1, 1, 1, 5]]):
         ids = DraftVocabulary.most_frequent(4, outputs, [1]).ids
         assert ids.count(1) == 1 and len(set(ids)) == len(ids)
 
 
-def test_what_goes_with_an_id_of_the_source_is_found() -> None:
-    """Planted: an output has 100 + s for every id s of its source, in another order, among frequent ids and copies."""
-    dice, pairs = np.random.default_rng(0), []
+def test_ids_that_accompany_a_source_id_are_learned() -> None:
+    """Each output contains 100 + s for every source id s, shuffled, and also frequent ids and a copied id."""
+    rng, pairs = np.random.default_rng(0), []
     for _ in range(200):
-        source = [*map(int, dice.permutation(40)[:6] + 10)]
-        output = [2, 3, source[0], *(100 + token for token in dice.permutation(source)), 1]
+        source = [*map(int, rng.permutation(40)[:6] + 10)]
+        output = [2, 3, source[0], *(100 + token for token in rng.permutation(source)), 1]
         pairs.append((source, [*map(int, output)]))
-    pairs.append(([10, 11], [999, 1]))  # once
+    pairs.append(([10, 11], [999, 1]))  # too rare to be learned
     vocabulary = DraftVocabulary.learned(3, pairs, [1])
     assert vocabulary.ids == (1, 2, 3)
     assert vocabulary.by_source == {token: [100 + token] for token in range(10, 50)}
     assert vocabulary.ids_for([12, 3, 40, 77]) == {12, 3, 40, 77, 112, 140}
 
 
-def test_lines_are_counted_as_the_tokenizer_cuts_them() -> None:
+def test_lines_are_counted_by_the_tokens_of_the_tokenizer() -> None:
     _, tokenizer = load(BUNDLED / "t5-web-docs-draft")
     lines = ["Die Methode gibt den Wert zurück.", "", "Die Eigenschaft.", "  "]
     counts = Counter(token for line in lines if line.strip() for token in tokenizer.encode(line))
@@ -57,6 +57,6 @@ def test_lines_are_counted_as_the_tokenizer_cuts_them() -> None:
         (5, [[1], [1]], "the text has no tokens"),
     ],
 )
-def test_bad_arguments_are_named(size: int, outputs: list[list[int]], named: str) -> None:
+def test_invalid_arguments_are_named(size: int, outputs: list[list[int]], named: str) -> None:
     with pytest.raises(InputError, match=named):
         DraftVocabulary.most_frequent(size, outputs, [1])

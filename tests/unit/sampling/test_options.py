@@ -1,6 +1,4 @@
-"""GenerationOptions: what each option accepts, from Python, JSON and the command line; what is refused, in which words;
-and that every way in shows all of them.
-"""
+"""GenerationOptions: accepted values from Python, JSON and the command line, errors, and entry points."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ from tests.typing.typed_calls import right_calls, wrong_calls
 NAMES = [each.name for each in fields(GenerationOptions)]
 NAN, INF = math.nan, math.inf
 SWITCH: tuple[list[Any], list[Any]] = [True, False], [1, 0, "yes", None]
-COUNT = [0, -1, 2.0, 2.5, True, "2", None]  # no number of things
+COUNT = [0, -1, 2.0, 2.5, True, "2", None]  # not a positive integer
 
-# Of every option: values at its limits, and values beyond them.
+# For each option: valid values, including its limits, and invalid values.
 LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "temperature": ([0, 1e-10, 0.1, 1, 1e9, np.float32(0.5)], [-1e-9, 1e-39, 1e11, NAN, INF, 10**400, True, "1", None]),
     "top_k": ([0, 1, 10**9, np.int64(5)], [-1, 2.5, 2.0, True, "5", None]),
@@ -40,7 +38,7 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
     "no_repeat_ngram_size": ([0, 1, 64, None], [-1, 65, 2.0, True, "2"]),
     "min_tokens": ([0, 100, None], [-1, 2.5, MAX_TOKENS + 1, True, "2"]),
     "seed": ([0, 2**32 - 1], [-1, 2**32, 0.5, True, None]),
-    "max_tokens": ([1, MAX_TOKENS], [*COUNT, MAX_TOKENS + 1, 10**30]),  # memory is reserved for as many
+    "max_tokens": ([1, MAX_TOKENS], [*COUNT, MAX_TOKENS + 1, 10**30]),  # memory is reserved for max_tokens
     "src_lang": (["eng_Latn", None], ["", 5, True, ["de"]]),
     "tgt_lang": (["de", None], ["", 5, True, ["de"]]),
     "stop": ([[], ["a"], ("a", "b")], ["a", [""], [1], None, 5, b"a", {"a": 1}]),
@@ -92,11 +90,12 @@ def test_values_up_to_the_limits_are_kept_and_those_beyond_are_named(name: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_json_says_what_python_says(name: str) -> None:
-    """Of the values that JSON has."""
+def test_json_values_give_the_same_results_as_python_values(name: str) -> None:
     good, bad = LIMITS[name]
     for value in good + bad:
-        if isinstance(value, str | bool | int | float | list | None) and value == value:  # no NaN
+        if (
+            isinstance(value, str | bool | int | float | list | None) and value == value
+        ):  # representable in JSON, so not NaN
             try:
                 expected: Any = kept(name, value)
             except InputError as error:
@@ -116,14 +115,14 @@ WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "num_draft_tokens": ({"0": 0, "64": 64, "auto": "auto"}, ["65", "-1", "5.0", "fast", ""]),
     "drafter": ({"ngram": "ngram", "none": "none"}, ["None", "draft", ""]),
     "acceptance": ({"block": "block"}, ["Block", ""]),
-    "stop": ({"a b": "a b"}, [""]),  # each time the flag is given
+    "stop": ({"a b": "a b"}, [""]),  # a repeated flag: one value at a time
     "eos_token_ids": ({"5": 5}, ["-1", "x", "1.5"]),
     "decoder_prefix": ({"a": "a", "": "", "12": "12"}, []),
 }
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_words_of_the_command_line_become_values(name: str) -> None:
+def test_command_line_arguments_are_parsed(name: str) -> None:
     good, bad = WORDS[name]
     value = option_specs()[name].type
     for word, expected in good.items():
@@ -134,7 +133,7 @@ def test_words_of_the_command_line_become_values(name: str) -> None:
             value.parse(word)
 
 
-def test_what_is_wanted_is_said_in_words() -> None:
+def test_errors_describe_the_expected_value() -> None:
     assert Int(1).expected == "a whole number >= 1" and Int(0, 64).expected == "a whole number, 0 to 64"
     assert Number(0).expected == "a number >= 0" and Number(0, 1).expected == "a number, 0 to 1"
     assert Number(1e-10, 1e10, or_zero=True).expected == "0 or a number, 1e-10 to 1e+10"
@@ -147,7 +146,7 @@ def test_what_is_wanted_is_said_in_words() -> None:
         GenerationOptions(seed="x" * 999)  # type: ignore[arg-type]
 
 
-def test_options_are_frozen_and_take_names_only() -> None:
+def test_options_are_frozen_and_keyword_only() -> None:
     with pytest.raises(FrozenInstanceError):
         GenerationOptions().seed = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
@@ -170,7 +169,7 @@ def test_options_are_frozen_and_take_names_only() -> None:
         ("output_prefix", "decoder_prefix"),
     ],
 )
-def test_a_name_that_does_not_exist_gets_a_suggestion(given: str, meant: str) -> None:
+def test_an_unknown_option_gets_a_suggestion(given: str, meant: str) -> None:
     for change in (GenerationOptions().override, GenerationOptions().override_for_row):
         with pytest.raises(InputError) as error:
             change({given: 3})
@@ -219,7 +218,7 @@ def test_a_removed_schedule_names_its_replacement(name: str) -> None:
     assert str(error.value) == f"num_draft_tokens {name} was removed; use auto"
 
 
-def test_a_name_like_no_other_gets_none() -> None:
+def test_an_unknown_option_without_a_similar_name_gets_the_list_of_options() -> None:
     with pytest.raises(InputError, match="^there is no option 'zzzz'; there are temperature, .*, timed$"):
         GenerationOptions().override({"zzzz": 1})
 
@@ -231,14 +230,14 @@ def test_a_name_like_no_other_gets_none() -> None:
         ({"acceptance": "coupled", "delta": 0.1}, "delta relaxes acceptance rejection only, not coupled"),
     ],
 )
-def test_options_that_contradict_each_other_are_named(options: dict[str, Any], named: str) -> None:
+def test_conflicting_options_are_refused(options: dict[str, Any], named: str) -> None:
     for temperature in (0.0, 1.0):
         with pytest.raises(InputError) as error:
             GenerationOptions(temperature=temperature, **options)
         assert str(error.value).startswith(named)
 
 
-# (what else is chosen, the option and the way in which it would be for nothing, the same where it is for something)
+# (other options, an option without effect beside them, the reason, options that give it an effect)
 WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
     *(
         ({}, {name: value}, "at temperature 0", {"temperature": 0.5})
@@ -273,18 +272,17 @@ def test_an_option_without_effect_is_refused(
     assert getattr(GenerationOptions().override({**others, **otherwise, **option}), name) == option[name]
 
 
-def test_defaults_said_aloud_and_options_that_were_there_before_are_no_mistake() -> None:
-    for name in NAMES:  # naming a default contradicts nothing
+def test_explicit_defaults_and_inherited_options_are_not_conflicts() -> None:
+    for name in NAMES:
         assert GenerationOptions().override({name: default(name)}) == GenerationOptions()
     session = GenerationOptions(temperature=1.0, top_k=5, drafter="model", num_draft_tokens=7)
-    assert session.override({"temperature": 0.0}).top_k == 5  # for this call nothing is left to chance
+    assert session.override({"temperature": 0.0}).top_k == 5
     assert session.override({"drafter": "none"}).num_draft_tokens == 7
-    assert (
-        GenerationOptions().override({"drafter": "none", "num_draft_tokens": 0}).num_draft_tokens == 0
-    )  # the same, twice
+    # Both disable drafting, so they do not conflict.
+    assert GenerationOptions().override({"drafter": "none", "num_draft_tokens": 0}).num_draft_tokens == 0
 
 
-def test_rows_of_a_batch_differ_where_they_may() -> None:
+def test_a_row_may_override_only_the_options_of_a_row() -> None:
     fixed = {
         "drafter": "auto",
         "max_ngram_size": 3,
@@ -305,7 +303,7 @@ def test_rows_of_a_batch_differ_where_they_may() -> None:
         GenerationOptions().override_for_row({"top_k": 3}).require_effect(["top_k"])
 
 
-def test_what_an_option_means_for_the_output() -> None:
+def test_options_determine_which_guarantees_hold() -> None:
     greedy, coupled = GenerationOptions(), GenerationOptions(temperature=1.0, acceptance="coupled")
     sampled = GenerationOptions(temperature=1.0)
     assert [each.is_greedy for each in (greedy, coupled, sampled)] == [True, False, False]
@@ -316,7 +314,7 @@ def test_what_an_option_means_for_the_output() -> None:
 
 
 MODEL = tiny_model()
-WAYS_IN: dict[str, tuple[Callable[..., Any], list[str]]] = {  # with the keywords that are no options of decoding
+ENTRY_POINTS: dict[str, tuple[Callable[..., Any], list[str]]] = {  # and their keywords besides the options
     "generate": (generate, ["on_round", "draft_model", "ngram"]),
     "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram"]),
     "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram"]),
@@ -327,8 +325,10 @@ WAYS_IN: dict[str, tuple[Callable[..., Any], list[str]]] = {  # with the keyword
 }
 
 
-@pytest.mark.parametrize(("function", "others"), WAYS_IN.values(), ids=WAYS_IN)
-def test_every_way_in_names_every_option_with_type_and_default(function: Callable[..., Any], others: list[str]) -> None:
+@pytest.mark.parametrize(("function", "others"), ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+def test_every_entry_point_shows_every_option_with_type_and_default(
+    function: Callable[..., Any], others: list[str]
+) -> None:
     shown = {
         name: each
         for name, each in inspect.signature(function).parameters.items()
@@ -348,7 +348,7 @@ def test_every_way_in_names_every_option_with_type_and_default(function: Callabl
     assert function.__doc__ and function.__doc__.split("\n")[0] in page
 
 
-def test_every_option_is_explained_and_load_shows_its_own() -> None:
+def test_every_option_is_documented_and_load_shows_its_options() -> None:
     page = GenerationOptions.__doc__ or ""
     for name in NAMES:
         assert f"    {name}: " in page or f"{name}, " in page or f", {name}: " in page
@@ -358,7 +358,7 @@ def test_every_option_is_explained_and_load_shows_its_own() -> None:
 
 
 class Ids(OneLanguage):
-    """A tokenizer for tests: a is 2, b is 3 and so on."""
+    """A tokenizer for tests: the id of "a" is 2, the id of "b" is 3 and so on."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [*(ord(letter) - ord("a") + 2 for letter in text), EOS]
@@ -370,11 +370,11 @@ class Ids(OneLanguage):
 SESSION = Session(MODEL, Ids(), noisy_copy(MODEL))  # type: ignore[arg-type]
 
 
-def test_the_calls_that_the_type_checker_passes_run() -> None:
+def test_calls_that_mypy_accepts_run() -> None:
     right_calls(MODEL, Ids(), noisy_copy(MODEL))  # type: ignore[arg-type]
 
 
-def test_the_calls_that_the_type_checker_rejects_are_refused() -> None:
+def test_calls_that_mypy_rejects_raise() -> None:
     calls = wrong_calls(MODEL, Ids(), SESSION)  # type: ignore[arg-type]
     assert len(calls) > 10
     for call in calls:
@@ -391,16 +391,14 @@ def test_the_calls_that_the_type_checker_rejects_are_refused() -> None:
         (("a", {"temperature": 1.0}), {}, ".*takes 2 positional arguments but 3 were given"),
     ],
 )
-def test_arguments_in_front_of_the_keywords_are_checked(
-    arguments: tuple[Any, ...], keywords: dict[str, Any], message: str
-) -> None:
+def test_positional_arguments_are_checked(arguments: tuple[Any, ...], keywords: dict[str, Any], message: str) -> None:
     for function in (SESSION.generate, SESSION.stream):
         with pytest.raises(TypeError, match=f"^{message}$"):
             function(*arguments, **keywords)
     assert SESSION.generate(prompt="abc", max_tokens=3).tokens == SESSION.generate("abc", max_tokens=3).tokens
 
 
-def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_nothing() -> None:
+def test_a_drafter_chosen_by_the_session_gives_no_warning() -> None:
     alone = Session(MODEL, Ids())  # type: ignore[arg-type]
     assert SESSION.options_with({}).drafter == SESSION.options_with({"num_draft_tokens": 0}).drafter == "auto"
     assert SESSION.options_with({"drafter": "none", "num_draft_tokens": 0}).drafter == "none"
@@ -427,16 +425,16 @@ def test_a_session_chooses_a_drafter_without_telling_the_caller_that_it_was_for_
         ({"num_draft_tokens": object()}, "num_draft_tokens must be a whole number, auto or a DraftLength, not"),
         ({"drafter": object()}, "drafter must be"),
     ],
-    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in every process
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # addresses differ between pytest-xdist workers
 )
-def test_keywords_of_batches_are_checked(keywords: dict[str, Any], named: str) -> None:
+def test_keywords_of_batch_are_checked(keywords: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError) as error:
         for result in SESSION.batch(["abc"], **keywords):
             raise InputError(result.error or "accepted")
     assert str(error.value).startswith(named)
 
 
-def test_a_prompt_that_is_none_gets_an_error_and_the_others_their_text() -> None:
+def test_an_invalid_prompt_gets_an_error_and_the_others_get_text() -> None:
     prompts: list[Any] = [{"prompt": "abc", "nope": 1}, {}, {"prompt": 5}, 7, "", {"prompt": "abc", "seed": 1}]
     found = {each.index: each for each in SESSION.batch(prompts, max_tokens=3)}
     assert (found[0].error or "").startswith("there is no option 'nope'")
@@ -445,7 +443,7 @@ def test_a_prompt_that_is_none_gets_an_error_and_the_others_their_text() -> None
     assert found[5].error is None and found[5].result is not None and len(found[5].result.tokens) == 3
 
 
-ANY: Any = SESSION  # as untyped code sees it
+ANY: Any = SESSION  # untyped, so that mypy accepts the wrong calls below
 TARGET: Any = BUNDLED / "t5-web-docs"
 
 
@@ -490,14 +488,14 @@ TARGET: Any = BUNDLED / "t5-web-docs"
     ],
     ids=range(23),
 )
-def test_arguments_of_any_kind_work_or_are_named_in_one_line(call: Callable[[], Any], named: str) -> None:
+def test_invalid_arguments_are_named_in_one_line(call: Callable[[], Any], named: str) -> None:
     with pytest.raises(InputError) as error:
         for each in call():
             raise InputError(each.error)
     assert str(error.value).startswith(named) and "\n" not in str(error.value) and len(str(error.value)) < 450
 
 
-def test_numbers_of_numpy_and_sets_are_taken() -> None:
+def test_numpy_numbers_and_sets_are_accepted() -> None:
     expected = ANY.generate("abc", max_tokens=3, seed=5, temperature=0.5, stop=["zz"], eos_token_ids=[4, 5]).tokens
     numbers: Any = {"max_tokens": np.int64(3), "seed": np.uint8(5), "temperature": np.float64(0.5)}
     again = ANY.generate("abc", stop={"zz"}, eos_token_ids=np.array([4, 5]), **numbers)
@@ -506,7 +504,7 @@ def test_numbers_of_numpy_and_sets_are_taken() -> None:
     assert len([*ANY.batch(("abc", "b"), slots=np.int64(2), max_tokens=2)]) == 2
 
 
-def test_a_session_shows_itself_in_one_line() -> None:
+def test_the_repr_of_a_session_is_one_line() -> None:
     shown = repr(Session(MODEL, Ids(), noisy_copy(MODEL), GenerationOptions(seed=3), slots=2))
     assert shown == "<Session: target T5, draft T5, options {'seed': 3}, 2 slots>"
     assert "no draft model, options {}" in repr(Session(MODEL, Ids()))
