@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "mlx": metadata.version("mlx"),
         "device": str(mx.default_device()),
-        "blas": Path(blas.chosen() or "MLX's own").name,
+        "blas": Path(blas.chosen or "MLX's own").name,
         "blas_threads": blas.threads(),
         "load_before": round(os.getloadavg()[0], 2),
     }

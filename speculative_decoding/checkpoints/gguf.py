@@ -25,12 +25,6 @@ from .base import MAX_DIMENSION, Checkpoint, TensorInfo
 from .files import ByteRange, MappedFile
 
 CHUNK_ELEMENTS = 1 << 20  # elements to dequantize at a time
-MAX_FIELDS = 10_000
-MAX_TENSORS = 20_000
-MAX_NAME_BYTES = 256
-MAX_ALIGNMENT = 1 << 16
-MAX_KEPT_BYTES = 256  # longer strings (templates) are skipped
-MAX_ARRAY_STRINGS = 1_000_000
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING = 8
@@ -89,7 +83,7 @@ class Cursor:
     def __init__(self, file: MappedFile) -> None:
         self.data = file.data
         self.position = 0
-        self.strings_left = MAX_ARRAY_STRINGS
+        self.strings_left = 1_000_000  # in all arrays together
         self._file = file
 
     def error(self, problem: str) -> CheckpointError:
@@ -113,7 +107,7 @@ class Cursor:
         return value
 
     def name(self) -> str:
-        size = self.count(MAX_NAME_BYTES, "bytes in a name")
+        size = self.count(256, "bytes in a name")
         start = self.skip(size)
         return self.data[start : start + size].decode("utf-8", "replace")
 
@@ -125,7 +119,8 @@ class Cursor:
         if kind == STRING:
             size = self.scalar("<Q")
             start = self.skip(size)
-            return self.data[start : start + size].decode("utf-8", "replace") if size <= MAX_KEPT_BYTES else None
+            is_short = size <= 256  # longer strings are templates
+            return self.data[start : start + size].decode("utf-8", "replace") if is_short else None
         element = self.scalar("<I") if kind == ARRAY else kind
         if element in SCALARS:
             self.skip(self.scalar("<Q") * struct.calcsize(SCALARS[element]))
@@ -149,8 +144,8 @@ def read_header(path: Path) -> GgufHeader:
         raise cursor.error(
             f"it starts with {magic!r}, version {version} (expected b'GGUF', little-endian version 2 or 3)"
         )
-    num_tensors = cursor.count(MAX_TENSORS, "tensors")
-    num_fields = cursor.count(MAX_FIELDS, "metadata fields")
+    num_tensors = cursor.count(20_000, "tensors")
+    num_fields = cursor.count(10_000, "metadata fields")
 
     metadata: dict[str, Any] = {}
     for _ in range(num_fields):
@@ -174,8 +169,8 @@ def read_header(path: Path) -> GgufHeader:
         types[name], infos[name], offsets[name] = read_tensor_info(cursor, name)
 
     alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise cursor.error(f"alignment {alignment!r} is not a power of two up to {MAX_ALIGNMENT}")
+    if type(alignment) is not int or not 1 <= alignment <= 65536 or alignment & (alignment - 1):
+        raise cursor.error(f"alignment {alignment!r} is not a power of two up to 65536")
     data_start = -(-cursor.position // alignment) * alignment
     stop = data_start
     locations: dict[str, ByteRange] = {}
@@ -206,29 +201,18 @@ def read_tensor_info(cursor: Cursor, name: str) -> tuple[GgmlType, TensorInfo, i
     return ggml_type, TensorInfo(shape, ggml_type.dtype), offset
 
 
-CONFIG_SIZES = {
-    "d_model": "embedding_length",
-    "d_kv": "attention.key_length",
-    "d_ff": "feed_forward_length",
-    "num_layers": "block_count",
-    "num_heads": "attention.head_count",
-    "relative_attention_num_buckets": "attention.relative_buckets_count",
-}
-BLOCK_TENSOR = re.compile(r"(enc|dec)\.blk\.(\d{1,4})\.(\w+)", re.ASCII)
-T5_TENSOR = re.compile(r"shared|lm_head|(encoder|decoder)\.(final_layer_norm|block\.0\..*)")
-
-
 @cache
 def hugging_face_names(is_gated: bool) -> Mapping[str, str]:
     """Map llama.cpp's names to Hugging Face's, for a T5 with one block. The table is the package's."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
+    t5_tensor = re.compile(r"shared|lm_head|(encoder|decoder)\.(final_layer_norm|block\.0\..*)")
     other_kind = (".wi",) if is_gated else (".wi_0", ".wi_1")
     table = get_tensor_name_map(MODEL_ARCH.T5, 1).mapping
     return {
         llama_cpp: name
         for name, (_, llama_cpp) in table.items()
-        if T5_TENSOR.fullmatch(name) and not name.endswith(other_kind)
+        if t5_tensor.fullmatch(name) and not name.endswith(other_kind)
     }
 
 
@@ -238,7 +222,7 @@ def hugging_face_name(llama_cpp_name: str, is_gated: bool) -> str | None:
         return None
     stem = llama_cpp_name.removesuffix(".weight")
     block = 0
-    if match := BLOCK_TENSOR.fullmatch(stem):
+    if match := re.fullmatch(r"(enc|dec)\.blk\.(\d{1,4})\.(\w+)", stem, re.ASCII):
         block = int(match[2])
         stem = f"{match[1]}.blk.0.{match[3]}"
     name = hugging_face_names(is_gated).get(stem)
@@ -294,7 +278,15 @@ def gguf_config(path: Path) -> dict[str, Any]:
     """
     header = read_header(path)
     metadata = header.metadata
-    sizes = {field: metadata.get(f"t5.{key}") for field, key in CONFIG_SIZES.items()}
+    keys = {
+        "d_model": "embedding_length",
+        "d_kv": "attention.key_length",
+        "d_ff": "feed_forward_length",
+        "num_layers": "block_count",
+        "num_heads": "attention.head_count",
+        "relative_attention_num_buckets": "attention.relative_buckets_count",
+    }
+    sizes = {field: metadata.get(f"t5.{key}") for field, key in keys.items()}
     sizes["num_decoder_layers"] = metadata.get("t5.decoder_block_count", sizes["num_layers"])
     pad = metadata.get("tokenizer.ggml.padding_token_id", 0)
     ids = {

@@ -19,8 +19,6 @@ from .pickles import MAX_BYTES, PickleInterpreter, StoredTensor, read_pickle
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_VERSION = 1001
-LEGACY_START = b"\x80\x02\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little")
-NESTING_KEYS = ("state_dict", "model")  # training scripts store the state dict under one of these
 
 
 class TorchCheckpoint(Checkpoint):
@@ -50,9 +48,9 @@ class TorchCheckpoint(Checkpoint):
 
 
 def find_state_dict(file: MappedFile, value: object) -> dict[str, StoredTensor]:
-    """Return the state dict in a pickled value: the value itself, or an item under one of `NESTING_KEYS`."""
+    """Return the state dict in a pickled value: the value itself, or the item in which training scripts store it."""
     if isinstance(value, dict):
-        nested = [value[key] for key in NESTING_KEYS if isinstance(value.get(key), dict)]
+        nested = [value[key] for key in ("state_dict", "model") if isinstance(value.get(key), dict)]
         value = nested[0] if len(nested) == 1 else value
     if not isinstance(value, dict):
         raise file.error(f"holds a {type(value).__name__}, not a state dict")
@@ -70,7 +68,7 @@ def read_torch(path: Path) -> Checkpoint:
     start = file.data[:262]
     if start.startswith(ZIP_START):
         return read_zip(file)
-    if start.startswith(LEGACY_START):
+    if start.startswith(b"\x80\x02\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little")):  # a pickle of the number
         return read_legacy(file)
     if start[257:] == b"ustar":
         raise file.error("torch's tar format (before 0.1.10) is not supported; save it with a newer torch")

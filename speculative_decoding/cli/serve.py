@@ -146,14 +146,14 @@ async def listen(
     from ..server.decoding_thread import DecodingThread
     from ..server.metrics import Metrics
     from ..server.service import Service
-    from ..server.translation import TranslationPrompts
+    from ..server.translation import translation_prefixes
 
     folder = pair.target.folder
     service = Service(DecodingThread(lambda: config.session(pair), limits), limits, Metrics())
-    translation = TranslationPrompts.of(read_config(folder), list(access.translate))
+    prefixes = translation_prefixes(read_config(folder), list(access.translate))
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
-    settings = ServerSettings(folder.resolve().name, translation, hosts, token, access.log_prompts, created)
+    settings = ServerSettings(folder.resolve().name, prefixes, hosts, token, access.log_prompts, created)
     server = make_server(make_app(service, settings), service)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

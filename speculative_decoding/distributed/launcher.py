@@ -33,9 +33,11 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
             processes.channel.leave(status or 1)
         # One rank reports the loss: rank 0, or rank 1 if rank 0 is gone.
         if rank == 0 or (rank == 1 and status is None):
-            lost = "has ended, or is out of reach for 20 seconds"
-            way_out = "the output so far is kept, and a job continues with --resume"
-            say(f"{command}: error: process {peer + 1}: {why or f'{lost}; {way_out}'}")
+            why = why or (
+                "has ended, or is out of reach for 20 seconds; "
+                "the output so far is kept, and a job continues with --resume"
+            )
+            say(f"{command}: error: process {peer + 1}: {why}")
         os._exit(status or 1)
 
     if rank == 0:

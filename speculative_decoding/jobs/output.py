@@ -28,7 +28,6 @@ from .input import InputLine, read_lines
 
 VERSION = 2
 COMMIT_SECONDS = 1.0
-REMOVED_DEFAULTS = {"confidence_threshold": 0.0, "min_ngram_size": 1}  # journals of earlier versions have these options
 WAY_OUT = "the records written so far are kept; continue with --resume"
 
 
@@ -212,7 +211,8 @@ def read_journal(output: Path, settings: Mapping[str, Any]) -> ResumePoint:
         content = read_json_object(path)
         version = content.pop("version")
         previous = current_names(content.pop("settings"))
-        previous = {name: value for name, value in previous.items() if REMOVED_DEFAULTS.get(name) != value}
+        removed = {"confidence_threshold": 0.0, "min_ngram_size": 1}  # options of earlier versions, with their defaults
+        previous = {name: value for name, value in previous.items() if removed.get(name) != value}
         point = ResumePoint(**content) if version == VERSION else None
         changed = sorted(name for name in previous.keys() | settings.keys() if previous.get(name) != settings.get(name))
     except (InputError, TypeError, KeyError, AttributeError) as error:

@@ -17,14 +17,12 @@ from pathlib import Path
 from ..version import native_libraries
 
 VARIABLE = "SPECULATIVE_DECODING_BLAS"  # path of a library, or "none" to keep MLX's own
-SYMBOLS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # everything that libmlx imports
 USED_BY_EXTENSION = ("cblas_sgemm", "cblas_sgemv", "cblas_dgemm", "cblas_cgemm", "openblas_get_num_threads")
 PREFIX = "scipy_"  # of every symbol in the scipy-openblas32 wheel
 SLOW = "MLX runs on its slow reference BLAS, where speculative decoding gives no speedup"
-INSTALL = "reinstall this package with a C compiler present, or install a library: apt install libopenblas0-pthread"
 
 problems: list[str] = []  # causes of slowness that the user has not been warned about yet
-_chosen: str | None = None  # path of the library that MLX calls
+chosen: str | None = None  # path of the library that MLX calls
 _openblas: ctypes.CDLL | None = None  # the OpenBLAS that the chosen library is, or calls
 
 
@@ -41,12 +39,7 @@ def load_fast_blas() -> None:
     except OSError as error:
         problems.append(f"{SLOW}: {VARIABLE}: {error}" if requested else f"{SLOW}: {error}")
         return
-    native_libraries["blas"] = f"{Path(_chosen or '').name}, {threads()} threads"
-
-
-def chosen() -> str | None:
-    """Return the path of the loaded library, or None."""
-    return _chosen
+    native_libraries["blas"] = f"{Path(chosen or '').name}, {threads()} threads"
 
 
 def threads() -> int | None:
@@ -80,16 +73,19 @@ def load_best() -> None:
     for library in ("libopenblas.so.0", *mkl):  # the first is Debian's libopenblas0-pthread
         with suppress(OSError):
             return load(library)
-    raise OSError(INSTALL)
+    raise OSError(
+        "reinstall this package with a C compiler present, or install a library: apt install libopenblas0-pthread"
+    )
 
 
 def load(path: str | Path) -> None:
     """Load a library so that MLX finds its symbols. Raises OSError if it cannot be loaded or lacks a symbol."""
-    global _chosen, _openblas
+    global chosen, _openblas
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    if missing := [symbol for symbol in SYMBOLS if not hasattr(library, symbol)]:
+    needed = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # everything that libmlx imports
+    if missing := [symbol for symbol in needed if not hasattr(library, symbol)]:
         raise OSError(f"{path} has no {missing[0]}")
-    _chosen = str(path)
+    chosen = str(path)
     _openblas = library
 
 

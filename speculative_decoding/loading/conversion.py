@@ -24,15 +24,13 @@ from .atomic_io import atomic_directory
 from .load import MODELS, WEIGHTS, Storage, build_model, checked_config, checked_generation_config
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
-IN_BFLOAT16 = Storage("bfloat16")
-
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
 
 
 def convert(
     source: str,
     output: Path | None = None,
-    storage: Storage = IN_BFLOAT16,
+    storage: Storage = Storage("bfloat16"),  # noqa: B008
     *,
     revision: str | None = None,
     force: bool = False,

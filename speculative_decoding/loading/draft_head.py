@@ -28,7 +28,6 @@ from .tokenizer import fingerprint
 KIND = "draft_head"
 VERSION = 2  # of the computation; version 1 had a norm before each part
 CONFIG = "config.json"
-MAX_UNITS = 1 << 22  # of the feed-forward layer, as in a target
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> D
     ids: dict[str, Any] = {name: known.get(name) for name in ("layers", "frequent")}
     facts = target_facts(target)
     limits = {name: (facts[name], facts[name]) for name in ("d_model", "heads", "head_width")}
-    limits |= {"d_ff": (1, MAX_UNITS), "layers": (0, facts["decoder_layers"] - 1)}
+    limits |= {"d_ff": (1, 1 << 22), "layers": (0, facts["decoder_layers"] - 1)}
     limits |= {"frequent": (0, facts["vocab_size"] - 1)}
     for name, (least, most) in limits.items():
         values = ids[name] if name in ids else [known.get(name)]

@@ -9,10 +9,6 @@ from pathlib import Path
 from ..errors import InputError
 from .tokenizer import TOKENIZER_FILES
 
-SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-# A single file, or shards and their index. The first pattern with a match wins.
-WEIGHTS = (r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?")
-
 # Draft -> pattern of target names: the smallest model of a family drafts for the larger ones, because they share a
 # tokenizer. \1 is the first group of the target's pattern.
 SUGGESTED_DRAFTS = {
@@ -78,6 +74,11 @@ def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) 
 def needed_files(files: Iterable[str], gguf_file: str | None = None) -> list[str]:
     """Return the files of a repository that conversion reads."""
     files = list(files)
-    patterns = WEIGHTS if gguf_file is None else (re.escape(gguf_file),)
+    if gguf_file is None:
+        # A single file, or shards and their index. The first pattern with a match wins.
+        patterns = [r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?"]
+    else:
+        patterns = [re.escape(gguf_file)]
     weights = ([file for file in files if re.fullmatch(pattern, file)] for pattern in patterns)
-    return [file for file in files if file in SMALL_FILES] + next(filter(None, weights), [])
+    small_files = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+    return [file for file in files if file in small_files] + next(filter(None, weights), [])

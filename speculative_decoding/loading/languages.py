@@ -11,13 +11,6 @@ from ..checkpoints.files import read_json_object
 from ..errors import CheckpointError, InputError
 from ..sampling.options import short_repr
 
-# (pattern of a language token, code of English): NLLB-200, mBART, M2M-100. Like transformers, use English if
-# tokenizer_config.json has no src_lang.
-LANGUAGE_TOKENS = (
-    (r"([a-z]{3}_[A-Z][a-z]{3})", "eng_Latn"),
-    (r"([a-z]{2}_[A-Z]{2})", "en_XX"),
-    (r"__([a-z]{2,3})__", "en"),
-)
 END = "</s>"
 
 
@@ -32,7 +25,12 @@ class Languages:
         """special: the tokenizer's special tokens. Raises `CheckpointError` for an unknown `src_lang`."""
         self.ids: Mapping[str, int] = MappingProxyType({})
         self._end = list[int]()
-        for pattern, english in LANGUAGE_TOKENS:
+        # Like transformers, use English if tokenizer_config.json has no src_lang.
+        for pattern, english in (
+            (r"([a-z]{3}_[A-Z][a-z]{3})", "eng_Latn"),  # NLLB-200
+            (r"([a-z]{2}_[A-Z]{2})", "en_XX"),  # mBART
+            (r"__([a-z]{2,3})__", "en"),  # M2M-100
+        ):
             found = {match[1]: index for piece, index in special.items() if (match := re.fullmatch(pattern, piece))}
             if END in special and len(found) > len(self.ids):
                 self.ids = MappingProxyType(found)

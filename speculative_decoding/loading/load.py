@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
@@ -107,13 +107,12 @@ def open_model(
     checkpoint = checkpoints.read(folder, gguf)
     if gguf is None and manifest.read(folder).get("dtype") == dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
-    built = build_model(raw, checkpoint, storage)
-    model, checkpoint = built.model, built.checkpoint
+    model, raw, checkpoint = build_model(raw, checkpoint, storage)
     if process_group is not None:
-        model, checkpoint = shard_model(partial(models.build, built.raw, checkpoint), checkpoint, process_group)
+        model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, process_group)
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
-    model.generation_config = checked_generation_config(folder, built.raw, model)
+    model.generation_config = checked_generation_config(folder, raw, model)
     return ModelHandle(folder, model, tokenizer, checkpoint)
 
 
@@ -132,16 +131,10 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
     return GenerationConfig.from_dict(generation_config, model.config.vocab_size, model.config.eos_token_ids, file)
 
 
-class BuiltModel(NamedTuple):
-    """A model without weights, with the config.json and the checkpoint that belong to it."""
-
-    model: EncoderDecoder
-    raw: Mapping[str, Any]
-    checkpoint: Checkpoint
-
-
-def build_model(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> BuiltModel:
-    """Build a model for weights in the given storage.
+def build_model(
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
+    """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
 
     Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
     The returned checkpoint casts and quantizes each tensor when it is read.
@@ -170,7 +163,7 @@ def build_model(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
                 f"quantize: no layer of this model has rows that divide into groups of {storage.group_size}"
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
-    return BuiltModel(model, raw, checkpoint)
+    return model, raw, checkpoint
 
 
 def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:

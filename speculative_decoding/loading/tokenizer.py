@@ -32,7 +32,6 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-MAX_FILE_BYTES = 64 << 20  # Gemma's tokenizer.json has 34 MB
 MAX_EXTRA_IDS = 1 << 16
 REPLACEMENT = "\ufffd"  # decoding an incomplete character yields this
 
@@ -210,7 +209,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer in a folder. Raises `InputError` if the folder has no readable tokenizer."""
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
-            open_regular(folder / name, MAX_FILE_BYTES).close()
+            open_regular(folder / name, max_bytes=64 << 20).close()  # Gemma's tokenizer.json has 34 MB
     if (folder / "tokenizer.json").is_file():
         return FastTokenizer(folder)
     if any((folder / name).is_file() for name in TOKENIZER_FILES):

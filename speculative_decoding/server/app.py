@@ -23,7 +23,7 @@ from .completions import completions
 from .errors import ServerError
 from .guard import Guard
 from .service import READY, Service
-from .translation import TranslationPrompts, languages, translate
+from .translation import Prefixes, languages, translate
 
 LOG = logging.getLogger("speculative_decoding.server")
 PAGE = {
@@ -37,7 +37,7 @@ CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 @dataclass(frozen=True)
 class ServerSettings:
     model: str  # name for clients
-    translation: TranslationPrompts
+    prefixes: Prefixes  # for translation
     hosts: Collection[str] = ()  # names of this server
     token: str | None = None
     log_prompts: bool = False
@@ -56,7 +56,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
     def log(scope: Scope, status: int, seconds: float) -> None:
         """Log a response and count it in the metrics."""
         status = status or CLIENT_DISCONNECTED
-        service.metrics.response(scope["path"] if scope["path"] in paths else "other", status)
+        service.metrics.responses.labels(scope["path"] if scope["path"] in paths else "other", status).inc()
         client = (scope.get("client") or ("-",))[0]
         prompts = f" {one_line(repr(scope.get('prompts')))}" if settings.log_prompts and "prompts" in scope else ""
         path = one_line(scope["path"])[:200]
@@ -66,7 +66,7 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
 
     def on_server_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServerError)
-        service.metrics.error(error.code or str(error.status))
+        service.metrics.errors.labels(error.code or error.status).inc()
         return error_response(request.url.path, error)
 
     def on_http_exception(request: Request, error: Exception) -> Response:

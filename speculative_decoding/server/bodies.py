@@ -19,7 +19,6 @@ from .errors import ServerError
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 BODY_SECONDS = 30.0  # to receive a body
-WRITE_SECONDS = 30.0  # for a slow client to read the rest of a stream
 Result = TypeVar("Result")
 
 
@@ -120,7 +119,7 @@ class EventStream(StreamingResponse):
 
     Args:
         events: Contents of `data:` lines. None sends a comment, which keeps the connection open.
-        seconds: Time limit, plus `WRITE_SECONDS` for slow clients. It closes connections whose clients do not read.
+        seconds: Time limit, plus 30 seconds for slow clients. It closes connections whose clients do not read.
     """
 
     def __init__(self, events: AsyncGenerator[Mapping[str, Any] | str | None], seconds: float) -> None:
@@ -131,7 +130,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await cancel_on_disconnect(receive, self.stream_response(send), self._seconds + WRITE_SECONDS)
+            await cancel_on_disconnect(receive, self.stream_response(send), self._seconds + 30.0)
         except (ClientDisconnect, TimeoutError, OSError):
             pass  # the client cannot be told
         finally:

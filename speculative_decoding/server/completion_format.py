@@ -30,7 +30,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "logit_bias": ({}, "not supported"),
     "suffix": ("", "an encoder-decoder does not fill in text"),
 }
-PROMPT = Union((Text(may_be_empty=True), ListOf(Text(may_be_empty=True))))
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,8 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, model:
         stream = validate("stream", Bool(), fields.pop("stream", False))
         rounds = validate("rounds", Bool(), fields.pop("rounds", False))
         n = validate("n", Int(1), fields.pop("n", 1))
-        prompt = validate("prompt", PROMPT, fields.pop("prompt", ""))
+        text = Text(may_be_empty=True)
+        prompt = validate("prompt", Union((text, ListOf(text))), fields.pop("prompt", ""))
         options = parse_options(fields, service.options)
     except InputError as error:
         raise ServerError.of(error) from None

@@ -56,7 +56,7 @@ async def stream(
                 if chunk is not None:
                     yield chunk
         except ServerError as error:
-            service.metrics.error(error.code or str(error.status))
+            service.metrics.errors.labels(error.code or error.status).inc()
             yield error.content
             return
         if completion.include_usage:

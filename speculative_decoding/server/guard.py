@@ -15,7 +15,6 @@ from ..errors import one_line
 from .bodies import error_response
 from .errors import ServerError
 
-PUBLIC_PATHS = ("/", "/page.js", "/page.css", "/health")  # no token needed
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -83,9 +82,10 @@ class Guard:
         for origin in headers.getlist("origin"):
             if urlsplit(origin).netloc.lower() != hosts[0].lower():
                 raise ServerError(403, "pages of other origins may not use this server", code="wrong_origin")
+        is_public = scope["path"] in ("/", "/page.js", "/page.css", "/health")
         # LibreTranslate's clients send the token in the body
         token_is_in_body = scope["path"] == "/translate" and "authorization" not in headers
-        if scope["path"] not in PUBLIC_PATHS and not token_is_in_body:
+        if not is_public and not token_is_in_body:
             require_token(scope)
 
     def _is_allowed(self, host: str) -> bool:

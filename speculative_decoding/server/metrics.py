@@ -16,9 +16,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._responses = self._counter("responses", "Responses by path and HTTP status", "path", "status")
+        self.responses = self._counter("responses", "Responses by path and HTTP status", "path", "status")
         self._prompts = self._counter("prompts", "Prompts by how they ended", "finish_reason")
-        self._errors = self._counter("errors", "Requests answered with an error, by code", "code")
+        self.errors = self._counter("errors", "Requests answered with an error, by code", "code")
         # Named like the attributes of GenerationStats
         self._counts = {
             "prompt_tokens": self._counter("prompt_tokens", "Tokens of finished prompts"),
@@ -29,7 +29,7 @@ class Metrics:
                 "target_calls", "Forward passes of the target's decoder, summed over prompts"
             ),
         }
-        self._time_to_first_token = Histogram(
+        self.time_to_first_token = Histogram(
             f"{PREFIX}time_to_first_token_seconds",
             "Time from admitting a request to its first token",
             registry=self.registry,
@@ -56,15 +56,6 @@ class Metrics:
             self._totals.add(stats)
             for name, counter in self._counts.items():
                 counter.inc(getattr(stats, name))
-
-    def first_token(self, seconds: float) -> None:
-        self._time_to_first_token.observe(seconds)
-
-    def response(self, path: str, status: int) -> None:
-        self._responses.labels(path, str(status)).inc()
-
-    def error(self, code: str) -> None:
-        self._errors.labels(code).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -19,7 +19,6 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
-DECAY = 0.9  # of the running mean of the seconds per prompt
 
 
 class Service:
@@ -27,10 +26,12 @@ class Service:
 
     Attributes:
         state: Requests are admitted only while this is `READY`.
+        session: The models, once they are loaded.
         options: Defaults of the server, for options that a request does not set.
         on_end: Called when the server has nothing left to do, with the error that ended it or None.
     """
 
+    session: Session
     options: GenerationOptions
 
     def __init__(self, thread: DecodingThread, limits: Limits, metrics: Metrics) -> None:
@@ -50,12 +51,6 @@ class Service:
 
     def stop(self) -> None:
         self._thread.stop()
-
-    @property
-    def session(self) -> Session:
-        """The loaded session. Raises `ServerError` unless the service is ready."""
-        self.require_ready()
-        return self._session
 
     def require_ready(self) -> None:
         if self.state != READY:
@@ -92,7 +87,7 @@ class Service:
         request = ClientRequest(
             prompts,
             wants_rejected=wants_rejected,
-            on_first_token=lambda: self.metrics.first_token(loop.time() - started),
+            on_first_token=lambda: self.metrics.time_to_first_token.observe(loop.time() - started),
         )
         timeout = ServerError(504, f"not finished within {limits.max_seconds:g} s", code="timeout")
         timer = loop.call_later(limits.max_seconds, self._fail, request, timeout)
@@ -114,7 +109,7 @@ class Service:
         failed = "cancelled" if request.error is None else "error"
         for prompt in request.prompts:
             if prompt.finish_reason is not None:
-                self._seconds_per_prompt = DECAY * self._seconds_per_prompt + (1 - DECAY) * seconds
+                self._seconds_per_prompt = 0.9 * self._seconds_per_prompt + 0.1 * seconds
             self.metrics.add(prompt.stats, prompt.finish_reason or failed)
 
     async def drain(self) -> None:
@@ -129,7 +124,7 @@ class Service:
         self.on_end(None)
 
     def _on_ready(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self.options = session.options_with({})
         if self.state == LOADING:
             self.state = READY

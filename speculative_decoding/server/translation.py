@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -22,62 +22,56 @@ from .guard import require_token
 from .service import Service
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
-Q = Union((Text(), ListOf(Text())))
 
 
-@dataclass(frozen=True)
-class TranslationPrompts:
-    """Makes prompts for the language pairs of a model.
+Prefixes = Mapping[tuple[str, str], str]  # (source, target) -> the text before a prompt, for models such as T5
+
+
+def translation_prefixes(config: Mapping[str, Any], flags: list[str]) -> Prefixes:
+    """Collect the language pairs of a model without language tokens. Raises `InputError` for a malformed flag.
 
     Args:
-        prefixes: Maps (source, target) to the text before the prompt, for models that need one, such as T5. Models with
-            language tokens support the pairs of these tokens too.
+        config: The model's config.json. T5 models list pairs in `task_specific_params`.
+        flags: Values of --translate, such as "en:de=translate English to German: ".
     """
+    prefixes: dict[tuple[str, str], str] = {}
+    tasks = config.get("task_specific_params")
+    for name, task in tasks.items() if isinstance(tasks, dict) else ():
+        match = re.fullmatch(r"translation_(\w+)_to_(\w+)", name)
+        prefix = task.get("prefix") if isinstance(task, dict) else None
+        if match and isinstance(prefix, str):
+            prefixes[match[1], match[2]] = prefix
+    for flag in flags:
+        match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
+        if match is None:
+            raise InputError(
+                f"--translate {flag!r}: must be SOURCE:TARGET=PREFIX, such as en:de='translate English to German: '"
+            )
+        prefixes[match[1], match[2]] = match[3]
+    return prefixes
 
-    prefixes: Mapping[tuple[str, str], str]
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any], flags: list[str]) -> TranslationPrompts:
-        """Collect the pairs of a model. Raises `InputError` for a malformed flag.
+def translation_languages(session: Session, prefixes: Prefixes) -> list[dict[str, Any]]:
+    """Return the supported languages in LibreTranslate's format: pairs of language tokens, and pairs with a prefix."""
+    codes = sorted(session.tokenizer.languages)
+    targets = {code: [other for other in codes if other != code] for code in codes}
+    for source, target in sorted(prefixes):
+        targets.setdefault(source, []).append(target)
+    return [{"code": code, "name": code, "targets": found} for code, found in targets.items()]
 
-        Args:
-            config: The model's config.json. T5 models list pairs in `task_specific_params`.
-            flags: Values of --translate, such as "en:de=translate English to German: ".
-        """
-        prefixes: dict[tuple[str, str], str] = {}
-        tasks = config.get("task_specific_params")
-        for name, task in tasks.items() if isinstance(tasks, dict) else ():
-            match = re.fullmatch(r"translation_(\w+)_to_(\w+)", name)
-            prefix = task.get("prefix") if isinstance(task, dict) else None
-            if match and isinstance(prefix, str):
-                prefixes[match[1], match[2]] = prefix
-        for flag in flags:
-            match = re.fullmatch(r"([\w-]+):([\w-]+)=(.*)", flag, re.DOTALL)
-            if match is None:
-                raise InputError(
-                    f"--translate {flag!r}: must be SOURCE:TARGET=PREFIX, such as en:de='translate English to German: '"
-                )
-            prefixes[match[1], match[2]] = match[3]
-        return cls(prefixes)
 
-    def languages(self, session: Session) -> list[dict[str, Any]]:
-        """Return the supported languages in LibreTranslate's format."""
-        codes = sorted(session.tokenizer.languages)
-        targets = {code: [other for other in codes if other != code] for code in codes}
-        for source, target in sorted(self.prefixes):
-            targets.setdefault(source, []).append(target)
-        return [{"code": code, "name": code, "targets": found} for code, found in targets.items()]
-
-    def prompt(self, session: Session, text: str, source: str, target: str) -> tuple[str, dict[str, Any]]:
-        """Return the prompt for a text, and options that it needs. Raises `InputError` for an unsupported pair."""
-        if (source, target) in self.prefixes:
-            return self.prefixes[source, target] + text, {}
-        if not session.tokenizer.languages:
-            pairs = ", ".join(":".join(pair) for pair in sorted(self.prefixes)) or "none"
-            raise InputError(f"source and target must be a supported pair ({pairs}), not {source}:{target}")
-        for name, code in (("source", source), ("target", target)):
-            language_token(session.tokenizer, name, code)
-        return text, {"src_lang": source, "tgt_lang": target}
+def translation_prompt(
+    session: Session, prefixes: Prefixes, text: str, source: str, target: str
+) -> tuple[str, dict[str, Any]]:
+    """Return the prompt for a text, and options that it needs. Raises `InputError` for an unsupported pair."""
+    if (source, target) in prefixes:
+        return prefixes[source, target] + text, {}
+    if not session.tokenizer.languages:
+        pairs = ", ".join(":".join(pair) for pair in sorted(prefixes)) or "none"
+        raise InputError(f"source and target must be a supported pair ({pairs}), not {source}:{target}")
+    for name, code in (("source", source), ("target", target)):
+        language_token(session.tokenizer, name, code)
+    return text, {"src_lang": source, "tgt_lang": target}
 
 
 async def translate(request: Request) -> Response:
@@ -86,15 +80,14 @@ async def translate(request: Request) -> Response:
     fields = await read_fields(request, service.limits.max_body, accept_form=True)
     require_token(request.scope, str(fields.get("api_key", "")))
     is_form = request.headers["content-type"].startswith(FORM)
-    translation: TranslationPrompts = request.app.state.settings.translation
-    prompts = parse_translation_request(fields, service, translation, is_form=is_form)
+    prompts = parse_translation_request(fields, service, request.app.state.settings.prefixes, is_form=is_form)
     request.scope["prompts"] = [text for text, _ in prompts]
     texts = await cancel_on_disconnect(request.receive, translate_all(service, prompts))
     return JSONResponse({"translatedText": texts[0] if isinstance(fields["q"], str) else texts})
 
 
 def parse_translation_request(
-    fields: Mapping[str, Any], service: Service, translation: TranslationPrompts, *, is_form: bool
+    fields: Mapping[str, Any], service: Service, prefixes: Prefixes, *, is_form: bool
 ) -> list[tuple[str, GenerationOptions]]:
     """Return the prompts of a request with their options. Raises `ServerError` that names the field."""
     for name in fields:
@@ -105,7 +98,7 @@ def parse_translation_request(
     if fields.get("alternatives", 0) not in (0, "0" if is_form else 0):
         raise ServerError(400, "alternatives must be 0: only one translation is made", "alternatives")
     try:
-        q = validate("q", Q, fields.get("q", ""))
+        q = validate("q", Union((Text(), ListOf(Text()))), fields.get("q", ""))
         source = validate("source", Text(), fields.get("source", ""))
         target = validate("target", Text(), fields.get("target", ""))
         texts = [q] if isinstance(q, str) else list(q)
@@ -115,7 +108,7 @@ def parse_translation_request(
         if source == "auto":
             raise InputError("source must be a language: automatic detection is not supported")
         defaults = replace(service.options, max_tokens=service.limits.max_output_tokens)
-        prompts = [translation.prompt(service.session, text, source, target) for text in texts]
+        prompts = [translation_prompt(service.session, prefixes, text, source, target) for text in texts]
         return [(prompt, defaults.override_for_row(options)) for prompt, options in prompts]
     except InputError as error:
         raise ServerError.of(error) from None
@@ -135,5 +128,5 @@ async def translate_all(service: Service, prompts: list[tuple[str, GenerationOpt
 
 async def languages(request: Request) -> Response:
     service: Service = request.app.state.service
-    translation: TranslationPrompts = request.app.state.settings.translation
-    return JSONResponse(translation.languages(service.session))
+    service.require_ready()
+    return JSONResponse(translation_languages(service.session, request.app.state.settings.prefixes))

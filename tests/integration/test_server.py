@@ -19,7 +19,7 @@ from speculative_decoding import InputError, Session
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.translation import TranslationPrompts
+from speculative_decoding.server.translation import translation_languages, translation_prefixes, translation_prompt
 from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_body=20_000, max_stops=3)
@@ -316,23 +316,22 @@ def test_languages_of_models_with_and_without_language_tokens() -> None:
     """Models like NLLB list the pairs of their tokens. Others take pairs from config.json and --translate."""
     tokens = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "fra_Latn": 7})
     session: Any = SimpleNamespace(tokenizer=SimpleNamespace(languages=tokens))
-    translation = TranslationPrompts({})
-    assert translation.languages(session)[0] == {
+    assert translation_languages(session, {})[0] == {
         "code": "deu_Latn",
         "name": "deu_Latn",
         "targets": ["eng_Latn", "fra_Latn"],
     }
     languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
-    assert translation.prompt(session, "a", "eng_Latn", "deu_Latn") == ("a", languages)
+    assert translation_prompt(session, {}, "a", "eng_Latn", "deu_Latn") == ("a", languages)
     with pytest.raises(InputError, match="source 'eng_latn': unknown language; did you mean .*eng_Latn"):
-        translation.prompt(session, "a", "eng_latn", "deu_Latn")
+        translation_prompt(session, {}, "a", "eng_latn", "deu_Latn")
     tasks = {"translation_en_to_fr": {"prefix": "to French: "}, "summarization": {"prefix": "s: "}, "translation_x": 3}
-    found = TranslationPrompts.of({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
-    assert found.prefixes == {("en", "fr"): "to French: ", ("en", "de"): "German: ", ("de", "en"): ""}
+    found = translation_prefixes({"task_specific_params": tasks}, ["en:de=German: ", "de:en="])
+    assert found == {("en", "fr"): "to French: ", ("en", "de"): "German: ", ("de", "en"): ""}
     for wrong in ("ende=x", "en:de", "=x"):
         with pytest.raises(InputError, match="--translate"):
-            TranslationPrompts.of({}, [wrong])
-    assert PAIRS.prompt(session, "a", "en", "de")[0].endswith("German: a")
+            translation_prefixes({}, [wrong])
+    assert translation_prompt(session, PAIRS, "a", "en", "de")[0].endswith("German: a")
 
 
 def test_metrics_count_tokens_and_passes(server: Serving) -> None:

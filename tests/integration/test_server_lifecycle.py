@@ -34,7 +34,6 @@ from speculative_decoding.server.client_request import ClientRequest, PromptUpda
 from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
-from speculative_decoding.server.translation import TranslationPrompts
 from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
 from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
 from tests.support.together import Letters
@@ -42,7 +41,7 @@ from tests.support.together import Letters
 TARGET = tiny_model()
 DRAFT = noisy_copy(TARGET)
 FEW = Limits(slots=2, queue=2, max_prompts=3, max_output_tokens=20)
-NO_PREFIX = TranslationPrompts({("en", "de"): ""})
+NO_PREFIX = {("en", "de"): ""}
 TOKEN = "correct-horse-battery"
 
 
@@ -296,9 +295,7 @@ def test_a_model_with_language_tokens_translates() -> None:
     options = GenerationOptions(max_tokens=FEW.max_output_tokens, num_draft_tokens=3)
     session = Session(TARGET, TwoLanguageTokenizer(), DRAFT, options)
     reasons = set()
-    with serving(
-        Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), FEW, translation=TranslationPrompts({})
-    ) as server:
+    with serving(Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), FEW, prefixes={}) as server:
         for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
             languages = {"src_lang": source, "tgt_lang": target}
             alone = session.generate("abc", **languages)
@@ -318,7 +315,7 @@ def test_a_model_with_language_tokens_translates() -> None:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Serving]:
-    with serving(tiny(), FEW, token=TOKEN, hosts={"texts.example"}, translation=NO_PREFIX) as server:
+    with serving(tiny(), FEW, token=TOKEN, hosts={"texts.example"}, prefixes=NO_PREFIX) as server:
         yield server
 
 

@@ -24,10 +24,9 @@ from speculative_decoding.server.decoding_thread import DecodingThread
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics
 from speculative_decoding.server.service import Service
-from speculative_decoding.server.translation import TranslationPrompts
 
 MODEL = "t5-web-docs"
-PAIRS = TranslationPrompts({("en", "de"): "translate English to German: "})
+PAIRS = {("en", "de"): "translate English to German: "}
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # shared, because creating one is slow
 GERMAN = "translate English to German: The method returns the value."
 GRAMMAR = "grammar: It were a cod business."
@@ -121,7 +120,7 @@ def serving(session: Any = None, limits: Limits | None = None, **settings: Any) 
 
     async def run(listening: socket.socket) -> None:
         service = Service(thread, limits, Metrics())
-        app = make_app(service, ServerSettings(**{"model": MODEL, "translation": PAIRS} | settings))
+        app = make_app(service, ServerSettings(**{"model": MODEL, "prefixes": PAIRS} | settings))
         server = make_server(app, service)
         made.append(Serving(service, thread, server, listening.getsockname()[1]))
 

@@ -21,7 +21,7 @@ pytestmark = [
 
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++")
-CHOSEN = "import speculative_decoding.linux_cpu.blas as b; print(b.chosen());"
+CHOSEN = "import speculative_decoding.linux_cpu.blas as b; print(b.chosen);"
 NO_SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "4"}  # idle threads sleep after 2^4 cycles and free their core
 PRODUCT = "import mlx.core as mx; print((mx.ones((8, 64)) @ mx.ones((64, 32))).sum().item())"
 HIDE_SYSTEM_LIBRARIES = """
@@ -138,7 +138,7 @@ def test_importing_runs_no_compiler(compiled: Path, without_extension: Path, tmp
         program.write_text(f"#!/bin/sh\necho {name} >> {called}\nexec /bin/false\n")
         program.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    code = "import speculative_decoding, speculative_decoding.linux_cpu.blas as b; print(b.chosen())"
+    code = "import speculative_decoding, speculative_decoding.linux_cpu.blas as b; print(b.chosen)"
     for package in (compiled, without_extension):
         done = python(code, package, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=path)
         assert done.returncode == 0 and not called.exists(), done.stderr
@@ -153,8 +153,8 @@ import speculative_decoding.linux_cpu.blas as b
 import ctypes, threading
 import numpy as np
 rng = np.random.default_rng(0)
-library = ctypes.CDLL(b.chosen())
-assert "_sgemm" in b.chosen()
+library = ctypes.CDLL(b.chosen)
+assert "_sgemm" in b.chosen
 print(b.threads())
 def pointer(array): return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 def check(x, w, product, what):
