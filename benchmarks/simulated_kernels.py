@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from speculative_decoding.draft_length.calibration import Calibration, CalibrationStore, Measurements
+from speculative_decoding.draft_length.calibration import Calibration, CalibrationStore
 from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
@@ -72,7 +72,7 @@ def session_on(model: EncoderDecoder, draft: EncoderDecoder | DraftHead) -> Sess
     session = Session(model, Ids(SOURCES), draft)
     for asks_model in (False, True):
         store = CalibrationStore({})
-        store.measured = Measurements()
+        store.clear()
         store.path = None
         store.is_read_only = False
         session.planner._calibrations[asks_model] = Calibration(CountedProbe(model), store, "draft" * asks_model)

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -42,25 +42,67 @@ MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for sev
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
-@dataclass
-class Measurements:
-    """The content of a calibration file.
+class CalibrationStore:
+    """Measurements for one key, kept in a file of the cache folder if there is one, otherwise only in memory.
 
-    Args:
+    Attributes:
         passes: seconds of a pass, by rows and width.
         drafts: seconds (step, start, prefill) of `RoundCosts`, by draft and rows.
         same_bits: by rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: whether bits depend on the capacity of the KV cache.
     """
 
-    passes: dict[int, dict[int, float]] = field(default_factory=dict)
-    drafts: dict[str, dict[int, list[float]]] = field(default_factory=dict)
-    same_bits: dict[int, dict[int, bool]] = field(default_factory=dict)
-    fixed_capacity: bool = False
+    def __init__(self, key: Mapping[str, Any]) -> None:
+        self.key = key
+        self.path: Path | None = None
+        self.is_read_only = False  # the user named a file
+        self.is_announced = False  # the user knows that the device is being measured
+        self.clear()
+        if named := os.environ.get(CALIBRATION_VARIABLE):
+            self._load_named_file(Path(named))
+            return
+        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        with suppress(OSError, RuntimeError):
+            self.path = cache_folder("calibration") / f"{name}.json"
+        with suppress(OSError, *PARSE_ERRORS):
+            if self.path is not None:
+                self._load(self.path)
 
-    @classmethod
-    def from_json(cls, raw: Any) -> Measurements:
-        """Raises one of `PARSE_ERRORS` if `as_json` cannot have written it."""
+    def clear(self) -> None:
+        self.passes: dict[int, dict[int, float]] = {}
+        self.drafts: dict[str, dict[int, list[float]]] = {}
+        self.same_bits: dict[int, dict[int, bool]] = {}
+        self.fixed_capacity = False
+
+    def save(self) -> None:
+        if self.path is None or self.is_read_only:
+            return
+        content = {
+            "format": FORMAT,
+            "key": self.key,
+            "passes": self.passes,
+            "drafts": self.drafts,
+            "same_bits": self.same_bits,
+            "fixed_capacity": self.fixed_capacity,
+        }
+        with suppress(OSError):  # for example a full disk: the next process measures again
+            atomic_write(self.path, json.dumps(content, indent=1) + "\n")
+
+    def _load_named_file(self, path: Path) -> None:
+        """Load the file that the environment variable names. Raises `InputError`."""
+        self.is_read_only = True
+        try:
+            self._load(path)
+            if not self.passes:
+                raise ValueError("no passes")
+        except (OSError, *PARSE_ERRORS) as error:
+            raise InputError(
+                f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r}); unset it to measure this device"
+            ) from error
+
+    def _load(self, path: Path) -> None:
+        """Raises OSError, or one of `PARSE_ERRORS` if `save` cannot have written the file; then nothing changes."""
+        raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT:
             raise ValueError(raw["format"])
         passes = {
@@ -75,59 +117,16 @@ class Measurements:
             int(rows): {int(width): bool(value) for width, value in by_width.items()}
             for rows, by_width in raw["same_bits"].items()
         }
-        return cls(passes, drafts, same_bits, bool(raw["fixed_capacity"]))
-
-    def as_json(self, key: Mapping[str, Any]) -> str:
-        return json.dumps({"format": FORMAT, "key": key, **vars(self)}, indent=1) + "\n"
-
-
-class CalibrationStore:
-    """Measurements for one key, kept in a file of the cache folder if there is one, otherwise only in memory."""
-
-    def __init__(self, key: Mapping[str, Any]) -> None:
-        self.measured = Measurements()
-        self.key = key
-        self.path: Path | None = None
-        self.is_read_only = False  # the user named a file
-        self.is_announced = False  # the user knows that the device is being measured
-        if named := os.environ.get(CALIBRATION_VARIABLE):
-            self.measured = read_named_file(Path(named))
-            self.is_read_only = True
-            return
-        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-        with suppress(OSError, RuntimeError):
-            self.path = cache_folder("calibration") / f"{name}.json"
-        with suppress(OSError, *PARSE_ERRORS):
-            if self.path is not None:
-                self.measured = Measurements.from_json(json.loads(self.path.read_text(encoding="utf-8")))
-
-    def save(self) -> None:
-        if self.path is not None and not self.is_read_only:
-            with suppress(OSError):  # for example a full disk: the next process measures again
-                atomic_write(self.path, self.measured.as_json(self.key))
-
-    def forget(self) -> None:
-        if not self.is_read_only:
-            self.measured = Measurements()
+        self.fixed_capacity = bool(raw["fixed_capacity"])
+        self.passes = passes
+        self.drafts = drafts
+        self.same_bits = same_bits
 
 
 @cache
 def shared_store(key: str) -> CalibrationStore:
     """The process's store for a key (as JSON). Sessions with and without a draft share the target's measurements."""
     return CalibrationStore(json.loads(key))
-
-
-def read_named_file(path: Path) -> Measurements:
-    """Read the file that the environment variable names. Raises `InputError`."""
-    try:
-        found = Measurements.from_json(json.loads(path.read_text(encoding="utf-8")))
-        if not found.passes:
-            raise ValueError("no passes")
-        return found
-    except (OSError, *PARSE_ERRORS) as error:
-        raise InputError(
-            f"{CALIBRATION_VARIABLE}: {path} is not a calibration file ({error!r}); unset it to measure this device"
-        ) from error
 
 
 class Calibration:
@@ -150,7 +149,8 @@ class Calibration:
 
     def forget(self) -> None:
         """Discard all measurements; they are repeated when they are needed."""
-        self._store.forget()
+        if not self._store.is_read_only:
+            self._store.clear()
         self._probe.forget()
         self._costs.clear()
 
@@ -170,7 +170,7 @@ class Calibration:
     def same_bits(self, rows: int, width: int) -> bool:
         """Whether passes of this shape have the bits of the exact widths, as far as samples show."""
         rows = next_power_of_two(rows)
-        known = self._store.measured.same_bits.setdefault(rows, {})
+        known = self._store.same_bits.setdefault(rows, {})
         if self._store.is_read_only:
             return known.get(width, True)
         if rows == 1:
@@ -207,14 +207,14 @@ class Calibration:
     def exact_widths(self) -> list[int]:
         """The exact widths among `COMPARED_WIDTHS`."""
         self._compare_widths()
-        known = self._store.measured.same_bits.get(1, {})
+        known = self._store.same_bits.get(1, {})
         return [width for width in COMPARED_WIDTHS if known.get(width, self._store.is_read_only)]
 
     @property
     def fixed_capacity(self) -> bool:
         """Whether bits depend on the capacity of the KV cache."""
         self._compare_widths()
-        return self._store.measured.fixed_capacity
+        return self._store.fixed_capacity
 
     def measure_again(self, rows: int, widths: Sequence[int]) -> None:
         """Measure these widths after the device's speed changed, and scale all costs by the result.
@@ -231,25 +231,25 @@ class Calibration:
 
     def _read_costs(self, rows: int) -> RoundCosts:
         """Costs from a file that need not contain this number of rows or this draft."""
-        measured = self._store.measured
-        nearest = max((each for each in measured.passes if each <= rows), default=min(measured.passes))
-        drafts = measured.drafts
+        store = self._store
+        nearest = max((each for each in store.passes if each <= rows), default=min(store.passes))
+        drafts = store.drafts
         if not self._draft:
             draft_costs = {}
         elif drafts.get(self._draft):
             draft_costs = drafts[self._draft]
         else:
             draft_costs = next((by_rows for name, by_rows in drafts.items() if name), {})
-        return RoundCosts(measured.passes[nearest], *draft_costs.get(nearest, (0.0, 0.0, 0.0)))
+        return RoundCosts(store.passes[nearest], *draft_costs.get(nearest, (0.0, 0.0, 0.0)))
 
     def _measure_costs(self, rows: int) -> RoundCosts:
-        passes = self._store.measured.passes
+        passes = self._store.passes
         if rows not in passes:
             passes[rows] = self._measure_passes(rows)
             self._store.save()
         if not self._draft:
             return RoundCosts(passes[rows])
-        drafts = self._store.measured.drafts.setdefault(self._draft, {})
+        drafts = self._store.drafts.setdefault(self._draft, {})
         if rows not in drafts:
             self._announce()
             drafts[rows] = [*self._probe.draft_seconds(rows)]
@@ -276,7 +276,7 @@ class Calibration:
 
     def _compare_widths(self) -> None:
         """Group the widths by their bits, and choose the exact ones."""
-        known = self._store.measured.same_bits.setdefault(1, {})
+        known = self._store.same_bits.setdefault(1, {})
         if known or self._store.is_read_only:
             return
         self._announce()
@@ -290,7 +290,7 @@ class Calibration:
                 group.append(width)
         exact = choose_exact_widths([widths for _, widths in groups])
         known |= {width: width in exact for width in COMPARED_WIDTHS}
-        self._store.measured.fixed_capacity = self._probe.capacity_matters(exact[0])
+        self._store.fixed_capacity = self._probe.capacity_matters(exact[0])
         self._store.save()
 
     def _announce(self) -> None:
