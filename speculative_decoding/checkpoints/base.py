@@ -25,10 +25,6 @@ class TensorInfo:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.size
 
-    def cast(self, dtype: mx.Dtype) -> TensorInfo:
-        """Change a floating-point dtype. Integer dtypes are kept."""
-        return TensorInfo(self.shape, dtype) if mx.issubdtype(self.dtype, mx.floating) else self
-
     @property
     def has_valid_shape(self) -> bool:
         return len(self.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in self.shape)
@@ -102,7 +98,11 @@ class CastCheckpoint(Checkpoint):
 
     def __init__(self, inner: Checkpoint, dtype: mx.Dtype) -> None:
         self._inner = inner
-        super().__init__(inner, {name: inner.info(name).cast(dtype) for name in inner})
+        infos: dict[str, TensorInfo] = {}
+        for name in inner:
+            info = inner.info(name)
+            infos[name] = TensorInfo(info.shape, dtype) if mx.issubdtype(info.dtype, mx.floating) else info
+        super().__init__(inner, infos)
 
     def __getitem__(self, name: str) -> mx.array:
         return self._inner[name].astype(self.info(name).dtype)

@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-RENAME_SWAP = 2  # RENAME_SWAP on macOS, RENAME_EXCHANGE on Linux
-AT_FDCWD = -100
-
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
@@ -74,9 +71,11 @@ def exchange(one: Path, other: Path) -> bool:
     """Swap two names atomically: renamex_np on macOS, renameat2 on Linux. Returns False if not supported."""
     system = ctypes.CDLL(None, use_errno=True)
     first, second = os.fsencode(one), os.fsencode(other)
+    swap = 2  # RENAME_SWAP on macOS, RENAME_EXCHANGE on Linux
     if sys.platform == "darwin":
-        return system.renamex_np(first, second, RENAME_SWAP) == 0
-    return hasattr(system, "renameat2") and system.renameat2(AT_FDCWD, first, AT_FDCWD, second, RENAME_SWAP) == 0
+        return system.renamex_np(first, second, swap) == 0
+    here = -100  # AT_FDCWD: relative paths start at the working directory
+    return hasattr(system, "renameat2") and system.renameat2(here, first, here, second, swap) == 0
 
 
 def clean_up(target: Path) -> None:

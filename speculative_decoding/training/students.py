@@ -48,17 +48,18 @@ class Student(ABC):
         """Return the final states (N, d) at the label positions; (N, d + 1) if the output matrix has a bias row."""
 
     @abstractmethod
-    def output_matrix(self, batch: Batch) -> mx.array:
-        """Return the output matrix (d, C) of the candidates; (d + 1, C) with a bias row."""
-
-    @abstractmethod
     def draft(self) -> DraftModel | DraftHead:
         """Return the draft with its current weights."""
 
     @property
     @abstractmethod
-    def soft_cap(self) -> float | None:
-        """The soft cap of the draft's logits."""
+    def output_model(self) -> EncoderDecoder:
+        """The model whose output matrix and soft cap give the draft's logits."""
+
+    def output_matrix(self, batch: Batch) -> mx.array:
+        """Return the output matrix (d, C) of the candidates; (d + 1, C) with a bias row."""
+        matrix = output_matrix_of(self.output_model, batch.labels.candidates)
+        return matrix if self.trains_output_matrix else mx.stop_gradient(matrix)
 
     def agreement(self, batch: Batch) -> mx.array:
         """Return the weighted share of positions where the draft's most likely token is the target's."""
@@ -95,12 +96,9 @@ class HeadStudent(Student):
             states.append(state)
         return flatten_states(self.target, head.outputs(mx.concatenate(states)))
 
-    def output_matrix(self, batch: Batch) -> mx.array:
-        return mx.stop_gradient(output_matrix_of(self.target, batch.labels.candidates))
-
     @property
-    def soft_cap(self) -> float | None:
-        return self.target.logit_cap
+    def output_model(self) -> EncoderDecoder:
+        return self.target
 
     def draft(self) -> DraftHead:
         return self.module.with_frequent(self.vocabulary.ids, self.vocabulary.by_source)
@@ -126,12 +124,9 @@ class ModelStudent(Student):
         encoder_output = model.encode(batch.source, batch.mask)
         return flatten_states(model, model.teacher_forced(batch.tokens, encoder_output, batch.mask))
 
-    def output_matrix(self, batch: Batch) -> mx.array:
-        return output_matrix_of(self.module, batch.labels.candidates)
-
     @property
-    def soft_cap(self) -> float | None:
-        return self.module.logit_cap
+    def output_model(self) -> EncoderDecoder:
+        return self.module
 
     def draft(self) -> DraftModel:
         self.module.finalize()

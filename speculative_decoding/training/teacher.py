@@ -77,10 +77,6 @@ class Teacher:
         return targets
 
 
-def to_float(array: mx.array) -> float:
-    return array.item()  # type: ignore[return-value]
-
-
 def most_likely(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], Halfs]:
     """Return the k most likely ids and their probabilities. Uses numpy because MLX's exponential is slow on x86-64.
 

@@ -27,7 +27,6 @@ from .batches import Sampler
 from .loss import training_loss
 from .students import Batch, Student
 from .target_store import TargetStore
-from .teacher import to_float
 
 REPORT_STEPS = 25
 NUM_DRAFT_TOKENS = 7  # draft length of measurements
@@ -162,7 +161,7 @@ class Trainer:
                 student.output_matrix(batch),
                 batch.labels,
                 total_variation=progress >= 0.6,  # before that, KL
-                soft_cap=student.soft_cap,
+                soft_cap=student.output_model.logit_cap,
                 trains_output_matrix=student.trains_output_matrix,
             )
 
@@ -218,6 +217,10 @@ class Trainer:
         self._optimizer.state = tree_unflatten(trees["optimizer"])
         mx.eval(self._parameters, self._optimizer.state)
         self.student.module.update(self._parameters)
+
+
+def to_float(array: mx.array) -> float:
+    return array.item()  # type: ignore[return-value]
 
 
 def storable(array: mx.array) -> mx.array:
