@@ -5,7 +5,9 @@ A block that must not run follows a line `<!-- not run: REASON -->`. `SHORTER` s
 
 from __future__ import annotations
 
+import io
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -26,6 +28,7 @@ BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)?)^```(sh|python)\n(.*?)^```$", re.M
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 INSTALLING = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt &&\n"
 
+IN_PROCESS = re.compile(r"python (?:main\.py|-m speculative_decoding\.\w+) ")
 QUANTIZABLE = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
 TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
 
@@ -35,7 +38,8 @@ SHORTER = (
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
     (r"head -60 ", "head -28 "),
     (r"--doctor\b", "--doctor --model tiny --draft-model tiny"),
-    (r"python -m speculative_decoding\.train\b", "python -m speculative_decoding.train --max-tokens 12 --frequent 64"),
+    (r"python -m speculative_decoding\.train\b", "python -m speculative_decoding.train --max-tokens 6 --frequent 64"),
+    (r"--steps \d+", "--steps 2"),
     (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )
 
@@ -113,13 +117,32 @@ def shell(command: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
-def test_commands_run(block: Block, folder: Path) -> None:
+def test_commands_run(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if block.reason is not None:
         pytest.skip(f"{block}: {block.reason}")
     command = block.text
     for pattern, shorter in SHORTER:
         command = re.sub(pattern, shorter, command) if pattern != INSTALLING else command.replace(pattern, shorter)
-    shell(TESTS.sub("", command), folder)
+    for line in TESTS.sub("", command).replace("\\\n", " ").splitlines():
+        words = [*shlex.shlex(line, posix=True, punctuation_chars=True)]
+        if IN_PROCESS.match(line) and not any(set(word) <= set("();<>|&") for word in words):
+            run_in_process(shlex.split(line, comments=True)[1:], folder, monkeypatch)
+        else:
+            shell(line, folder)
+
+
+def run_in_process(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run Python's arguments as a new interpreter would, in this process, which has imported the package."""
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "stdin", io.StringIO())
+        patch.setattr(sys, "argv", arguments[arguments[0] == "-m" :])
+        with pytest.raises(SystemExit) as ended:
+            if arguments[0] == "-m":
+                runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(arguments[0], run_name="__main__")
+    assert not ended.value.code, arguments
 
 
 @pytest.mark.parametrize(
@@ -140,11 +163,15 @@ def test_missing_tests_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]], ids=lambda page: page.name)
-def test_python_runs(page: Path, folder: Path) -> None:
+def test_python_runs(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All blocks of a page, in order."""
     assert all(block.reason is None for block in PYTHON[page])
     (folder / "page.py").write_text("\n\n".join(block.text for block in PYTHON[page]))
-    assert shell("PYTHONPATH=. python page.py", folder).strip()
+    monkeypatch.chdir(folder)
+    runpy.run_path("page.py", run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
 def test_every_block_is_found_and_every_reason_has_a_block() -> None:

@@ -7,10 +7,9 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 from libretranslatepy import LibreTranslateAPI
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +20,9 @@ from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.translation import translation_languages, translation_prefixes, translation_prompt
 from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
+
+if TYPE_CHECKING:  # the import takes a second
+    import openai
 
 LIMITS = Limits(slots=4, max_prompts=6, max_output_tokens=100, max_prompt_tokens=200, max_body=20_000, max_stops=3)
 SAMPLED = {"temperature": 2.0, "acceptance": "coupled", "max_tokens": 8}
@@ -34,6 +36,8 @@ def server() -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def client(server: Serving) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
@@ -198,6 +202,8 @@ def test_former_field_names_are_accepted(server: Serving, session: Session) -> N
 
 
 def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serving) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="max_tokens must be at most 100") as wrong:
         create(client, max_tokens=1000, stream=True)
     assert wrong.value.param == "max_tokens" and wrong.value.type == "invalid_request_error"

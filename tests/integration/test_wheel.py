@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.wheels import installed
 
 pytestmark = pytest.mark.slow
 
@@ -24,20 +25,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel with pip and install it into a folder."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # a copy, because a build leaves files behind
-    ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(ROOT / "speculative_decoding", source / "speculative_decoding", ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    here = ["--no-deps", "--no-index"]
-    build = [*pip, "wheel", *here, "--no-build-isolation", "-w", folder, source]
-    subprocess.run(build, check=True, timeout=600, env=os.environ | {"CFLAGS": "-g0"})  # debug information is slow
-    (wheel,) = folder.glob("*.whl")
-    subprocess.run([*pip, "install", *here, "--target", folder / "site", wheel], check=True, timeout=600)
-    return folder / "site"
+    return installed(tmp_path_factory)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from tests.support.fake_probe import KEY, FakeProbe, calibrated, metal
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
 
+CACHES = os.environ.get("XDG_CACHE_HOME", "")  # with compiled kernels; the fixture `folder` changes it
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
@@ -220,11 +221,12 @@ def test_exact_widths_equal_those_of_a_brute_force_comparison(folder: Path, dtyp
 
 
 def test_exact_widths_with_the_blas_of_mlx(folder: Path) -> None:
-    unset = f"del os.environ['{CALIBRATION_VARIABLE}']"
+    calibrations = f"del os.environ['{CALIBRATION_VARIABLE}']; os.environ['XDG_CACHE_HOME'] = {str(folder)!r}"
     program = (
-        f"import tests, os; {unset}; import {__name__} as t, mlx.core as mx; t.compare_with_brute_force(mx.float32)"
+        f"import tests, os; {calibrations}; import {__name__} as t, mlx.core as mx;"
+        "t.compare_with_brute_force(mx.float32)"
     )
-    environment = os.environ | {"SPECULATIVE_DECODING_BLAS": "none"}
+    environment = os.environ | {"SPECULATIVE_DECODING_BLAS": "none", "XDG_CACHE_HOME": CACHES}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300,

@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.wheels import installed, unpacked, unpacked_sdist
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,60 +47,23 @@ def python(code: str, package: Path = ROOT, **environment: str) -> subprocess.Co
     )
 
 
-def build(kind: str, source: Path, into: Path, **environment: str) -> Path:
-    """Build an sdist or a wheel as pip does, but with the installed setuptools. Returns its path."""
-    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(into)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        env=os.environ | environment | {"CFLAGS": f"-g0 {environment.get('CFLAGS', '')}"},  # debug information is slow
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return into / done.stdout.splitlines()[-1]
-
-
-def installed(source: Path, into: Path, **environment: str) -> Path:
-    """Build a wheel from a copy of this source and unpack it into a folder. Returns the folder."""
-    copy = into.with_name(f"{into.name}-source")  # a build leaves compiled files in its source folder
-    shutil.copytree(source, copy)
-    into.mkdir()
-    with zipfile.ZipFile(build("wheel", copy, into.parent, **environment)) as wheel:
-        wheel.extractall(into)
-    return into
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source that the sdist contains, outside the checkout."""
-    folder = tmp_path_factory.mktemp("sdist")
-    copy = folder / "copy"
-    shutil.copytree(
-        ROOT / "speculative_decoding",
-        copy / "speculative_decoding",
-        ignore=shutil.ignore_patterns("__pycache__", "*.so"),
-    )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    shutil.unpack_archive(build("sdist", copy, folder), folder)
-    (unpacked,) = folder.glob("speculative_decoding-*/")
-    return unpacked
+    return unpacked_sdist(tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
-def compiled(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed package with the extension."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
-    return installed(source, tmp_path_factory.mktemp("wheel") / "compiled")
+    return installed(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def without_extension(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed package, built without a compiler."""
-    return installed(source, tmp_path_factory.mktemp("wheel") / "without", CC="/bin/false")
+    return unpacked(source, tmp_path_factory.mktemp("wheel") / "without", CC="/bin/false")
 
 
 @pytest.fixture(scope="module", params=["", "-DWITHOUT_AVX512", "-DWITHOUT_TILES"])
@@ -110,7 +73,7 @@ def each_build(
     """The installed package with the extension, built with all kernels, without AVX-512, and without any kernel."""
     if not request.param:
         return compiled
-    return installed(source, tmp_path_factory.mktemp("wheel") / "package", CFLAGS=request.param)
+    return unpacked(source, tmp_path_factory.mktemp("wheel") / "package", CFLAGS=request.param)
 
 
 def test_wheel_contains_and_uses_the_extension(compiled: Path) -> None:
