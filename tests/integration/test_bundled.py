@@ -12,7 +12,7 @@ from speculative_decoding.loading.load import BUNDLED
 
 PROMPTS = BUNDLED.parent / "data"
 PAIR = ("t5-web-docs", "t5-web-docs-draft")
-TEXTS = [line for path in sorted(PROMPTS.glob("*.txt")) for line in path.read_text(encoding="utf-8").split("\n")[:5]]
+TEXTS = [line for path in sorted(PROMPTS.glob("*.txt")) for line in path.read_text(encoding="utf-8").split("\n")[:3]]
 
 
 @pytest.fixture(scope="module")

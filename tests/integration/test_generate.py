@@ -44,8 +44,8 @@ def baseline_of(row: RequestView) -> list[int]:
     return BASELINE[SOURCES.index(row.source_tokens)]
 
 
-def check_identity(drafter: str, num_draft_tokens: int, sources: int = len(SOURCES)) -> None:
-    for source, baseline in zip(SOURCES[:sources], BASELINE[:sources], strict=True):
+def check_identity(drafter: str, num_draft_tokens: int) -> None:
+    for source, baseline in zip(SOURCES, BASELINE, strict=True):
         made = DRAFTERS[drafter](TARGET, DRAFT, baseline)
         rounds = run(TARGET, source, made, num_draft_tokens=num_draft_tokens)
         assert tokens_of(rounds) == baseline
@@ -59,10 +59,10 @@ def test_tiny_models_accept_some_draft_tokens() -> None:
     assert {0, 4} < accepted  # full rejection, full acceptance, and values between them
 
 
-@pytest.mark.parametrize(("num_draft_tokens", "sources"), [(1, 2), (5, 5)])  # the batch test below covers all lengths
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_greedy_output_equals_the_baseline(drafter: str, num_draft_tokens: int, sources: int) -> None:
-    check_identity(drafter, num_draft_tokens, sources)
+def test_greedy_output_equals_the_baseline(drafter: str) -> None:
+    """One request at a time; the batch test below covers all draft lengths."""
+    check_identity(drafter, 5)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

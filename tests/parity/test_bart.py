@@ -260,9 +260,9 @@ def test_drafts_keep_the_output(family: str) -> None:
     draft, accepted = noisy_copy(target, noise=0.03), set[int]()
     for source in SOURCES[:2]:
         for rule in ({}, {"temperature": 0.7, "seed": 4, "acceptance": "coupled"}):
-            baseline = tokens_of(run(target, source, **rule))
+            baseline = tokens_of(run(target, source, max_tokens=20, **rule))
             for drafter in (model_drafter(target, draft), head_drafter(target)):
-                rounds = run(target, source, drafter, **rule)
+                rounds = run(target, source, drafter, max_tokens=20, **rule)
                 assert tokens_of(rounds) == baseline
                 accepted |= {each.accepted for each in rounds}
     assert {0, 1, 4} <= accepted
