@@ -26,8 +26,6 @@ MAX_SEED = 2**32 - 1
 MAX_DRAFT_TOKENS = 64
 MAX_TOKENS = 1 << 20
 MAX_REPEATED = 64
-MAX_BEAMS = 128
-MAX_SEQUENCES = 1 << 10
 
 FOR_ALL_ROWS = "for all rows"  # marks options that are the same for every row of a batch
 
@@ -68,7 +66,6 @@ REMOVED = {  # removed options and their replacements
     "confidence_threshold": "num_draft_tokens auto",
     "min_ngram_size": "max_ngram_size alone",
 }
-REMOVED_SCHEDULES = ("heuristic", "heuristic_transient")  # of num_draft_tokens; auto replaces them
 
 
 def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +134,7 @@ class GenerationOptions:
         Union((Text(may_be_empty=True), ListOf(Int(0)))),
         "start the output with this text, which is not returned and does not count (in Python, also token ids)",
     ] = ""
-    num_beams: Annotated[int, Int(1, MAX_BEAMS), "search with N beams, without drafts (1: off)", FOR_ALL_ROWS] = 1
+    num_beams: Annotated[int, Int(1, 128), "search with N beams, without drafts (1: off)", FOR_ALL_ROWS] = 1
     length_penalty: Annotated[
         float | None,
         Number(-10, 10),
@@ -149,7 +146,7 @@ class GenerationOptions:
         "stop the search when num_beams outputs are finished (true), a better one is unlikely (false), or a better one "
         "is impossible (never) (default: from generation_config.json, else false)",
     ] = None
-    num_return_sequences: Annotated[int, Int(1, MAX_SEQUENCES), "return the N best beams, or N samples"] = 1
+    num_return_sequences: Annotated[int, Int(1, 1024), "return the N best beams, or N samples"] = 1
     drafter: Annotated[
         str | Any | None,
         Union((Text(DRAFTERS),), or_object="an object with begin and propose"),
@@ -327,7 +324,7 @@ def validate(name: str, type_: Value, value: Any) -> Any:
 
 def refusal(type_: Value, value: Any) -> str:
     """Why `type_` does not accept a value, in words that follow the option's name."""
-    if isinstance(value, str) and value in REMOVED_SCHEDULES:
+    if isinstance(value, str) and value in ("heuristic", "heuristic_transient"):  # schedules of num_draft_tokens
         return f"{value} was removed; use auto"
     return f"must be {type_.expected}, not {short_repr(value)}"
 
