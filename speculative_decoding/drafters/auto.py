@@ -13,7 +13,7 @@ from .separate import SeparateDrafters
 
 
 class AutoDrafter(BatchDrafter):
-    """Drafts a copy if its chance per token is at least 0.5 and close to the draft model's acceptance rate.
+    """Drafts a copy if its chance per token is at least `sure` and close to the draft model's acceptance rate.
 
     SAM-Decoding (Hu et al. 2024, 2411.10666, section 3.3) decides by the length of the match. This drafter uses the
     acceptance observed for matches of that length and origin, and for the model's drafts.
@@ -22,12 +22,14 @@ class AutoDrafter(BatchDrafter):
         ngram: makes a drafter for each request (`fresh`).
         model: drafts where no copy is likely.
         vocab_size: the target's.
+        sure: minimum chance per token of a copy.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int) -> None:
+    def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = 0.5) -> None:
         self._copies = SeparateDrafters(ngram.fresh, vocab_size)
         self._model = model
         self._vocab_size = vocab_size
+        self._sure = sure
         self._chances = ngram.chances
         self._proposed: Draft | None = None  # the model's draft of this round
 
@@ -40,7 +42,7 @@ class AutoDrafter(BatchDrafter):
 
     def kind(self, request: RequestView) -> str:
         # A copy costs nothing, so its chance may be lower than the model's acceptance rate by 0.1.
-        least = max(0.5, self._chances.chance(MODEL, 0) - 0.1)
+        least = max(self._sure, self._chances.chance(MODEL, 0) - 0.1)
         match = self._copies.of(request).match(request.decoder_tokens)
         return COPY if match.chance >= least else MODEL
 
