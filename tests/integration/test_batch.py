@@ -1,4 +1,4 @@
-"""A row of a batch gives the result of its prompt as a single request, whatever the other rows are."""
+"""A row of a batch gives the result of a single request, independent of the other rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def same(one: GenerationResult, other: GenerationResult) -> bool:
 
 @cache
 def alone(**options: Any) -> list[GenerationResult]:
-    """The baseline result of each prompt as a single request."""
+    """Decode each prompt as a single request without a draft."""
     return [generate(TARGET, Letters(), prompt, drafter="none", **options) for prompt in PROMPTS]
 
 
@@ -120,7 +120,7 @@ def single_results() -> list[GenerationResult]:
     results = []
     for row in ROWS:
         options = SHARED | row
-        if options["num_draft_tokens"] == 0:  # a single call refuses a drafter that has no effect
+        if options["num_draft_tokens"] == 0:  # generate warns about a drafter without effect
             del options["drafter"]
         results.append(generate(TARGET, Letters(), **options))
     return results
@@ -173,7 +173,7 @@ def test_planted_faults_break_identity(plant: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_batch_row_has_the_drafts_of_a_single_row() -> None:
-    """So a batch has the acceptance rate of single requests."""
+    """Therefore a batch has the acceptance rate of single requests."""
     options: dict[str, Any] = {"draft_model": DRAFT, "drafter": "model", "num_draft_tokens": 5, "max_tokens": 20}
     alone = [generate(TARGET, Letters(), prompt, **options).stats for prompt in PROMPTS]
     together = [result.stats for result in batch(PROMPTS, slots=4, **options)]
@@ -199,7 +199,7 @@ def test_prompts_are_read_a_bounded_number_ahead() -> None:
 
 
 def peaks(slots: int, counts: list[int]) -> list[int]:
-    """Peak bytes after each number of prompts of one job, without the memory held before it."""
+    """Return the peak bytes of one batch after each number of prompts, without the memory in use before it."""
     gc.collect()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -209,13 +209,13 @@ def peaks(slots: int, counts: list[int]) -> list[int]:
 
 
 def test_peak_memory_grows_with_slots_but_not_with_prompts() -> None:
-    """The peak varies by a factor of up to 1.5 with the device's lag; a leak for each prompt would exceed that."""
+    """The peak varies by a factor of up to 1.5 because evaluation is asynchronous; a leak per prompt exceeds it."""
     few, early, later = peaks(2, [30])[0], *peaks(16, [60, 1300])
     assert few < early and later < 2 * early
 
 
 class Watched(FixedLength):
-    """Records the number of rows in each call."""
+    """A fixed length that records the number of rows in each call."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -245,16 +245,16 @@ class Erratic(DraftLength):
     """Skips rounds and chooses lengths at random."""
 
     def __init__(self) -> None:
-        self.dice = random.Random(3)
+        self.rng = random.Random(3)
         self.skipped = 0
 
     def begin_round(self) -> bool:
-        skips = self.dice.random() < 0.3
+        skips = self.rng.random() < 0.3
         self.skipped += skips
         return not skips
 
     def choose(self, kinds: Sequence[str], limits: Sequence[int]) -> list[int]:
-        return [self.dice.randint(0, min(9, limit)) for limit in limits]
+        return [self.rng.randint(0, min(9, limit)) for limit in limits]
 
     def describe(self) -> str:
         return "at random"
@@ -339,7 +339,7 @@ def test_strict_batch_rows_equal_single_rows() -> None:
 
 
 def test_draft_model_cache_does_not_move_for_rows_that_do_not_draft() -> None:
-    """One row of the batch drafts, the other does not."""
+    """In this batch one row drafts and the other does not."""
     drafter = model_drafter(TARGET, DRAFT)
     still, moving = (
         RequestView(GenerationOptions(), source, tokens, slot)

@@ -1,4 +1,4 @@
-"""The bundled pair on real text. All 600 prompts: `python -m speculative_decoding.verify`."""
+"""The bundled pair on some prompts. `python -m speculative_decoding.verify` runs all 600."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pair() -> Session:
 
 
 @pytest.mark.parametrize(("name", "files"), [*((name, 7) for name in PAIR), ("t5-web-docs-head", 2)])
-def test_the_bundled_folders_are_whole(name: str, files: int) -> None:
+def test_the_bundled_folders_are_complete(name: str, files: int) -> None:
     assert manifest.verify(BUNDLED / name) == files
 
 
@@ -31,18 +31,18 @@ def test_there_are_600_prompts() -> None:
 
 
 @pytest.fixture(scope="module")
-def regular_results(pair: Session) -> list[GenerationResult]:
+def baseline_results(pair: Session) -> list[GenerationResult]:
     return [generate(pair.model, pair.tokenizer, text, drafter="none", max_tokens=40) for text in TEXTS]
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 5])
-def test_speculation_changes_nothing(
-    pair: Session, regular_results: list[GenerationResult], num_draft_tokens: int
+def test_speculative_output_equals_the_baseline(
+    pair: Session, baseline_results: list[GenerationResult], num_draft_tokens: int
 ) -> None:
-    for text, regular in zip(TEXTS, regular_results, strict=True):
+    for text, baseline in zip(TEXTS, baseline_results, strict=True):
         speculative = pair.generate(text, num_draft_tokens=num_draft_tokens, max_tokens=40)
-        assert speculative.tokens == regular.tokens and speculative.text == regular.text
-        assert speculative.stats.target_calls < regular.stats.target_calls
+        assert speculative.tokens == baseline.tokens and speculative.text == baseline.text
+        assert speculative.stats.target_calls < baseline.stats.target_calls
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +52,17 @@ def bfloat16_pair() -> Session:
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
-def test_strict_changes_nothing_in_bfloat16(acceptance: str, bfloat16_pair: Session) -> None:
+def test_strict_output_equals_the_baseline_in_bfloat16(acceptance: str, bfloat16_pair: Session) -> None:
     session = bfloat16_pair
-    for seed, text in enumerate(TEXTS[:: len(TEXTS) // 2 + 1]):  # bits, not tokens: test_generate.py
+    for seed, text in enumerate(TEXTS[:: len(TEXTS) // 2 + 1]):  # test_generate.py compares bits
         options: dict[str, Any] = {"seed": seed, "strict": True, "max_tokens": 5}
         if acceptance == "coupled":
             options |= {"temperature": 1.0, "acceptance": acceptance}
-        regular = session.generate(text, drafter="none", **options)
-        assert session.generate(text, **options).tokens == regular.tokens
+        baseline = session.generate(text, drafter="none", **options)
+        assert session.generate(text, **options).tokens == baseline.tokens
 
 
-def test_a_divergence_is_reported_with_its_gap(pair: Session) -> None:
+def test_a_divergence_is_reported_with_its_logit_gap(pair: Session) -> None:
     from speculative_decoding.comparison.divergence import first_divergence
 
     model, tokenizer = pair.model, pair.tokenizer

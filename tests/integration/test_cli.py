@@ -1,4 +1,4 @@
-"""The commands as a person calls them: text on standard output, one line for every mistake."""
+"""The commands: text on standard output, and one-line errors on standard error."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ from speculative_decoding.sampling.options import ACCEPTANCE, ALIASES, DRAFTERS,
 
 ROOT = BUNDLED.parent
 PROMPT = "translate English to German: The method returns the value."
-HARDER = "translate English to German: This function removes the last element of an array."  # by the draft, in parts
-FIXED = ("--drafter", "model", "--num-draft", "5")  # rounds that are the same in every run
+HARDER = (
+    "translate English to German: This function removes the last element of an array."  # the draft is partly accepted
+)
+FIXED = ("--drafter", "model", "--num-draft", "5")  # the same rounds in every run
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -45,7 +47,7 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def main_py(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """main.py within this process: (exit status, standard output, standard error)."""
+    """Run main.py in this process and return (exit status, standard output, standard error)."""
 
     def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -56,7 +58,7 @@ def main_py(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return call
 
 
-def test_a_german_sentence_and_its_statistics(tmp_path: Path) -> None:
+def test_a_prompt_gives_its_text_and_statistics(tmp_path: Path) -> None:
     stats_file = tmp_path / "stats.json"
     process = start("--prompt", PROMPT, "--stats-json", str(stats_file))
     out, err = (each.decode() for each in process.communicate())
@@ -66,13 +68,13 @@ def test_a_german_sentence_and_its_statistics(tmp_path: Path) -> None:
     assert "LOSSY" not in err
     stats = json.loads(stats_file.read_text())
     assert stats["lossless"] and 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
-    # a token per call besides the accepted ones, but for the last call if its end was drafted
+    # Each call adds one token to the accepted ones, except the last call if it accepts a drafted end token.
     assert stats["accepted_tokens"] + stats["target_calls"] - stats["generated_tokens"] in (0, 1)
     assert stats["generated_tokens"] / stats["target_calls"] == stats["tokens_per_target_call"]
     assert "decode" in err and not {"draft_seconds", "verify_seconds"} & stats.keys()
 
 
-def test_draft_and_verify_times_are_said_where_somebody_asked(tmp_path: Path, main_py) -> None:  # type: ignore[no-untyped-def]
+def test_draft_and_verify_times_are_shown_with_show_draft_and_trace(tmp_path: Path, main_py) -> None:  # type: ignore[no-untyped-def]
     stats_file = tmp_path / "stats.json"
     for more in (["--show-draft"], ["--trace", str(tmp_path / "trace.jsonl")]):
         _, _, err = main_py("--prompt", PROMPT, "--stats-json", str(stats_file), *more)
@@ -81,7 +83,7 @@ def test_draft_and_verify_times_are_said_where_somebody_asked(tmp_path: Path, ma
         assert " s, draft " in err and " s, verify " in err and "decode" not in err
 
 
-def test_the_prompt_is_an_argument(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_the_prompt_may_be_a_positional_argument(main_py) -> None:  # type: ignore[no-untyped-def]
     assert main_py(PROMPT)[:2] == main_py("--prompt", PROMPT)[:2]
     status, _, error = main_py(PROMPT, "--prompt", PROMPT)
     assert status == 2 and "--prompt: the prompt is given already" in error
@@ -112,13 +114,13 @@ def test_every_step_from_prompt_to_text_runs_once(monkeypatch: pytest.MonkeyPatc
         assert calls == {"encode": 1, "build": built, "choose_drafter": 1, "__post_init__": 1}
 
 
-def test_each_line_of_standard_input_gives_a_line(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_each_line_of_standard_input_gives_a_line_of_output(main_py) -> None:  # type: ignore[no-untyped-def]
     lines = [PROMPT, "", "grammar: It were a cod business."]
     status, out, _ = main_py(stdin="\n".join(lines).encode())
     assert status == 0 and [bool(line) for line in out.split("\n")] == [True, False, True, False]
 
 
-def test_many_lines_give_as_many_lines(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_output_has_as_many_lines_as_standard_input(main_py) -> None:  # type: ignore[no-untyped-def]
     prompts = [line for name in ("describe", "grammar") for line in read_lines(name)[:10]]
     for arguments, count in (([], 20), (["--show-draft"], 6), (["--output-prefix", "He"], 6)):
         status, out, _ = main_py("-m", "3", *arguments, stdin="\n".join(prompts[-count:]).encode())
@@ -129,7 +131,7 @@ def read_lines(name: str) -> list[str]:
     return (ROOT / "data" / f"{name}.txt").read_text(encoding="utf-8").split("\n")
 
 
-def test_the_draft_is_shown_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_draft_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_command.main(["--prompt", HARDER, "--show-draft", *FIXED]) == 0
     out, err = capsys.readouterr()
     assert out == "Diese Funktion entfernt das letzte Element eines Arrays.\n"
@@ -146,14 +148,14 @@ def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> No
         assert out.startswith(" den Wert ") and ("verify: identical" in err) == bool(more)
 
 
-def test_what_was_cut_is_said(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_texts_cut_at_max_tokens_are_reported(main_py) -> None:  # type: ignore[no-untyped-def]
     assert "stopped at" not in main_py("--prompt", PROMPT)[2]
     assert "\nstopped at --max-tokens 3\n" in main_py("--prompt", PROMPT, "-m", "3")[2]
     _, _, err = main_py("-m", "9", stdin=f"{PROMPT}\n{HARDER}\n".encode())
     assert "\nstopped at --max-tokens: 1 of 2 texts\n" in err
 
 
-def test_regular_decoding_says_nothing_of_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_baseline_decoding_does_not_mention_drafts(main_py) -> None:  # type: ignore[no-untyped-def]
     assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
 
 
@@ -162,7 +164,7 @@ def test_delta_is_labelled_lossy(main_py) -> None:  # type: ignore[no-untyped-de
     assert "LOSSY: --delta 0.5" in err
 
 
-def test_verify_says_identical_or_where_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_identical_output_or_the_first_divergence(capsys: pytest.CaptureFixture[str]) -> None:
     status, err = in_process(capsys, "--prompt", PROMPT, "--verify")
     assert status == 0 and "verify: identical, 8 tokens" in err
     status, err = in_process(capsys, "--prompt", PROMPT, "--verify", "--acceptance", "coupled", "--temperature", "1")
@@ -172,7 +174,7 @@ def test_verify_says_identical_or_where_not(capsys: pytest.CaptureFixture[str]) 
     assert "of the tokens are not the target's first choice" in err
 
 
-def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_tests_every_draft_length(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n\n")
     arguments = [str(tmp_path / "prompts.txt"), "-m", "12"]
     assert verify_command.main([*arguments, "--num-draft", "0", "2", "5", "--dtype", "bfloat16", "--strict"]) == 0
@@ -186,7 +188,7 @@ def test_verify_tries_every_number_of_drafted_tokens(capsys: pytest.CaptureFixtu
     assert verify_command.main([*arguments, "--temperature", "1"]) == 2
 
 
-def test_verify_compares_batches_with_each_prompt_alone(
+def test_verify_compares_batches_with_single_prompts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [(ROOT / "data" / f"{name}.txt").read_text() for name in ("grammar", "describe")]
@@ -195,7 +197,7 @@ def test_verify_compares_batches_with_each_prompt_alone(
     arguments = [str(tmp_path / "prompts.txt"), "-m", "12", "--slots", "2", "3", "--drafter", "none", "auto"]
     assert verify_command.main(arguments) == 0
     assert "16 of 16 identical" in capsys.readouterr().out
-    # A planted fault: every row is rewound as the furthest one is.
+    # A planted fault: every row is rewound to the largest offset.
     trim = DecoderCache.trim_to
     monkeypatch.setattr(
         DecoderCache, "trim_to", lambda self, offset: trim(self, offset if isinstance(offset, int) else max(offset))
@@ -227,14 +229,14 @@ def test_every_sampling_option_reaches_the_model(tmp_path: Path, capsys: pytest.
     assert 0 < json.loads(stats_file.read_text())["delta_total_variation"] <= 0.3
 
 
-def test_seeds_decide_samples(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_the_seed_determines_the_sample(main_py) -> None:  # type: ignore[no-untyped-def]
     sample = [
         main_py("--prompt", PROMPT, "--temperature", "1.5", "--seed", seed, *FIXED)[1] for seed in ("1", "1", "2")
     ]
     assert sample[0] == sample[1] != sample[2]
 
 
-def test_the_old_names_of_the_flags_work(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_former_names_of_flags_are_accepted(main_py) -> None:  # type: ignore[no-untyped-def]
     models = ("--model-name", "t5-web-docs", "--draft-model-name", "t5-web-docs-draft")
     arguments = (*models, "-m", "3", "--num-draft", "2")
     status, out, err = main_py("--prompt", PROMPT, *arguments)
@@ -244,7 +246,7 @@ def test_the_old_names_of_the_flags_work(main_py) -> None:  # type: ignore[no-un
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[str] | None = None) -> tuple[int, str]:
     try:
         status = main_command.main(list(arguments))
-    except SystemExit as exit:  # argparse
+    except SystemExit as exit:  # raised by argparse
         status = int(exit.code or 0)
     printed, err = capsys.readouterr()
     if out is not None:
@@ -310,14 +312,14 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--stats-json", "/nonexistent/folder/s.json"], "--stats-json /nonexistent/folder/s.json"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(
+def test_invalid_arguments_are_a_one_line_error_with_status_2(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ModelHandle, "load_weights", lambda _: pytest.fail("loaded weights first"))
     if "--prompt" not in arguments:
         arguments = ["--prompt", PROMPT, *arguments]
     status, err = in_process(capsys, *arguments)
-    lines = [line for line in err.splitlines() if not line.startswith("target ")]  # which pair was chosen
+    lines = [line for line in err.splitlines() if not line.startswith("target ")]  # the line that names the models
     assert status == 2 and len(lines) == 1 and named in lines[0] and lines[0].startswith("main.py: error: ")
 
 
@@ -326,7 +328,7 @@ def copy(tmp_path: Path) -> Path:
     return shutil.copytree(BUNDLED / "t5-web-docs-draft", tmp_path / "copy")
 
 
-def test_damaged_folders_are_one_line_and_status_2(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_folders_are_a_one_line_error_with_status_2(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = copy / "weights.npz"
     weights.write_bytes(weights.read_bytes()[:-1000])
     for damage, named in (
@@ -340,7 +342,7 @@ def test_damaged_folders_are_one_line_and_status_2(copy: Path, capsys: pytest.Ca
         assert status == 2 and named in err.splitlines()[-1] and "Traceback" not in err
 
 
-def test_weights_of_other_shapes_are_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_with_a_wrong_shape_are_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "manifest.json").unlink()
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"d_ff": 256}))
@@ -361,15 +363,15 @@ def test_a_draft_with_other_tokens_is_refused(copy: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("stdin", "named"), [(b"\xff\xfe bad\n", "standard input, line 1: not UTF-8"), (b"", "standard input is empty")]
 )
-def test_bad_standard_input_is_one_line_and_status_2(stdin: bytes, named: str, main_py) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_standard_input_is_a_one_line_error_with_status_2(stdin: bytes, named: str, main_py) -> None:  # type: ignore[no-untyped-def]
     status, out, err = main_py(stdin=stdin)
     assert status == 2 and named in err and "Traceback" not in err and not out.strip()
 
 
-def test_ctrl_c_is_status_130_without_a_traceback(
+def test_ctrl_c_exits_with_status_130_and_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the first evaluation, the second, the fourth ... until the text ends before the signal comes."""
+    """Send SIGINT at the 1st, 2nd, 4th, 8th ... `mx.eval`, until the text is finished before the signal."""
     evaluate, statuses = mx.eval, []
     while statuses[-1:] != [0]:
         left = 2 ** len(statuses)
@@ -388,7 +390,7 @@ def test_ctrl_c_is_status_130_without_a_traceback(
     assert len(statuses) > 3 and set(statuses[:-1]) == {130}
 
 
-def test_a_reader_that_leaves_is_no_traceback() -> None:
+def test_a_closed_pipe_gives_no_traceback() -> None:
     process = start("--temperature", "50", "--max-tokens", "100000", "--prompt", PROMPT)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(5)
@@ -399,10 +401,12 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--input", "data/grammar.txt", "-m", "1"]])
-def test_a_full_device_is_one_line(
+def test_a_full_disk_is_a_one_line_error(
     more: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True) as full:  # keeps nothing
+    with io.TextIOWrapper(
+        open("/dev/full", "wb", buffering=0), write_through=True
+    ) as full:  # write_through: no data is buffered
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.chdir(ROOT)
         assert main_command.main(more or ["--prompt", PROMPT]) == 2
@@ -414,8 +418,10 @@ def test_a_full_device_is_one_line(
         assert f"main.py: error: {name} /dev/full: cannot be written (No space left" in capfd.readouterr().err
 
 
-def test_a_job_of_an_earlier_version_resumes(tmp_path: Path, main_py: Callable[..., tuple[int, str, str]]) -> None:
-    """Its journal has former names of options, and options that have been removed."""
+def test_a_job_of_an_earlier_version_can_be_resumed(
+    tmp_path: Path, main_py: Callable[..., tuple[int, str, str]]
+) -> None:
+    """The journal contains former option names and removed options."""
     prompts, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     prompts.write_text("a\n")
     arguments = ["--input", str(prompts), "--output", str(output), "-m", "2", *FIXED]
@@ -429,7 +435,7 @@ def test_a_job_of_an_earlier_version_resumes(tmp_path: Path, main_py: Callable[.
     assert main_py(*arguments, "--resume")[0] == 0
 
 
-def test_what_the_encoding_of_standard_output_lacks_is_escaped(
+def test_characters_that_standard_output_cannot_encode_are_escaped(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True) as ascii_only:
@@ -439,8 +445,8 @@ def test_what_the_encoding_of_standard_output_lacks_is_escaped(
         assert ascii_only.buffer.getvalue() == rb"Die Methode gibt den Wert zur\xfcck." + b"\n"  # type: ignore[attr-defined]
 
 
-def test_closed_streams(tmp_path: Path) -> None:
-    """What is opened next has their numbers, and would be printed into."""
+def test_a_closed_standard_stream_is_never_written_to(tmp_path: Path) -> None:
+    """A file opened later gets the descriptor of a closed stream, so output must not go there."""
     command = f'{sys.executable} main.py --stats-json "$1/s" --prompt "$2"'
     shell = ["sh", "-c", f'{command} >&- 2>"$1/err"; echo $?; {command} <&- 2>&-; echo $?', "sh", str(tmp_path), PROMPT]
     out = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -466,9 +472,7 @@ def test_text_and_draft_in_one_pipe_are_not_mixed() -> None:
         (("--prompt", PROMPT), {"tokenizers"}, {"transformers", "huggingface_hub", "matplotlib"}),
     ],
 )
-def test_nobody_waits_for_imports_that_are_not_needed(
-    arguments: tuple[str, ...], needed: set[str], unneeded: set[str]
-) -> None:
+def test_commands_import_only_what_they_need(arguments: tuple[str, ...], needed: set[str], unneeded: set[str]) -> None:
     process = start(*arguments, env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
     lines = process.communicate()[1].decode().splitlines()
     imported = {line.split("|")[-1].strip() for line in lines if line.startswith("import time:")}
@@ -484,17 +488,19 @@ def test_help_lists_every_flag_with_its_default(main_py) -> None:  # type: ignor
         assert f"(default: {default(name)})" in " ".join(out.split())
 
 
-def test_every_option_has_a_flag_and_every_name_is_taken() -> None:
-    without = {"logprobs", "timed"}  # for Python
+def test_every_option_has_a_flag_that_accepts_every_valid_name() -> None:
+    without = {"logprobs", "timed"}  # options of the Python API only
     flags = {name for action in main_parser()._actions for name in action.option_strings}
     assert {flag(name) for name in option_specs()} - flags == {flag(name) for name in without}
     for option, names in (("acceptance", ACCEPTANCE), ("drafter", DRAFTERS), ("num_draft_tokens", SCHEDULES)):
         for name in names:
             assert vars(main_parser().parse_args([flag(option), name])) == {option: name}
-    assert not vars(main_parser().parse_args([]))  # flags that are not given leave no value
+    assert not vars(main_parser().parse_args([]))
 
 
-def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_writes_a_folder_and_replaces_it_only_with_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = BUNDLED / "t5-web-docs-draft"
     assert convert_command.main(["--model", str(source), "--output", str(tmp_path / "x"), "--dtype", "float32"]) == 0
     assert sorted(os.listdir(tmp_path / "x")) == sorted(os.listdir(source))
@@ -504,7 +510,7 @@ def test_convert_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert line.startswith("convert.py: error: --output") and "--force" in line
 
 
-def test_options_of_convert_that_would_be_ignored_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_convert_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--group-size", "32"], ["--revision", "main"]):
         assert (
             convert_command.main(["--model", str(BUNDLED / "t5-web-docs-draft"), "--output", "/nowhere/x", *more]) == 2
@@ -512,7 +518,7 @@ def test_options_of_convert_that_would_be_ignored_are_refused(capsys: pytest.Cap
         assert more[0] in capsys.readouterr().err
 
 
-def test_verify_and_quantize_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_quantizes_and_verifies_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "x"
     source = str(BUNDLED / "t5-web-docs-draft")
     assert convert_command.main(["--model", source, "--output", str(output), "--quantize", "8"]) == 0

@@ -1,4 +1,4 @@
-"""--compare: decoding modes side by side, and only the answer on standard output."""
+"""--compare: a table of decoding modes on standard error, and only the text on standard output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row(err: str, mode: str) -> list[str]:
     return line.split()
 
 
-def test_three_modes_and_their_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_modes_are_compared_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = compare(capsys, *FIXED, "--prompt", "translate English to German: The page is loaded by the browser.")
     text = "Die Seite wird vom Browser geladen."
     assert out == f"{text}\n"
@@ -51,7 +51,7 @@ def test_only_coupled_samples_must_be_identical(capsys: pytest.CaptureFixture[st
     assert row(err, "speculative")[-1] == "identical"
 
 
-def test_copied_drafts_are_compared_without_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ngram_drafts_are_compared_without_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = compare(capsys, "--drafter", "ngram")
     assert out == f"{TEXT}\n" and "draft:" not in err and row(err, "speculative")[-1] == "identical"
 
@@ -74,7 +74,7 @@ def test_several_prompts_get_a_total(
     assert "2 prompts:" in err and re.search(r"speculative +20 +4 .* 2 of 2 identical", err)
 
 
-def test_the_table_fits() -> None:
+def test_the_table_fits_the_terminal() -> None:
     console = Console(width=80, file=None, record=True, force_terminal=False)
     stats = GenerationStats(
         generated_tokens=100, target_calls=20, drafted_tokens=90, accepted_tokens=80, decode_seconds=0.5

@@ -58,7 +58,10 @@ def loaded() -> ConsoleState:
 
 @pytest.fixture
 def talk(loaded: ConsoleState, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """Send lines to a fresh console whose models are loaded once. Returns (standard output, standard error)."""
+    """Return a function that sends lines to a fresh console and returns (standard output, standard error).
+
+    The models are loaded once per module.
+    """
     state = ConsoleState(loaded.config)
     state.session = replace(loaded.session, options=loaded.config.options)
 
@@ -89,7 +92,7 @@ def test_prompts_are_decoded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "t5-web-docs" in err and "/help lists the commands" in err and " draft tokens" in err
     status, out, err = in_process(
         monkeypatch, capsys, GERMAN, "--show-draft", *FIXED
-    )  # the end of the input leaves too
+    )  # the end of the input also ends the console
     assert status == 0 and out == f"{TEXT}\n" and "accepted [-rejected-]" in err
 
 
@@ -124,7 +127,7 @@ WRONG = {
     "/drafter": ["", "beam", "model auto"],
     "/delta": ["", "2", "x"],
     "/temperature": ["", "-1", "x", "1 2"],
-    "/top-k": ["", "5", "x"],  # 5 has no effect at temperature 0
+    "/top-k": ["", "5", "x"],  # 5: no effect at temperature 0
     "/seed": ["", "-1", "x", str(2**32)],
     "/eos-token-id": ["-1", "x"],
     "/acceptance": ["", "typical", "coupled"],
@@ -189,12 +192,12 @@ def test_delta_is_lossy_and_requires_the_rejection_rule(talk) -> None:  # type: 
     with pytest.raises(ValueError, match="acceptance has no effect at temperature 0"):
         talk("/delta 0", "/acceptance coupled")
     sampled = talk("/temperature 1", "/acceptance coupled", GERMAN)[0]
-    assert talk("/baseline", GERMAN)[0] == sampled  # without a draft
+    assert talk("/baseline", GERMAN)[0] == sampled
     talk("/baseline", "/temperature 0")
     assert talk(GERMAN)[0] == f"{TEXT}\n"
 
 
-def test_prefixes(talk) -> None:  # type: ignore[no-untyped-def]
+def test_prefixes_apply_until_they_are_cleared(talk) -> None:  # type: ignore[no-untyped-def]
     short = GERMAN.removeprefix("translate English to German: ")
     for pinned in ("/prefix translate English to German: ", "/prefix translate English to German:"):
         assert talk(pinned, short)[0] == f"{TEXT}\n"
@@ -253,7 +256,7 @@ def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[
     assert "baseline: on" in talk("/regular-decode")[1] and "baseline: off" in talk("/regular-decode")[1]
 
 
-def test_stats(talk) -> None:  # type: ignore[no-untyped-def]
+def test_stats_sum_up_all_prompts(talk) -> None:  # type: ignore[no-untyped-def]
     assert "no prompt was decoded yet" in talk("/stats")[1]
     talk(GERMAN, GRAMMAR)
     err = talk("/stats")[1]
@@ -269,7 +272,7 @@ def test_the_draft_is_shown_in_the_text_or_by_round(talk) -> None:  # type: igno
     assert "show-draft: off" in talk("/show-draft rounds")[1] and "round" not in talk(GERMAN)[1]
 
 
-def test_other_models_are_opened_or_the_current_ones_stay() -> None:
+def test_models_are_replaced_or_kept_on_an_error() -> None:
     with open_console() as state:
         for wrong in ("/model nowhere", "/model t5-web-docs nowhere", "/draft-model nowhere"):
             with pytest.raises(ValueError, match="nowhere"):
@@ -330,7 +333,7 @@ def test_options_without_effect_in_the_console_are_refused(
     assert named in capsys.readouterr().err
 
 
-def test_completion() -> None:
+def test_commands_and_their_values_are_completed() -> None:
     assert completions("/s") == ["/seed", "/source-language", "/stop", "/strict", "/show-draft", "/stats"]
     assert completions("/acceptance c") == ["coupled"]
     assert completions("/num-draft ") == ["auto"]
@@ -340,7 +343,7 @@ def test_completion() -> None:
     assert completions("/draft-model self") == ["self-8bit"]
 
 
-# --- interruptions
+# Interruptions.
 
 SETTINGS = {
     "default": [],
@@ -352,7 +355,7 @@ SETTINGS = {
 
 
 def interrupted(state: ConsoleState, moment: int, interrupt: Callable[[], None]) -> bool:
-    """Decode and interrupt at this evaluation. Returns whether it happened."""
+    """Decode, and call `interrupt` at the `moment`-th `mx.eval`. Return whether decoding got that far."""
     evaluate, calls = mx.eval, 0
 
     def evaluated(*arrays: object) -> None:
@@ -372,18 +375,23 @@ def raise_at_once() -> None:
     raise KeyboardInterrupt
 
 
-def ask() -> None:
+def send_sigint() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def ask_twice() -> None:
+def send_sigint_twice() -> None:
     signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(
     ("setting", "interrupt"),
-    [*((setting, raise_at_once) for setting in SETTINGS), ("model", ask), ("store", ask), ("default", ask_twice)],
+    [
+        *((setting, raise_at_once) for setting in SETTINGS),
+        ("model", send_sigint),
+        ("store", send_sigint),
+        ("default", send_sigint_twice),
+    ],
 )
 def test_an_interruption_at_any_moment_leaves_the_next_output_unchanged(
     setting: str, interrupt: Callable[[], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -402,10 +410,10 @@ def test_an_interruption_at_any_moment_leaves_the_next_output_unchanged(
     assert moment > 2
 
 
-# --- a real terminal
+# A real terminal.
 
 
-TIMEOUT = 180  # seconds; long, because machines stall
+TIMEOUT = 180  # seconds; generous, for slow machines
 
 
 class Terminal:
@@ -429,7 +437,7 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, text: str) -> str:
-        """Read until this text appears, and return the output including it."""
+        """Read until `text` appears, and return the output up to its end."""
         end = time.monotonic() + TIMEOUT
         while text not in self.seen:
             self._read(end, text)
@@ -450,7 +458,7 @@ class Terminal:
         self.wait_for("> ")
 
     def wait_for_letters(self) -> None:
-        """Wait until a text begins, and keep the output for the next call."""
+        """Wait until a text begins. The output stays available to the next call."""
         end = time.monotonic() + TIMEOUT
         while not re.search(r"[^\W\d_]{2}", re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", self.seen)):
             self._read(end, "a text")
@@ -476,7 +484,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     os.close(found.master)
 
 
-def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
+def test_completion_history_and_ctrl_c_work_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("> ")
     terminal.type("/max\t3\n")  # Tab completes it
     terminal.wait_for("max-tokens: 3")
@@ -485,13 +493,13 @@ def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait_for("> ")
     terminal.type("/max-tokens 100\n")
     terminal.wait_for("max-tokens: 100")
-    terminal.type("\x1b[A\x1b[A\n")  # the arrow key twice: the prompt again
+    terminal.type("\x1b[A\x1b[A\n")  # arrow up, twice: the prompt again
     terminal.wait_for(f"{TEXT}\r\n")
     terminal.wait_for("> ")
     terminal.type("half a line")
     terminal.wait_for("half a line")
-    terminal.interrupt_line()  # discards it
-    terminal.type("/max-tokens 100000\n/temperature 50\n")  # a text of thousands of tokens
+    terminal.interrupt_line()  # discards the line
+    terminal.type("/max-tokens 100000\n/temperature 50\n")  # a very long text
     terminal.wait_for("temperature: 50")
     terminal.wait_for("> ")
     terminal.type(f"{GERMAN}\n")
@@ -514,12 +522,12 @@ def test_a_terminal_session(terminal: Terminal, tmp_path: Path) -> None:
     assert history.stat().st_mode & 0o777 == 0o600 and history.read_text().splitlines()[0] == "/max-tokens 3"
 
 
-def test_the_end_of_input_leaves(terminal: Terminal) -> None:
+def test_the_end_of_input_ends_the_console(terminal: Terminal) -> None:
     terminal.wait_for("> ")
     terminal.type("\x04")
     assert terminal.process.wait(timeout=TIMEOUT) == 0
 
 
-def test_quit_leaves() -> None:
+def test_quit_ends_the_console() -> None:
     with pytest.raises(Quit):
         answer(ConsoleState(run_config_from(main_parser().parse_args([]))), "/quit")

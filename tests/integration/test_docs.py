@@ -72,7 +72,7 @@ PYTHON = {page: [block for block in blocks(page) if block.language == "python"] 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like the repository, so that commands write nothing into the repository."""
+    """Make a folder that looks like the repository, so that commands do not write into the repository."""
     made = tmp_path_factory.mktemp("docs")
     for name in (
         "main.py",
@@ -117,7 +117,7 @@ def shell(command: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
-def test_commands_run(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_succeed(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if block.reason is not None:
         pytest.skip(f"{block}: {block.reason}")
     command = block.text
@@ -148,25 +148,24 @@ def run_in_process(arguments: list[str], folder: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "arguments", [each[1] for block in SHELL if block.reason is None for each in TESTS.finditer(block.text)]
 )
-def test_tests_are_found(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collected by pytest in this process, which has imported them."""
+def test_documented_pytest_commands_select_tests(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pytest collects in this process, which has already imported the test modules."""
     monkeypatch.chdir(ROOT)
     found = shlex.split(arguments, comments=True)
     assert pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler", *found]) == 0
 
 
-def test_missing_tests_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault."""
+def test_a_pytest_command_that_selects_no_tests_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in ("tests/unit/test_nowhere.py", "tests/unit/decoding/test_text_streamer.py -k nothing"):
         with pytest.raises(AssertionError):
-            test_tests_are_found(arguments, monkeypatch)
+            test_documented_pytest_commands_select_tests(arguments, monkeypatch)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON[page]], ids=lambda page: page.name)
-def test_python_runs(
+def test_documented_python_code_runs(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All blocks of a page, in order."""
+    """The blocks of a page run in order, as one program."""
     assert all(block.reason is None for block in PYTHON[page])
     (folder / "page.py").write_text("\n\n".join(block.text for block in PYTHON[page]))
     monkeypatch.chdir(folder)
@@ -190,8 +189,8 @@ def test_links_within_the_repository_exist() -> None:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_example_outputs_are_printed(folder: Path) -> None:
-    """The view without colours in docs/cli.md, and the first output in README.md except its numbers."""
+def test_documented_outputs_match_the_printed_ones(folder: Path) -> None:
+    """Compare the view without colors in docs/cli.md, and the first output in README.md except its numbers."""
     shown = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(accepted .*?)^```$", shown, re.MULTILINE | re.DOTALL)
     (command,) = (block.text for block in SHELL if block.page.name == "cli.md" and "NO_COLOR" in block.text)

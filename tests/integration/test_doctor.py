@@ -42,7 +42,7 @@ def own_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "precisions_to_test", lambda own: [diagnosis.Precision(own.precision)])
 
 
-def test_the_report_has_all_sections_and_the_json_nothing_private(
+def test_the_report_has_all_sections_and_the_json_has_no_private_facts(
     pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
@@ -86,8 +86,8 @@ def test_only_json_goes_to_standard_output(
     assert json.loads(out)["passed"] and "\nSelf-test" in err
 
 
-def test_a_link_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as /dev/stdout."""
+def test_json_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link may be /dev/stdout."""
     monkeypatch.setattr(doctor, "diagnose", lambda _: {"passed": False})
     monkeypatch.setattr(doctor, "print_report", lambda *_: None)
     (link := tmp_path / "link").symlink_to(tmp_path / "file")
@@ -200,13 +200,13 @@ COSTS = [
 
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("rate", [0.01, *diagnosis.ACCEPTANCE_RATES, 0.99])
-def test_recommendations_equal_the_adaptive_length(
+def test_recommendations_equal_those_of_the_adaptive_length(
     costs: RoundCosts, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recommended, expected_speedup = recommend_length(costs, [rate], baseline=costs.baseline, has_steps=True)
     monkeypatch.setattr(adaptive, "HOPE", 0.0)
     length = AdaptiveLength(lambda _: costs, prior=[rate])
-    length._lengths[MODEL] = 1  # already drafting, so the source was read
+    length._lengths[MODEL] = 1  # drafting has begun, so the source costs nothing more
     _, speedup = length._best([MODEL], [LONGEST], costs)
     assert expected_speedup == pytest.approx(speedup)
     assert bool(recommended) == (expected_speedup > 1.0)
@@ -244,12 +244,12 @@ CPU: dict[str, Any] = {"system": "Linux", "generation": None}
         (CPU, "0.32.10.dev3", []),
     ],
 )
-def test_limitations_of_mlx_versions(facts: dict[str, Any], version: str, words: list[str]) -> None:
+def test_limitations_of_the_mlx_version_are_reported(facts: dict[str, Any], version: str, words: list[str]) -> None:
     notes = device.mlx_notes(facts, version)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
 
 
-def test_only_new_macs_use_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_reported_only_for_new_macs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
     old = {**M5, "system": "macOS 15.6"}
     assert [device.uses_tf32(each) for each in (CPU, M3, old, M5)] == [None, False, False, True]
@@ -259,7 +259,7 @@ def test_only_new_macs_use_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_fit_the_terminal(pair: list[str]) -> None:
-    """On an Apple device with every note."""
+    """The report describes an Apple device and includes every note."""
     facts = {"name": "Apple M3 Ultra", "architecture": "applegpu_g15d", "kind": "GPU", "cores": 32}
     facts |= {"system": "macOS 26.2", "machine": "arm64", "memory": 512 << 30, "memory_limit": 464 << 30}
     found = {"device": facts | {"recommended_working_set": 464 << 30}, "versions": device.versions(), "tf32": True}

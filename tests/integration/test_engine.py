@@ -1,4 +1,4 @@
-"""The engine: a request's output does not depend on its batch, its time of arrival, or cancelled requests."""
+"""The engine: the output of a request does not depend on other requests, their arrival or their cancellation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUPLED = {"temperature": 1.0, "acceptance": "coupled"}
 
 @cache
 def alone(prompt: str, options: GenerationOptions) -> list[int]:
-    """Baseline decoding without an engine."""
+    """Decode without an engine and without a draft."""
     chosen = {name: getattr(options, name) for name in ("temperature", "acceptance", "seed", "max_tokens")}
     return tokens_of(run(TARGET, Letters().encode(prompt), **chosen))
 
@@ -86,7 +86,7 @@ class Client:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A log of device work: "eval", and "encode" for each source."""
+    """A list that records "eval" for each evaluation and "encode" for each source."""
     done: list[str] = []
     for name in ("eval", "async_eval"):
         evaluate = getattr(mx, name)
@@ -116,7 +116,7 @@ def test_submit_computes_nothing_and_has_no_limit(work: list[str]) -> None:
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
 def test_at_most_one_request_for_each_slot_is_encoded_ahead(work: list[str], slots: int) -> None:
-    """So requests that are cancelled while they wait cost little."""
+    """This bounds the work lost on requests that are cancelled while they wait."""
     client = Client("ngram", slots=slots, max_tokens=5)
     for prompt in PROMPTS * 2:
         client.submit(prompt)
@@ -157,7 +157,7 @@ def slots_taken(client: Client) -> int:
 
 @pytest.mark.parametrize("drafter", BY_NAME)
 def test_cancelled_request_frees_its_slot_before_the_next_round(drafter: str) -> None:
-    """Cancelled while decoding, encoded, sorted, or queued."""
+    """Requests are cancelled while decoding, encoded, sorted or queued."""
     client = Client(drafter, slots=3)
     requests = [client.submit(prompt) for prompt in (PROMPTS * 2)[: 3 * QUEUE_PER_SLOT + 6]]
     client.step()
@@ -208,7 +208,7 @@ def test_step_with_only_cancelled_rows_computes_nothing(work: list[str]) -> None
 
 @pytest.mark.parametrize("drafter", BY_NAME)
 def test_finished_requests_are_released(drafter: str) -> None:
-    """Once their slots are reused, no references to finished or cancelled requests remain, and no state of them."""
+    """After their slots are reused, neither finished and cancelled requests nor their state are referenced."""
     client = Client(drafter, slots=3, max_tokens=4)
     old = [weakref.ref(client.submit(prompt)) for prompt in PROMPTS * 3]
     client.engine.cancel(old[5]())  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def test_finished_requests_are_released(drafter: str) -> None:
 
 
 def state_size(drafter: BatchDrafter) -> int:
-    """The size of the largest dictionary of a drafter, including inner drafters."""
+    """Return the size of the largest dictionary of a drafter, including inner drafters."""
     own = [len(value) for value in vars(drafter).values() if type(value) is dict]
     inner = [state_size(value) for value in vars(drafter).values() if isinstance(value, BatchDrafter)]
     return max(own + inner)
@@ -285,7 +285,7 @@ def test_planted_wrong_resize_is_detected(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("drafter", BY_NAME)
 def test_a_hundred_prompts_at_random_times_equal_single_prompts(drafter: str) -> None:
-    """Submitted and cancelled in random order, greedy and coupled, with random lengths."""
+    """Greedy and coupled requests of random lengths are submitted and cancelled in random order."""
     dice = random.Random(len(drafter))
     client = Client(drafter, slots=6)
     cancelled = []
@@ -333,7 +333,7 @@ def test_strict_batches_use_one_class_of_widths_and_equal_single_rows(monkeypatc
         client = Client(slots=4, strict=True, num_draft_tokens=7, **options)
         with monkeypatch.context() as patch:
             patch.setattr(type(TARGET), "states", recording)
-            client.submit(PROMPTS[0])  # a single row first
+            client.submit(PROMPTS[0])  # one row, before the batch grows
             client.step()
             for prompt in PROMPTS:  # one row is near its end while another prefills a prefix
                 client.submit(prompt)

@@ -56,7 +56,7 @@ def test_tiny_models_accept_some_draft_tokens() -> None:
     assert any(baseline[-1] == EOS for baseline in BASELINE) and any(len(baseline) == 30 for baseline in BASELINE)
     rounds = [event for source in SOURCES for event in run(TARGET, source, model_drafter(TARGET, DRAFT))]
     accepted = {event.accepted for event in rounds}
-    assert {0, 4} < accepted  # full rejection, full acceptance, and values between them
+    assert {0, 4} < accepted  # none, all and some of the draft tokens
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -67,7 +67,7 @@ def test_greedy_output_equals_the_baseline(drafter: str) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_rows_with_any_draft_length_and_limit_equal_the_baseline(drafter: str) -> None:
-    """num_draft_tokens 0 to 12 and max_tokens from 1 in one batch; max_tokens is exact and sets the finish_reason."""
+    """Rows have num_draft_tokens from 0 to 12 and max_tokens from 1. Outputs stop exactly at max_tokens."""
     limits = [(0, 30), (1, 30), (2, 30), (5, 30), (12, 30), (4, 1), (4, 2), (4, 3), (4, 7), (4, 29)]
     requests = [
         (source, options_of(num_draft_tokens=num_draft_tokens, max_tokens=max_tokens))
@@ -135,7 +135,7 @@ def test_planted_faults_break_identity(
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
-    """At temperature 2 outputs end at every position, also within a draft."""
+    """At temperature 2 outputs end at any position, including within a draft."""
     requests = [(SOURCES[0], options_of(temperature=2.0, seed=seed)) for seed in range(16)]
     found = together(TARGET, requests, drafter_of_rows(drafter, TARGET, DRAFT, baseline_of))
     assert all(EOS not in told.tokens[:-1] for told in found)
@@ -157,7 +157,7 @@ PENALTY = 1.5
 
 @cache
 def without_cache(source: tuple[int, ...], penalty: float, max_tokens: int) -> list[int]:
-    """Greedy decoding as in transformers, in numpy, without cache and draft."""
+    """Decode greedily as transformers does, without cache and draft."""
     tokens = [0]
     encoder_output = TARGET.encode(mx.array([source]))
     while len(tokens) <= max_tokens and EOS not in tokens:
@@ -182,7 +182,7 @@ def test_a_repetition_penalty_acts_on_the_tokens_before_each_position(drafter: s
 
 @cache
 def coupled_requests() -> list[tuple[list[int], dict[str, Any], list[int]]]:
-    """(source, options, baseline tokens) at two temperatures, with all options that change the distribution."""
+    """Return (source, options, baseline tokens) at two temperatures, with all options that change the distribution."""
     found = []
     for seed in range(26):
         temperature = 0.7 if seed < 13 else 1.0
@@ -195,7 +195,7 @@ def coupled_requests() -> list[tuple[list[int], dict[str, Any], list[int]]]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_output_depends_only_on_the_seed(drafter: str) -> None:
-    """Draft lengths 0 to 12 in one batch."""
+    """Rows of one batch have draft lengths from 0 to 12."""
     expected = {options["seed"]: baseline for _, options, baseline in coupled_requests()}
     requests = [
         (source, options_of(num_draft_tokens=options["seed"] % 13, **options))
@@ -233,7 +233,7 @@ def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> Non
 
 
 def recorded_logits(num_draft_tokens: int, drafter: Drafter, strict: bool, dtype: mx.Dtype) -> dict[int, mx.array]:
-    """The target's logits at each committed position of a run; at -1 its tokens."""
+    """Return the target's logits at each committed position of a run. Key -1 holds its tokens."""
     found: dict[int, mx.array] = {}
     decide = Greedy.decide
 
@@ -256,7 +256,7 @@ DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 
 @cache
 def wide(dtype: mx.Dtype) -> EncoderDecoder:
-    """A model so wide that kernels split their sums. Runs are so long that the cache grows."""
+    """Make a model that is wide enough for kernels to split their sums."""
     model = tiny_model(seed=3, position_scale=1.0, d_model=96, d_kv=24, d_ff=320, num_heads=4)
     model.set_dtype(dtype)
     return model
@@ -267,7 +267,7 @@ def test_strict_passes_are_bit_identical_with_and_without_a_draft(dtype: mx.Dtyp
     plain = recorded_logits(7, NoDrafter(), True, dtype)
     baseline: list[int] = plain[-1].tolist()  # type: ignore[assignment]
     assert len(baseline) == 100 and len(set(baseline)) > 3
-    for num_draft_tokens in (1, 4, 7):  # up to 7 passes have one width
+    for num_draft_tokens in (1, 4, 7):  # draft lengths up to 7 use passes of one width
         third_wrong = Scripted(baseline, lambda i, token: (token + 1) % VOCAB if i % 3 == 2 else token)
         drafted = recorded_logits(num_draft_tokens, third_wrong, True, dtype)
         assert plain.keys() == drafted.keys()
@@ -278,7 +278,7 @@ def test_strict_passes_are_bit_identical_with_and_without_a_draft(dtype: mx.Dtyp
 def test_width_dependent_bits_are_identical_only_in_strict_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Shows that the test above can fail, even if all widths of this device's kernels are bit-identical."""
+    """Shows that the test above can fail, even if this device computes the same bits for all widths."""
     states = EncoderDecoder.states
 
     def sensitive(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:
@@ -407,7 +407,7 @@ def test_delta_marks_the_output_lossy_and_accepts_more() -> None:
     assert lenient.stats.acceptance_rate > exact.stats.acceptance_rate
     with pytest.warns(UserWarning, match="delta has no effect with drafter none"):
         generate(TARGET, Letters(), "abc", delta=1.0, drafter="none")
-    undrafted = run(TARGET, SOURCES[0], delta=1.0)  # nothing is drafted, so nothing is lost
+    undrafted = run(TARGET, SOURCES[0], delta=1.0)  # without drafts, delta changes nothing
     assert tokens_of(undrafted) == BASELINE[0] and not any(event.total_variation for event in undrafted)
 
 

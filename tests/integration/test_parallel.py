@@ -1,4 +1,4 @@
-"""Several processes on one machine: a sharded model, and a job with shared lines, write what one process writes.
+"""Several processes on one machine: sharded models and data-parallel jobs give the output of one process.
 
 Each process runs tests/support/parallel_process.py.
 """
@@ -34,16 +34,16 @@ from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
 pytestmark = pytest.mark.slow
 
-# An untied head; layers with biases; fewer key heads than processes; a position bias per layer.
+# They have an untied head, biases, fewer key heads than processes, or a position bias per layer.
 OF_TWO = ("madlad", "bart", "t5gemma2")
 OF_FOUR = ("pile-t5", "t5gemma")
-LIMIT = 1800  # seconds; longer than any machine takes, so a test that would wait forever fails
+LIMIT = 1800  # seconds; a deadlock fails the test, and a slow machine does not
 WIDE = {"d_model": 32, "d_kv": 32, "d_ff": 64}
 PROMPTS = [" ".join("abcdefgh"[: i % 7 + 1]) for i in range(24)]
 
 
 def run_to_end(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int, str, str]]:
-    """Exit status, stdout and stderr of each process."""
+    """Return the exit status, stdout and stderr of each process."""
     started = start(processes, folder, ["-m", "tests.support.parallel_process", str(folder), *names])
     try:
         statuses = [process.wait(LIMIT) for process in started]
@@ -55,7 +55,7 @@ def run_to_end(processes: int, folder: Path, names: Sequence[str]) -> list[tuple
 
 
 def words(folder: Path, **sizes: int) -> None:
-    """Write a model whose tokens are letters, and the number of a free port."""
+    """Write a model whose tokens are letters, and a file with the number of a free port."""
     save_hugging_face(tiny_model(**sizes), folder / "words", CONFIG | sizes)
     vocabulary = {"<unk>": 0, "</s>": 1} | {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuv", 2)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
@@ -93,7 +93,7 @@ def test_sharded_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
         assert max(found["errors"].values()) < 1e-4 < 1e-2 < found["unsummed"]
 
 
-def test_a_pass_has_three_sums_per_layer_and_one_for_its_tokens(two: Any, four: Any) -> None:
+def test_a_pass_has_three_all_reduces_per_layer_and_one_for_its_tokens(two: Any, four: Any) -> None:
     for found in (found_by(two[1]), found_by(four[1])):
         for name, sums in found["sums"].items():
             layers = models.build(checkpoints.read_config(GOLDENS / name)).config.decoder_layers
@@ -101,12 +101,12 @@ def test_a_pass_has_three_sums_per_layer_and_one_for_its_tokens(two: Any, four: 
 
 
 @pytest.mark.parametrize("name", ["tiny", "quantized"])
-def test_a_sharded_model_writes_the_tokens_of_the_whole_model(name: str, two: Any) -> None:
-    """In each of `WAYS`. Each process holds half of the layers' weights."""
+def test_a_sharded_model_gives_the_tokens_of_the_unsharded_model(name: str, two: Any) -> None:
+    """Compare in each of `MODES`. Each process holds half of the layers' weights."""
     found = found_by(two[1])
     assert found[name] == []
     share, all_of_it = found["bytes"][name]
-    assert share < 0.75 * all_of_it  # both hold the embedding
+    assert share < 0.75 * all_of_it  # both hold the whole embedding
 
 
 def test_all_ranks_run_the_same_passes(two: Any) -> None:
@@ -114,8 +114,8 @@ def test_all_ranks_run_the_same_passes(two: Any) -> None:
     assert first == second and len(first) > 30
 
 
-def test_a_job_with_shared_lines_writes_the_same_bytes(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also when resumed after a process died, which is reported in one line."""
+def test_a_data_parallel_job_writes_the_bytes_of_one_process(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The job can be resumed after a process died, which is reported in one line."""
     folder, said = two
     job = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
     assert main_command([*job, "--output", str(folder / "one.jsonl")]) == 0
@@ -141,7 +141,7 @@ def test_a_server_with_a_sharded_model_answers_as_one_process(
 
 
 def test_all_ranks_of_a_server_end_with_rank_0(two: Any) -> None:
-    """SIGTERM, even if sent to all ranks, ends them in order."""
+    """SIGTERM ends them in order, even if it is sent to all ranks."""
     assert [(two[0] / f"status-{rank}").read_text() for rank in range(2)] == ["0", "0"]
 
 
@@ -152,10 +152,10 @@ def test_all_ranks_of_a_server_end_when_one_is_killed(four: Any) -> None:
     assert line.startswith("python -m speculative_decoding.serve: error: process 4: has ended, or is out of reach")
 
 
-# What each rank reads.
+# Shards of a checkpoint.
 
 
-def test_a_shard_is_a_slice(tmp_path: Path) -> None:
+def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
     table = mx.arange(48).reshape(6, 8).astype(mx.float32)
     write_npz(tmp_path / "a.npz", [("a", table), ("b", table[0].astype(mx.bfloat16))])
     checkpoint = read_npz(tmp_path / "a.npz")
@@ -176,7 +176,7 @@ def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: in
     read = type(checkpoint).__getitem__
 
     def read_bias(self: Any, name: str) -> mx.array:
-        assert name == "final_logits_bias"  # the shapes of the model depend on whether it is zero
+        assert name == "final_logits_bias"  # the only tensor that a model needs to choose its shapes
         return read(self, name)
 
     with pytest.raises(InputError) as caught, monkeypatch.context() as patch:
@@ -185,10 +185,10 @@ def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: in
     return str(caught.value)
 
 
-def test_a_model_that_cannot_be_sharded_is_refused_with_numbers_that_work(
+def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before weights are read."""
+    """The refusal comes before weights are read."""
     for name, processes, words in (
         ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; use one, or"),
         ("t5", 3, "with num_heads 4, d_ff 64; use 2 or 4"),
@@ -200,7 +200,7 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_numbers_that_work(
     assert "num_heads 4, d_ff 64 and groups of quantized columns; use one" in quantized
 
 
-def test_a_short_job_is_shared_evenly() -> None:
+def test_the_lines_of_a_short_job_are_divided_evenly() -> None:
     sent, answers = Counter[int](), list[tuple[int, Any]]()
 
     def send(row: Any, rank: int | None = None) -> None:
@@ -217,7 +217,7 @@ def test_a_short_job_is_shared_evenly() -> None:
     assert sorted(each.index for each in found) == [*range(24)] and sent == {1: 6, 2: 6, 3: 6}
 
 
-def test_a_result_equals_its_parsed_message() -> None:
+def test_a_result_survives_its_message() -> None:
     stats = GenerationStats(prompt_tokens=3, generated_tokens=2, target_calls=2)
     stats.accepted_histogram.update({0: 1, 2: 4})
     one = GenerationResult("ä", [5, 1], "stop", stats, score=-0.5)
@@ -232,7 +232,7 @@ LAST_MESSAGES = {b"": (1, None, ""), b'{"leaves": 2, "why": "no disk"}\n': (1, 2
 
 
 @pytest.mark.parametrize("last_message", LAST_MESSAGES)
-def test_a_peer_that_closes_or_leaves_is_reported(last_message: bytes) -> None:
+def test_a_rank_that_disconnects_is_reported(last_message: bytes) -> None:
     (ours, theirs), heard = socket.socketpair(), Queue[Any]()
     channel = Channel({1: ours}, lambda *what: heard.put(what))
     theirs.sendall(b'null\n{"a": 1}\n' + last_message)
@@ -243,7 +243,7 @@ def test_a_peer_that_closes_or_leaves_is_reported(last_message: bytes) -> None:
     ours.close()
 
 
-def test_a_silent_peer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative_decoding.distributed.channel.HEARTBEAT_SECONDS", 0.01)
     (ours, theirs), heard = socket.socketpair(), Queue[Any]()
     channel = Channel({1: ours}, lambda *what: heard.put(what))

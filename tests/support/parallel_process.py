@@ -41,7 +41,8 @@ from tests.support.together import drafter_of_rows, options_of, together
 
 SOURCES = [[5, 9, 3, 7, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1]]
 COUPLED, REJECTION = {"temperature": 1.0, "acceptance": "coupled", "seed": 4}, {"temperature": 1.0, "seed": 4}
-WAYS: list[tuple[str, dict[str, Any], int]] = [  # drafter, options, slots; few, because two processes are slow
+# (drafter, options, slots); few, because two processes are slow
+MODES: list[tuple[str, dict[str, Any], int]] = [
     ("model", {}, 1),
     ("auto", {}, 8),
     ("n-grams", COUPLED, 8),
@@ -54,7 +55,7 @@ passes: list[Any] = []  # tokens, offsets and capacity
 
 
 def meet(folder: Path, processes: int) -> None:
-    """Wait for all processes: MLX tries to connect for half a minute only, and imports may take longer."""
+    """Wait for all processes, because MLX tries to connect for 30 s only, and imports may take longer."""
     (folder / f"here-{os.environ['MLX_RANK']}").touch()
     while len([*folder.glob("here-*")]) < processes:
         time.sleep(0.01)
@@ -106,7 +107,7 @@ def shared(folder: Path, processes: ProcessGroup) -> Iterator[EncoderDecoder | N
 
 
 def error_of(model: EncoderDecoder, name: str) -> float:
-    """The largest difference from Hugging Face's logits, of cached passes and of a teacher-forced pass."""
+    """Return the largest difference from Hugging Face's logits in cached and teacher-forced passes."""
     golden = np.load(GOLDENS / name / "golden.npz")
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     tokens = mx.array(golden["decoder_input_ids"])
@@ -118,7 +119,7 @@ def error_of(model: EncoderDecoder, name: str) -> float:
 
 
 def sums_of_a_pass(model: EncoderDecoder) -> int:
-    """The number of sums over the ranks in a pass of one token."""
+    """Count the all-reduces in a pass of one token."""
     cache = model.make_cache(model.encode(mx.array([[5, 1]])))
     count, add_up = 0, mx.distributed.all_sum
 
@@ -136,7 +137,7 @@ def sums_of_a_pass(model: EncoderDecoder) -> int:
 
 
 def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecoder) -> list[Any]:
-    """Those of `WAYS` that give other tokens than one process."""
+    """Return the entries of `MODES` whose tokens differ from those of one process."""
     head, found = tiny_head(alone), []
     assert isinstance(model, ShardedModel)
     model.keep_full_cross_attention()
@@ -146,9 +147,9 @@ def different(model: EncoderDecoder, alone: EncoderDecoder, draft: EncoderDecode
         requests = [(source, options_of(max_tokens=8, **given)) for source in SOURCES]
         return [told.tokens for told in together(target, requests, drafter, slots)]
 
-    for way in WAYS if model.config.d_model == draft.config.d_model else [("head", {}, 8)]:
-        if outputs(alone, *way) != outputs(model, *way):
-            found.append(way)
+    for mode in MODES if model.config.d_model == draft.config.d_model else [("head", {}, 8)]:
+        if outputs(alone, *mode) != outputs(model, *mode):
+            found.append(mode)
     return found
 
 
@@ -161,7 +162,7 @@ def bytes_of(model: EncoderDecoder) -> int:
 
 
 def unsummed(self: Any, x: mx.array) -> mx.array:
-    """A planted fault: no sum over the ranks."""
+    """A planted fault: the all-reduce is missing."""
     return self.layer(x)
 
 
@@ -227,7 +228,7 @@ def end_when_answered(folder: Path, number: int) -> None:
 
 
 def jobs(folder: Path, rank: int) -> None:
-    """Run a job with shared lines, and one in which a process dies."""
+    """Run a data-parallel job, and one in which a process dies."""
 
     def job(name: str, *flags: str) -> int:
         given = ["--model", str(folder / "words"), "--input", str(folder / "prompts.txt"), "-m", "8", "--slots", "2"]
@@ -239,7 +240,7 @@ def jobs(folder: Path, rank: int) -> None:
 
 
 def kill_at(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, but its n-th call kills the process."""
+    """Wrap a function so that its n-th call kills the process."""
     left = calls
 
     def counted(*arguments: Any, **options: Any) -> Any:
