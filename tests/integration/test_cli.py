@@ -206,6 +206,20 @@ def test_verify_compares_batches_with_single_prompts(
     assert "slots 3: first divergence at token" in capsys.readouterr().out
 
 
+def test_verify_prints_its_progress_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts.txt").write_text("grammar: He go home.\ngrammar: It were a cod business.\n")
+    monkeypatch.setattr("speculative_decoding.cli.progress.LINE_SECONDS", 0)
+    assert (
+        verify_command.main([str(tmp_path / "prompts.txt"), "-m", "8", "--drafter", "model", "--num-draft", "5"]) == 0
+    )
+    out, err = capsys.readouterr()
+    assert "drafter model, num-draft 5, seed 0, slots 1: 2 of 2 baseline outputs" in err
+    assert "slots 1: 2 of 2 outputs identical" in err
+    assert out.startswith("2 of 2 identical (")
+
+
 def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_command.main(["--prompt", PROMPT, "--stop", "xyz", "--stop", "n Wert"]) == 0
     assert capsys.readouterr().out == "Die Methode gibt de\n"

@@ -61,22 +61,6 @@ def test_missing_bundled_models_are_one_line(program: Run) -> None:
     assert done.returncode == 2 and "bundled files come only with the repository" in done.stderr
 
 
-def test_commands_are_listed_and_unknown_ones_refused(program: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    from speculative_decoding.cli import programs
-
-    assert programs.main([]) == programs.main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    for name, (*_, about) in programs.COMMANDS.items():
-        assert f"{name} " in shown and about in shown
-        with pytest.raises(SystemExit) as ended:
-            programs.main([name, "--help"])
-        assert ended.value.code == 0 and f"usage: speculative-decoding {name} " in capsys.readouterr().out
-    assert programs.main(["dance"]) == 2
-    assert capsys.readouterr().err == (
-        "speculative-decoding: error: 'dance': unknown command; choose one of " + ", ".join(programs.COMMANDS) + "\n"
-    )
-
-
 def test_dependencies_are_exactly_the_imported_packages(site: Path) -> None:
     """Packages that only transformers imports, and shared libraries, are listed explicitly."""
     (found,) = metadata.distributions(path=[str(site)])

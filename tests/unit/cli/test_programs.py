@@ -19,7 +19,15 @@ def test_each_program_prints_the_version(program: Any, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"speculative-decoding {__version__}\n"
 
 
-def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_listed_and_unknown_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert programs.main([]) == programs.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, (*_, about) in programs.COMMANDS.items():
+        assert f"{name} " in shown and about in shown
+        with pytest.raises(SystemExit) as ended:
+            programs.main([name, "--help"])
+        assert ended.value.code == 0 and f"usage: speculative-decoding {name} " in capsys.readouterr().out
     assert programs.main(["dance"]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("speculative-decoding: error: 'dance': unknown command; choose one of generate, ")
+    assert capsys.readouterr().err == (
+        "speculative-decoding: error: 'dance': unknown command; choose one of " + ", ".join(programs.COMMANDS) + "\n"
+    )

@@ -1,16 +1,19 @@
-"""The view of a draft: the whole text and the rejected tokens, with and without colour."""
+"""The view of a draft, with and without colour: the whole text and the rejected tokens. Traces of runs."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from speculative_decoding import Session
+from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
@@ -173,3 +176,30 @@ def test_text_is_not_interpreted_as_markup() -> None:
     ids = tokenizer.encode("[bold]x[/bold] :smile: [red]")
     shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(colour=True), drafter=Cuts(ids, (4,)))
     assert Text.from_ansi(shown).plain.rstrip("\n") == text == "[bold]x[/bold] :smile: [red]"
+
+
+# Traces.
+
+
+def test_a_trace_adds_up_to_the_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, stats_file = tmp_path / "run.jsonl", tmp_path / "stats.json"
+    prompt = "translate English to German: The method returns the value of the property."
+    files = ["--trace", str(trace), "--stats-json", str(stats_file)]
+    assert main_command.main(["--prompt", prompt, "--drafter", "model", "--num-draft", "5", *files]) == 0
+    out, _ = capsys.readouterr()
+    lines = [json.loads(each) for each in trace.read_text().splitlines()]
+    stats = json.loads(stats_file.read_text())
+    assert len(lines) == stats["target_calls"] == 2
+    assert "".join(each["text"] for each in lines) + "\n" == out
+    for name, key in (("accepted", "accepted_tokens"), ("drafted", "drafted_tokens")):
+        assert sum(each[name] for each in lines) == stats[key]
+    for name in ("draft_seconds", "verify_seconds"):
+        assert sum(each[name] for each in lines) == pytest.approx(stats[name])
+    position = 0
+    for number, each in enumerate(lines):
+        assert (each["request"], each["round"], each["position"], each["kind"]) == (0, number, position, "model")
+        assert each["proposed"][: each["accepted"]] == each["tokens"][: each["accepted"]]
+        assert 0 < each["draft_seconds"] + each["verify_seconds"] < each["seconds"]
+        position += len(each["tokens"])
+    assert lines[0]["encode_seconds"] == stats["encode_seconds"] and "encode_seconds" not in lines[1]
+    assert lines[-1]["finish_reason"] == "stop"

@@ -1,4 +1,4 @@
-"""The adaptive length: its choice against brute force, and its learning. Without a clock or a model."""
+"""The adaptive length: its choice against brute force, and its learning. Fixed lengths. No clock and no model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, adaptive
+from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength, adaptive
 from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
@@ -149,3 +149,17 @@ def test_outcomes_longer_than_the_limit_are_accepted() -> None:
 def test_limit_of_zero_is_refused() -> None:
     with pytest.raises(InputError, match="max_draft_tokens must be >= 1, not 0"):
         AdaptiveLength(lambda rows: FLAT, max_draft_tokens=0)
+
+
+# Fixed lengths.
+
+
+def test_a_fixed_length_is_cut_to_the_tokens_that_fit() -> None:
+    length = FixedLength(3)
+    assert length.choose([""] * 5, [0, 1, 2, 3, 4]) == [0, 1, 2, 3, 3]
+    assert "3" in length.describe() and "\n" not in length.describe()
+
+
+def test_a_negative_length_is_refused() -> None:
+    with pytest.raises(InputError, match=r"num_draft_tokens must be >= 0, not -1"):
+        FixedLength(-1)
