@@ -1,4 +1,4 @@
-"""The tests. `python -m pytest -m "not slow"` skips those that build wheels, or kill and resume processes.
+"""The tests. `python -m pytest -m "not slow"` skips tests that build wheels, or kill and resume processes.
 
 The package is imported here, so that it loads a fast BLAS before a test imports MLX.
 
@@ -15,7 +15,7 @@ from pathlib import Path
 os.environ["SPECULATIVE_DECODING_CALIBRATION"] = str(Path(__file__).with_name("support") / "calibration.json")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when the BLAS is loaded
 # Each worker of pytest-xdist (gw0, gw1) gets a separate core. The main process keeps all cores.
-if os.environ.get("PYTEST_XDIST_WORKER") and hasattr(os, "sched_setaffinity"):  # Linux
+if os.environ.get("PYTEST_XDIST_WORKER") and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

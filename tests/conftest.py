@@ -21,7 +21,7 @@ import pytest
 from speculative_decoding.linux_cpu import kernels
 
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
-MLX_FLAGS = ("-std=c++17", "-O3", "-Wall", "-fPIC")  # must equal MLX's flags
+MLX_FLAGS = ("-std=c++17", "-O3", "-Wall", "-fPIC")  # the flags that MLX uses
 
 
 def precompiled() -> Path | None:
@@ -35,7 +35,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     path = precompiled()
     if path is None or hasattr(session.config, "workerinput") or session.config.option.collectonly:
         return
-    if len([*path.parents[3].glob("lib*.so")]) > 100:  # few kernels are missing
+    if len([*path.parents[3].glob("lib*.so")]) > 100:  # most kernels are compiled already
         return
     include = Path(mx.__file__).parent / "include"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         command = ["g++", *MLX_FLAGS, "-w", "-x", "c++-header", "-I", include, include / HEADER]
         subprocess.run([*command, "-o", f"{folder}/header"], check=True, stderr=sys.stderr)
         os.replace(f"{folder}/header", path)
-        session.config.add_cleanup(lambda: path.unlink(missing_ok=True))  # it is large
+        session.config.add_cleanup(lambda: path.unlink(missing_ok=True))  # the file is large
 
 
 def pytest_collection_finish() -> None:

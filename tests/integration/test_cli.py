@@ -159,7 +159,7 @@ def test_baseline_decoding_does_not_mention_drafts(main_py) -> None:  # type: ig
     assert "accepted" not in main_py("--prompt", PROMPT, "--regular-decode")[2]
 
 
-def test_delta_is_labelled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
+def test_delta_is_labeled_lossy(main_py) -> None:  # type: ignore[no-untyped-def]
     _, _, err = main_py("--prompt", PROMPT, "--delta", "0.5")
     assert "LOSSY: --delta 0.5" in err
 

@@ -173,7 +173,7 @@ def test_documented_python_code_runs(
     assert capsys.readouterr().out.strip()
 
 
-def test_every_block_is_found_and_every_reason_has_a_block() -> None:
+def test_every_code_block_is_found_and_every_not_run_comment_has_one() -> None:
     for page in PAGES:
         content = page.read_text(encoding="utf-8")
         found = blocks(page)

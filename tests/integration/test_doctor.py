@@ -31,7 +31,7 @@ SECTIONS = ("Device", "Models", "Target passes", "Draft", "Predicted", "Precisio
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Flags for a target and a draft model, each in a private folder."""
+    """Return the flags for a target and a draft model, each in a private folder."""
     model, folder = tiny_model(scale=0.15, **SIZES), tmp_path_factory.mktemp("private")
     target = save_hugging_face(model, folder / "secret-target", CONFIG | SIZES)
     draft = save_hugging_face(noisy_copy(model, 0.02), folder / "secret-draft", CONFIG | SIZES)
@@ -156,7 +156,7 @@ def test_wrongly_accepted_tokens_are_found(
     assert json.loads(out)["precisions"][0]["self_test"]["differences"] and "differs at token" in err
 
 
-def test_weights_that_do_not_fit_are_not_loaded(
+def test_weights_that_do_not_fit_in_memory_are_not_loaded(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(diagnosis, "device_facts", lambda: device.device_facts() | {"memory_limit": 1000})

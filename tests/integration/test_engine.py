@@ -286,20 +286,20 @@ def test_planted_wrong_resize_is_detected(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("drafter", BY_NAME)
 def test_a_hundred_prompts_at_random_times_equal_single_prompts(drafter: str) -> None:
     """Greedy and coupled requests of random lengths are submitted and cancelled in random order."""
-    dice = random.Random(len(drafter))
+    rng = random.Random(len(drafter))
     client = Client(drafter, slots=6)
     cancelled = []
     waiting = 100
     while waiting or not client.engine.is_idle:
-        for _ in range(min(waiting, dice.choice((0, 0, 1, 1, 2, 9)))):
-            own: dict[str, Any] = {"max_tokens": dice.randint(1, 12), "num_draft_tokens": dice.randint(0, 6)}
-            if dice.random() < 0.4:
-                own |= COUPLED | {"seed": dice.randint(0, 5)}
-            client.submit(dice.choice(PROMPTS), **own)
+        for _ in range(min(waiting, rng.choice((0, 0, 1, 1, 2, 9)))):
+            own: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "num_draft_tokens": rng.randint(0, 6)}
+            if rng.random() < 0.4:
+                own |= COUPLED | {"seed": rng.randint(0, 5)}
+            client.submit(rng.choice(PROMPTS), **own)
             waiting -= 1
         alive = [request for request in client.prompts if not request.finish_reason]
-        if alive and dice.random() < 0.1:
-            cancelled.append(dice.choice(alive))
+        if alive and rng.random() < 0.1:
+            cancelled.append(rng.choice(alive))
             client.engine.cancel(cancelled[-1])
         client.step()
     assert len(client.prompts) == 100 and len(cancelled) > 3

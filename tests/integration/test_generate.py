@@ -143,7 +143,7 @@ def test_nothing_follows_the_end_of_sequence(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_same_seed_same_tokens_and_other_seed_other_tokens(temperature: float) -> None:
+def test_equal_seeds_give_equal_tokens_and_other_seeds_give_others(temperature: float) -> None:
     def sample(seed: int) -> list[int]:
         options = {"temperature": temperature, "seed": seed, "max_tokens": 12}
         return tokens_of(run(TARGET, SOURCES[2], model_drafter(TARGET, DRAFT), **options))

@@ -61,8 +61,8 @@ with_encoder_output(TARGET)
 Distribution = dict[tuple[int, ...], float]
 
 
-def may_come(token: int, history: Sequence[int], own: Constraints) -> bool:
-    """Whether one id is allowed, written independently of the package."""
+def is_allowed(token: int, history: Sequence[int], own: Constraints) -> bool:
+    """Return whether an id is allowed. Written independently of the package."""
     after, size = [*history, token], own.no_repeat_ngram_size
     stretches = [after[i : i + size] for i in range(len(after) - size + 1)] if size else []
     is_never = any(tuple(after[-len(ids) :]) == ids for ids in own.banned)
@@ -71,13 +71,13 @@ def may_come(token: int, history: Sequence[int], own: Constraints) -> bool:
 
 
 def transformed(logits: NDArray[np.float64], history: Sequence[int], options: dict[str, Any]) -> NDArray[np.float64]:
-    """The distribution as Hugging Face defines it, one position at a time."""
+    """Compute the distribution of one position as Hugging Face defines it."""
     x, penalty = logits.astype(np.float64), options.get("repetition_penalty", 1.0)
     for token in set(history):
         x[token] = x[token] * penalty if x[token] < 0 else x[token] / penalty
     own = options.get("constraints", Constraints())
     for token in range(VOCAB):
-        if not may_come(token, history, own):
+        if not is_allowed(token, history, own):
             x[token] = -np.inf
     for place, ids in own.forced:
         if place == len(history):
@@ -90,7 +90,7 @@ def transformed(logits: NDArray[np.float64], history: Sequence[int], options: di
         keep[order[top_k:]] = False
     p = p * keep / (p * keep).sum()
     if (top_p := options.get("top_p", 1.0)) < 1:
-        reached = np.cumsum(p[order]) - p[order] < top_p  # the tokens before it do not reach top_p
+        reached = np.cumsum(p[order]) - p[order] < top_p  # kept while the tokens before it do not reach top_p
         keep[order] &= reached
     p = p * keep / (p * keep).sum()
     keep &= p >= options.get("min_p", 0.0) * p.max()
@@ -137,7 +137,7 @@ def outcomes(
     lengths: Sequence[int],
     constraints: Constraints = Constraints(),  # noqa: B008
 ) -> list[tuple[int, ...]]:
-    """The outputs of a batch whose rows have these draft lengths."""
+    """Return the outputs of a batch whose rows have these draft lengths."""
     cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
     fixed = {length: FixedLength(length) for length in lengths}
     rows: list[Request | None] = []
@@ -221,8 +221,8 @@ def test_constrained_outputs_follow_the_target_distribution(rule: str, options: 
 
 @pytest.mark.parametrize("rule", [*RULES, "coupled"])
 def test_draft_without_allowed_tokens_keeps_the_target_distribution(rule: str) -> None:
-    """It follows an allowed token; a NaN distribution there would bias the block rule at the first token."""
-    only = DraftModel(DRAFT.model, DraftVocabulary((EOS,)))  # and the source's 2, 3 and 4
+    """After an allowed token the draft model has none. NaN there would bias the block rule at the first token."""
+    only = DraftModel(DRAFT.model, DraftVocabulary((EOS,)))  # the source adds 2, 3 and 4
     banned = Constraints(banned=tuple(product((2, 3, 4), (1, 2, 3, 4))))
     check_distribution(OPTIONS[1] | {"acceptance": rule, "constraints": banned}, draft=only)
 
@@ -233,7 +233,7 @@ def test_trimmed_draft_vocabulary_keeps_the_target_distribution(rule: str) -> No
 
 
 def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int = 150) -> Counter[tuple[int, ...]]:
-    """Outputs of batches whose rows have different seeds and draft lengths (0 to 2), so they do not stay in step.
+    """Return the outputs of batches whose rows have different seeds and draft lengths (0 to 2), so offsets differ.
 
     names: the acceptance rules of the rows, in turn.
     """
@@ -251,12 +251,12 @@ def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int
 @pytest.mark.parametrize("drafter", ["model", "ngram", "auto"])
 @pytest.mark.parametrize("names", [["rejection"], ["block"], ["coupled"], [*RULES, "coupled"]], ids=" ".join)
 def test_ragged_batches_follow_the_target_distribution(names: list[str], drafter: str) -> None:
-    """With every drafter, and with all rules in one batch."""
+    """Every drafter is tested, and one batch mixes all rules."""
     check_counts(in_batches(names, drafter), exact_distribution(OPTIONS[1]), 450)
 
 
-def neighbours_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are verified with the logits of their neighbours."""
+def neighbors_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are verified with the logits of their neighbors."""
     verify_draft = loop.verify_draft
 
     def shifted(batch: Batch, rows: Sequence[Request], draft: Draft, logits: mx.array) -> list[Verification]:
@@ -265,14 +265,14 @@ def neighbours_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "verify_draft", shifted)
 
 
-def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In batches with several kinds of rules, rows are verified with the draft of their neighbours."""
+def neighbors_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches with several acceptance rules, rows are verified with the draft of their neighbors."""
     select = Draft.select
     monkeypatch.setattr(Draft, "select", lambda self, slots: select(self, [*slots[1:], slots[0]]))
 
 
 @pytest.mark.parametrize(
-    ("plant", "names"), [(neighbours_logits, ["rejection"]), (neighbours_draft, [*RULES, "coupled"])]
+    ("plant", "names"), [(neighbors_logits, ["rejection"]), (neighbors_draft, [*RULES, "coupled"])]
 )
 def test_planted_faults_in_batches_are_detected(
     plant: Callable[[pytest.MonkeyPatch], None], names: list[str], monkeypatch: pytest.MonkeyPatch
@@ -295,7 +295,7 @@ def test_samples_of_another_family_follow_its_distribution(monkeypatch: pytest.M
         DraftModel(with_encoder_output(noisy_copy(target, noise=0.3))),
     )
     check_distribution(options, draft=draft, rows=450)
-    neighbours_logits(monkeypatch)
+    neighbors_logits(monkeypatch)
     with pytest.raises(AssertionError, match=BROKEN):
         check_distribution(options, draft=draft, rows=450)
 
@@ -329,7 +329,7 @@ def test_planted_fault_of_a_draft_model_is_detected(monkeypatch: pytest.MonkeyPa
 
 
 def test_options_change_the_distribution() -> None:
-    """So the tests above can fail."""
+    """Otherwise the tests above could not fail."""
     laws = [exact_distribution(options) for options in OPTIONS]
     for i, one in enumerate(laws):
         for other in laws[:i]:
@@ -352,8 +352,8 @@ def dropped_sampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter withdraws sampled tokens that are not its arg-max."""
 
     def withdrawing(draft: Draft, probs: mx.array, wanted: dict[int, DraftRequest]) -> Draft:
-        favourite = (draft.tokens == mx.argmax(probs, axis=-1)).astype(mx.int32)
-        kept: list[int] = mx.cumprod(favourite, axis=1).sum(axis=1).tolist()  # type: ignore[assignment]
+        is_arg_max = (draft.tokens == mx.argmax(probs, axis=-1)).astype(mx.int32)
+        kept: list[int] = mx.cumprod(is_arg_max, axis=1).sum(axis=1).tolist()  # type: ignore[assignment]
         return Draft(draft.tokens, probs, [min(count, draft.length(slot)) for slot, count in enumerate(kept)])
 
     plant_in_drafts(monkeypatch, withdrawing)
@@ -369,7 +369,7 @@ def history_one_token_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every verified position misses the draft token before it."""
 
     def too_short(rows: Sequence[RequestView], drafted: mx.array) -> History:
-        hidden = 0 * drafted[:, -1:]  # the start token, which every history has
+        hidden = 0 * drafted[:, -1:]  # the start token, which is in every history
         return history_of(rows, mx.concatenate([drafted[:, :-1], hidden], axis=1))
 
     monkeypatch.setattr(acceptance, "history_of", too_short)

@@ -1,4 +1,4 @@
-"""The server as seen by the clients of OpenAI and LibreTranslate and by curl. Each text equals the session's."""
+"""The server with the clients of OpenAI and LibreTranslate, and with curl. Each text equals the session's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def client(server: Serving) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    """A second session, because the server's belongs to its thread."""
+    """Return a second session, because the server's session belongs to its thread."""
     return bundled.__wrapped__()
 
 
@@ -79,7 +79,7 @@ def test_prompts_and_choices_keep_their_order(client: openai.OpenAI, session: Se
     expected = [session.generate(prompt, seed=seed, **SAMPLED) for prompt in prompts for seed in seeds]
     assert [(each.index, each.text) for each in found.choices] == [(i, each.text) for i, each in enumerate(expected)]
     assert [each.seed for each in found.choices] == seeds * 2
-    assert len({each.text for each in found.choices}) == 4  # otherwise the test could not tell the seeds apart
+    assert len({each.text for each in found.choices}) == 4  # each seed gives another text
     assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
 
 
@@ -319,7 +319,7 @@ def test_unsupported_translation_fields_are_refused(server: Serving, fields: dic
 
 
 def test_languages_of_models_with_and_without_language_tokens() -> None:
-    """Models like NLLB list the pairs of their tokens. Others take pairs from config.json and --translate."""
+    """Models with language tokens list all pairs. Others take pairs from config.json and --translate."""
     tokens = MappingProxyType({"deu_Latn": 5, "eng_Latn": 6, "fra_Latn": 7})
     session: Any = SimpleNamespace(tokenizer=SimpleNamespace(languages=tokens))
     assert translation_languages(session, {})[0] == {

@@ -1,4 +1,4 @@
-"""The server under load, with clients that disconnect, with failures, and at shutdown; access control; its command."""
+"""The server: load, disconnecting clients, failures, shutdown, access control and the command line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def alone(prompt: str) -> str:
 
 @contextmanager
 def held() -> Iterator[tuple[Serving, Gated]]:
-    """A server with two slots and two places in the queue, which decodes only the rounds that a test allows."""
+    """Run a server with two slots and a queue of two, which decodes only the rounds that a test allows."""
     session = Gated(tiny())
     session.allow()  # for the warm-up
     with serving(session, FEW) as server:
@@ -75,7 +75,7 @@ def shared() -> Iterator[tuple[Serving, Gated]]:
 
 @pytest.fixture
 def gated(shared: tuple[Serving, Gated]) -> Iterator[tuple[Serving, Gated]]:
-    """The shared server. The test must not stop it."""
+    """Return the shared server, which tests must not stop."""
     server, session = shared
     yield server, session
     session.allow()
@@ -85,7 +85,7 @@ def gated(shared: tuple[Serving, Gated]) -> Iterator[tuple[Serving, Gated]]:
 
 @pytest.fixture
 def ending() -> Iterator[tuple[Serving, Gated]]:
-    """A separate server for a test that stops it."""
+    """Run a separate server for a test that stops it."""
     with held() as both:
         yield both
 
@@ -145,7 +145,7 @@ def test_a_request_ends_after_max_seconds(gated: tuple[Serving, Gated]) -> None:
     with (
         server.client() as client,
         client.stream("POST", "/v1/completions", json={"prompt": "abc", "stream": True}) as response,
-    ):  # the time may be over before the stream begins
+    ):  # the deadline may pass before the stream begins
         last = list(events(response))[-1] if response.status_code == 200 else json.loads(response.read())
         assert last["error"]["code"] == "timeout"
     session.allow()
@@ -187,7 +187,7 @@ def test_a_failed_prompt_fails_only_its_request(caplog: pytest.LogCaptureFixture
     bad = tiny_model_like(TARGET)
     bad.update(TARGET.parameters())
     weight = mx.array(bad.embedding.weight)
-    weight[11] = mx.nan  # the letter j
+    weight[11] = mx.nan  # the embedding of the letter j
     bad.embedding.weight = weight
     mx.eval(weight)
     with serving(tiny(bad), FEW) as server:
@@ -232,7 +232,7 @@ def test_repeated_failed_rounds_end_the_server(ending: tuple[Serving, Gated], ca
 def test_a_failed_round_of_a_sharded_model_ends_the_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other ranks may have computed a part of the round."""
+    """The server cannot continue, because other ranks may have computed part of the round."""
     model = tiny_model_like(TARGET)
     model.update(TARGET.parameters())
     monkeypatch.setattr(decoding_thread, "ShardedModel", EncoderDecoder)
@@ -283,7 +283,7 @@ def test_requests_fail_when_the_grace_period_ends(ending: tuple[Serving, Gated])
 
 
 class TwoLanguageTokenizer(Letters):
-    """Like NLLB's tokenizer: the source and the translation begin with the token of their language."""
+    """A tokenizer like NLLB's: the source and the translation begin with the token of their language."""
 
     languages = MappingProxyType({"eng_Latn": 20, "deu_Latn": 21})
 
@@ -430,7 +430,7 @@ def test_invalid_flags_are_refused_in_one_line_before_loading(
     monkeypatch.setattr("speculative_decoding.loading.pair.ModelPair.load_weights", lambda self: pytest.fail("loaded"))
     try:
         status: Any = serve_command.main([port if each == "PORT" else each for each in flags])
-    except SystemExit as ended:  # argparse
+    except SystemExit as ended:  # raised by argparse
         status = ended.code
     err = capsys.readouterr().err
     assert status == 2 and words in err and err.splitlines()[-1].count("error: ") == 1

@@ -1,4 +1,4 @@
-"""The server's web page in a headless Chromium. As a program with an argument FILE, it saves a screenshot."""
+"""The web page of the server in a headless Chromium. Run as a program with an argument FILE to save a screenshot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def browser() -> Iterator[Any]:
 
 
 def opened(browser: Any, server: Serving, **options: Any) -> tuple[Any, list[str]]:
-    """Open the page. Returns it and the messages of its console."""
+    """Open the page. Return it and the messages of its console."""
     page = browser.new_page(viewport={"width": 900, "height": 660}, **options)
     messages = list[str]()
     page.on("console", lambda message: messages.append(message.text))

@@ -20,7 +20,7 @@ PROMPTS = ["5 9 3 7 1", "2 2 8 1", "11 4 19 6 13 8 1"]
 
 
 def shared_pair() -> tuple[EncoderDecoder, EncoderDecoder]:
-    """A target, and a draft model with the same encoder arrays."""
+    """Return a target, and a draft model with the same encoder arrays."""
     target = tiny_model()
     draft = noisy_copy(target)
     draft.load_weights(list(encoder_parameters(target).items()), strict=False)
@@ -30,7 +30,7 @@ def shared_pair() -> tuple[EncoderDecoder, EncoderDecoder]:
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[EncoderDecoder]:
-    """The models whose encoders ran, in order."""
+    """A list of the models whose encoders ran, in order."""
     found: list[EncoderDecoder] = []
     cls = type(tiny_model())
     encode = cls.encode
@@ -70,7 +70,7 @@ def test_calibration_times_a_draft_without_the_shared_encoder(encoded: list[Enco
 
 
 def test_a_session_compares_encoders_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison walks all weights, which takes longer than the host's work for one round."""
+    """Comparing all weights takes longer than the host work of one round."""
     walked: list[EncoderDecoder] = []
 
     def recorded(model: EncoderDecoder) -> Mapping[str, mx.array]:

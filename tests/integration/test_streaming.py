@@ -1,4 +1,4 @@
-"""Streams: the fields of each response, and texts that are complete for all boundaries of rounds and characters."""
+"""Streams: the fields of each response, and complete texts wherever rounds and characters end."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ DRAFT = noisy_copy(TARGET)
 BASELINE = [tokens_of(run(TARGET, source)) for source in SOURCES]
 OBJECTS = list(DRAFTERS)
 PROMPTS = BUNDLED.parent / "data"
-TEXT = "Ärger 🎉👩‍👩‍👧 größer, naïve — 漢字! ü"  # 1 to 4 bytes; a joined sequence
+TEXT = "Ärger 🎉👩‍👩‍👧 größer, naïve — 漢字! ü"  # characters of 1 to 4 bytes, and an emoji of several characters
 
 
 class Writer(EncoderDecoder):
-    """Generates given ids for any source: the logit of the next id is 1, all others are 0."""
+    """A model that generates given ids for any source: the logit of the next id is 1, all others are 0."""
 
     def __init__(self, output: Sequence[int], vocab_size: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Writer(EncoderDecoder):
 
 
 def byte_fallback(*words: str) -> Tokenizer:
-    """Like the tokenizers of Llama and Pile-T5: pieces with ▁ for a space, and bytes for other characters."""
+    """Make a tokenizer as Llama and Pile-T5 have: pieces with ▁ for a space, and bytes for other characters."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, processors
 
@@ -94,7 +94,7 @@ def byte_fallback(*words: str) -> Tokenizer:
 
 
 def byt5() -> Tokenizer:
-    """From transformers; it decodes an incomplete character to an empty string."""
+    """Return the tokenizer of transformers, which decodes an incomplete character to an empty string."""
     from transformers import ByT5Tokenizer
 
     tokenizer = TransformersTokenizer.__new__(TransformersTokenizer)
@@ -138,7 +138,7 @@ class Cuts(Drafter):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_streamed_text_is_complete_for_every_round_boundary(name: str) -> None:
-    """With rounds of each size, rounds end after every token and within every character."""
+    """Rounds of each size are tested, so rounds end after every token and within every character."""
     tokenizer = TOKENIZERS[name]()
     ids = tokenizer.encode(TEXT)
     whole = tokenizer.decode(ids)
@@ -167,7 +167,7 @@ def test_streamed_text_is_complete_for_every_round_boundary(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_prefix_may_end_within_a_character(name: str) -> None:
-    """After every forced prefix, the text is the part that the prefix does not show. Drafts keep the rounds few."""
+    """The text completes the characters of any forced prefix. Long drafts keep the number of rounds low."""
     tokenizer = TOKENIZERS[name]()
     ids = tokenizer.encode(TEXT)
     model = Writer(ids, max(ids) + 1)
@@ -230,17 +230,17 @@ def test_logprobs_add_no_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = mx.eval
     rounds: list[Round] = []
     options: dict[str, Any] = {"draft_model": DRAFT, "logprobs": True, "on_round": rounds.append}
-    options["max_tokens"] = MIN_CAPACITY // 2  # growing the cache would add a sync
+    options["max_tokens"] = MIN_CAPACITY // 2  # a growing cache would add a sync
     stream = stream_generate(TARGET, Numbers(), text_of(SOURCES[0]), **options)
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append(len(arrays)), evaluate(*arrays))[1])
     list(stream)
-    assert len(waits) == 2 + len(rounds)  # the encoder, its projections, and one per round
+    assert len(waits) == 2 + len(rounds)  # one for the encoder, one for its projections, one per round
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_output_after_a_forced_prefix_equals_the_output_without_it(drafter: str, strict: bool) -> None:
-    """The baseline output for prefixes of any length; max_tokens does not count the prefix."""
+    """The prefix may have any length, and max_tokens does not count it."""
     for number, (source, baseline) in enumerate(zip(SOURCES, BASELINE, strict=True)):
         given = number if (number + strict) % 2 else 4 + 2 * number  # a short prefix, or a long one
         if given >= len(baseline):

@@ -225,7 +225,7 @@ def test_labels_are_the_targets_distributions() -> None:
 
 @pytest.mark.parametrize("make", [head_student, model_student])
 def test_mean_loss_of_the_parts_equals_the_loss_of_the_batch(make: Callable[[EncoderDecoder], Student]) -> None:
-    """Holds as well when there are more parts than examples."""
+    """This also holds with more parts than examples."""
     batch = batch_of(student := make(TARGET))
     for size in (2, 4, 7):
         parts = [loss_on(student, batch.part(rank, size)) for rank in range(size)]
@@ -272,7 +272,7 @@ def test_stored_targets_equal_computed_targets_after_a_kill(tmp_path: Path) -> N
 
 
 class LetterTarget(Letters):
-    """`Letters` with the vocabulary property of a folder's tokenizer."""
+    """`Letters` with the `vocabulary` property that tokenizers of folders have."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -411,7 +411,7 @@ def test_ten_steps_lower_the_loss(folder: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], str]]]:
-    """Train with one process and with two. Returns the folder, and the statuses and stderr of the two processes."""
+    """Train with one process and with two. Return the folder, and the statuses and stderr of the two processes."""
     folder = tmp_path_factory.mktemp("processes")
     small_target(folder)
     (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(27)))
@@ -556,7 +556,7 @@ def test_label_ids_are_always_candidates_and_every_id_sometimes() -> None:
     ],
     ids=str,
 )
-def test_wrong_options_are_one_line(
+def test_wrong_options_are_one_line_errors(
     command: Callable[..., tuple[int, str]], changes: dict[str, str], named: str
 ) -> None:
     status, err = command(**changes)
@@ -564,7 +564,7 @@ def test_wrong_options_are_one_line(
         assert status == 2 and named in err and err.count("\n") == 1
 
 
-def test_full_disk_is_one_line(
+def test_full_disk_is_a_one_line_error(
     command: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:

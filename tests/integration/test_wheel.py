@@ -49,7 +49,7 @@ def test_wheel_contains_the_page_of_the_server(site: Path) -> None:
     assert names >= {"page.html", "page.css", "page.js"}
 
 
-def test_missing_bundled_models_are_one_line(program: Run) -> None:
+def test_missing_bundled_models_are_one_line_errors(program: Run) -> None:
     module = (sys.executable, "-m", "speculative_decoding")
     done = program("generate", *PROMPT, by=module)
     assert done.returncode == 2 and not done.stdout

@@ -1,4 +1,4 @@
-"""BART families, beyond the checks that all goldens share: planted faults, file variants, positions, and decoding."""
+"""BART families: planted faults, file variants, positions and decoding. test_t5.py checks the goldens."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_goldens_catch_planted_faults(family: str) -> None:
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], source: str = "bart") -> BART:
-    """The golden model, loaded from a file with changed tensors."""
+    """Load the golden model from a file with changed tensors."""
     folder.mkdir(parents=True)
     save_file(change(load_file(GOLDENS / source / "model.safetensors")), folder / "model.safetensors")
     checkpoint = checkpoints.read(folder)
@@ -144,7 +144,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], 
 
 
 def test_file_without_head_loads(tmp_path: Path) -> None:
-    """Like facebook/bart-base: no name prefix, copies of the embedding, no logits bias."""
+    """The file is like that of facebook/bart-base: no name prefix, copies of the embedding, no logits bias."""
     model, golden = opened("bart")
     bare = rewritten(
         tmp_path / "bare",
@@ -202,7 +202,7 @@ def test_mbart_requires_a_decoder_start_token() -> None:
 
 
 def test_passes_may_exceed_a_learned_position_table() -> None:
-    """A draft that exceeds 70 positions, in a cache of capacity 128, leaves logits within them unchanged."""
+    """In a cache of capacity 128, a draft beyond the 70 positions does not change the logits within them."""
     model = random_model()
     encoder_output = model.encode(mx.array([SOURCES[0]]))
     tokens = mx.random.randint(3, 64, (1, 76), key=mx.random.key(0))
@@ -342,7 +342,7 @@ def test_graph_size_of_a_pass_is_independent_of_rows(family: str) -> None:
 
 @pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "m2m_100", "marian"])
 def test_generation_config_gives_hugging_faces_output_with_and_without_a_draft(name: str) -> None:
-    """Forced first and last tokens, banned tokens, repeated n-grams and a minimum length."""
+    """The options force first and last tokens, ban tokens and repeated n-grams, and set a minimum length."""
     model, golden = opened(name)
     raw = json.loads((GOLDENS / name / "config.json").read_text())
     model.generation_config = checked_generation_config(GOLDENS / name, raw, model)

@@ -26,7 +26,7 @@ CODES = {"mbart": ("de_DE", "en_XX", "af_ZA"), "m2m_100": ("deu_Latn", "eng_Latn
 
 
 def tokenizer_of(vocab_size: int, languages: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """A word-level tokenizer.json, and the words by id: three special tokens, the languages, and w4, w5, ..."""
+    """Return a word-level tokenizer.json and its words by id: three special tokens, the languages, and w4, w5, ..."""
     special = {"<s>": 0, "<pad>": 1, "</s>": 2, **languages}
     words = {f"w{i}": i for i in range(vocab_size) if i not in special.values()} | special
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
@@ -84,7 +84,7 @@ def test_job_with_a_language_per_line_matches_hugging_face(
 @pytest.mark.parametrize("name", sorted({*BART_LIKE, *GEMMA_LIKE}))
 @pytest.mark.usefixtures("uncompiled")
 def test_batch_rows_match_hugging_face_with_every_drafter(name: str) -> None:
-    """Three sources of different lengths in two slots; coupled samples equal those of single requests."""
+    """Three sources of different lengths share two slots. Coupled samples equal those of single requests."""
     model, golden = load_golden(FOLDERS[name])
     rows = zip(golden["input_ids"], golden["attention_mask"].astype(bool), strict=True)
     prompts = [text_of(ids[mask].tolist()) for ids, mask in rows]

@@ -1,4 +1,4 @@
-"""T5Gemma and T5Gemma 2, beyond the checks that all goldens share: decoding, dtypes, config.json, planted faults."""
+"""T5Gemma and T5Gemma 2: decoding, dtypes, config.json, and planted faults. test_t5.py checks the goldens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def baselines_of(name: str) -> list[list[int]]:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @every_family
 def test_output_equals_the_baseline(name: str, drafter: str) -> None:
-    """Greedy, and with coupled sampling."""
+    """Greedy and coupled outputs are compared."""
     target = target_of(name)
     draft = noisy_copy(target, 0.03)
     for options, baseline in zip(DECODED, baselines_of(name), strict=True):
@@ -106,8 +106,8 @@ def logits_of(model: EncoderDecoder) -> mx.array:
 def test_converted_weights_approximate_the_model(name: str, storage: Storage, most: float, tmp_path: Path) -> None:
     folder, dtype = folder_of(name, tmp_path), storage.dtype
     converted = load(convert(str(folder), tmp_path / "out", storage), dtype=dtype).model
-    quantised = {"quantize": storage.quantize, "group_size": 32} if storage.quantize else {}
-    loaded = load(folder, dtype=dtype, **quantised).model  # type: ignore[arg-type]
+    quantization = {"quantize": storage.quantize, "group_size": 32} if storage.quantize else {}
+    loaded = load(folder, dtype=dtype, **quantization).model  # type: ignore[arg-type]
     assert mx.array_equal(logits_of(converted), logits_of(loaded))
     assert mx.abs(logits_of(converted) - logits_of(target_of(name))).mean().item() < most
     assert "scales" not in converted.embedding or "head" in converted
@@ -180,7 +180,7 @@ def test_invalid_field_is_named(name: str, path: tuple[str, ...], value: object)
 
 
 @every_family
-def test_any_config_builds_or_fails_with_one_line(name: str) -> None:
+def test_any_config_builds_a_model_or_fails_with_one_line(name: str) -> None:
     """Every field gets a sample of hostile values."""
     rng, raw, refused = random.Random(name), config_of(name), 0
     for at in places(raw):
@@ -223,7 +223,7 @@ def test_omitted_fields_have_the_family_defaults() -> None:
     assert [kind.rope.base for kind in second.decoder.layers] == [1e4] * 5 + [1e6, 1e4]
 
 
-# The parts.
+# Attention and heads.
 
 
 @pytest.mark.parametrize("window", [Window(), Window(None, 0), Window(3, 0), Window(2, 3), Window(5, 5)], ids=str)
@@ -283,7 +283,7 @@ def test_head_of_some_ids_is_capped_but_the_training_matrix_is_not() -> None:
 
 
 def distance(name: str) -> float:
-    """The largest difference from Hugging Face's logits, with cached passes of 5 tokens."""
+    """Return the largest difference from Hugging Face's logits, with cached passes of 5 tokens."""
     model, golden = load_golden(FOLDERS[name])
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     cache = model.make_cache(model.encode(mx.array(golden["input_ids"]), mask), mask)

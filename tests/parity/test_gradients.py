@@ -22,7 +22,7 @@ SOURCE, MASK = mx.array([[5, 9, 3, 7, 1], [2, 8, 1, 0, 0]]), mx.array([[True] * 
 
 
 def loss_of(source: mx.array, mask: mx.array, tokens: mx.array) -> Callable[[EncoderDecoder], mx.array]:
-    """The mean cross-entropy of each next token."""
+    """Return a function of a model: the mean cross-entropy of each next token."""
 
     def loss(model: EncoderDecoder) -> mx.array:
         states = model.teacher_forced(tokens[:, :-1], model.encode(source, mask), mask)
@@ -51,7 +51,7 @@ def test_teacher_forced_logits_match_cached_passes_and_hugging_face(folder: Path
 
 @pytest.mark.parametrize("name", ["t5", "umt5"])
 def test_gradients_match_hugging_face(name: str) -> None:
-    """For every tensor of the checkpoint, including position biases; see make_gradients.py."""
+    """make_gradients.py stores the gradient of every tensor in the checkpoint, including position biases."""
     model, golden = load_golden(GOLDENS / name)
     expected = np.load(GOLDENS / "gradients.npz")
     source, mask, tokens = (mx.array(golden[key]) for key in ("input_ids", "attention_mask", "decoder_input_ids"))
@@ -72,7 +72,7 @@ def test_gradients_match_hugging_face(name: str) -> None:
     "changes", [{"feed_forward_proj": "gelu"}, {"model_type": "umt5", "feed_forward_proj": "gated-gelu"}], ids=str
 )
 def test_gradients_match_finite_differences(changes: dict[str, object]) -> None:
-    """Derivatives along random unit directions through all parameters.
+    """Compare derivatives along random unit directions through all parameters.
 
     Central differences with two step sizes are extrapolated. Extrapolation permits large steps, which reduce float32
     rounding; the cross-entropy is computed in float64.
@@ -96,7 +96,7 @@ def test_gradients_match_finite_differences(changes: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("model_type", ["t5", "umt5"])
 def test_gradients_include_derived_weights(model_type: str) -> None:
-    """Before and after cached passes with the same number of positions, and after a weight update."""
+    """Compare before and after cached passes with the same number of positions, and after a weight update."""
     model = tiny_model(model_type=model_type)
     tokens = mx.random.randint(2, 24, (2, 65), key=mx.random.key(1))
     loss = loss_of(SOURCE, MASK, tokens)

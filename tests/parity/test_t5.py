@@ -127,7 +127,7 @@ def test_invalid_config_field_is_named(change: dict[str, object], named: str) ->
 
 @pytest.mark.parametrize("length", [1, 4])
 def test_attention_on_a_gpu_equals_attention_on_a_cpu(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPUs use a fused kernel; this test runs the kernel's CPU fallback."""
+    """GPUs use a fused kernel. This test runs its CPU fallback."""
     queries, keys, values = (mx.random.normal((2, 3, size, 8)) for size in (length, 6, 6))
     mask = mx.where(mx.random.normal((2, 1, length, 6)) > 1, -mx.inf, mx.random.normal((2, 3, length, 6)))
     ours = attend(queries, keys, values, mask)

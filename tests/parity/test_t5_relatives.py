@@ -16,7 +16,7 @@ from speculative_decoding.models.base import checked_sources
 T5 = {"model_type": "t5", "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "n_positions": 512}
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 CODE = T5 | {"bos_token_id": 1, "eos_token_id": 2, "feed_forward_proj": "relu", "d_kv": 64, "vocab_size": 32100}
-# config.json, and the published number of parameters in millions
+# (config.json, published number of parameters in millions)
 RELATIVES: dict[str, tuple[dict[str, Any], int]] = {
     "flan-ul2": (
         T5
@@ -51,7 +51,7 @@ class Shapes(Checkpoint):
 
 
 def published(config: dict[str, Any]) -> Shapes:
-    """The tensors of a T5 checkpoint on the Hub."""
+    """Return the tensors that a T5 checkpoint on the Hub has."""
     width, hidden, heads = config["d_model"], config["d_ff"], config["num_heads"]
     inner, gated = heads * config["d_kv"], config["feed_forward_proj"].startswith("gated-")
     shapes: dict[str, tuple[int, ...]] = {"shared.weight": (config["vocab_size"], width)}

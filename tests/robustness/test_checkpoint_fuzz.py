@@ -138,7 +138,7 @@ def test_malicious_pickles_fail_within_bounds(tmp_path: Path, form: str, name: s
 
 
 class EvalOnUnpickling:
-    """Pickled by Python as a call of eval."""
+    """An object that Python pickles as a call of eval."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, ("__import__('os').system('touch canary')",)
@@ -166,7 +166,7 @@ CASES = [(form, place) for form in TORCH_FORMATS for place in ("value", "whole")
 
 
 def with_payload(form: str, place: str, payload: bytes) -> bytes:
-    """Return a checkpoint with the payload as a value in the state dict, in its place, before it or after it."""
+    """Return a checkpoint with the payload inside, instead of, before or after the state dict."""
     saved = pickle(Opcodes(payload))
     if place == "value":
         return container(form, pickle(state_dict(bad=Opcodes(payload)), form == "legacy"))

@@ -70,7 +70,10 @@ for line in sys.stdin:
 
 @contextmanager
 def converter(source: Path, output: Path, *more: str) -> Iterator[Callable[[int], int]]:
-    """Run the program. The function returns how many moments there were, or minus the signal that ended the child."""
+    """Start the program. Return a function that runs a conversion, killed at a given moment.
+
+    That function returns the number of moments, or the negated number of the signal that ended the child.
+    """
     command = [sys.executable, "-c", CONVERTER, str(source), str(output), *more]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=BUNDLED.parent)
     assert process.stdin is not None and process.stdout is not None
@@ -177,13 +180,13 @@ print(peak() - before)
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """Make T5-11B with 1/128 of its width. Returns the folder and the size of its checkpoint in bytes."""
+    """Make T5-11B with 1/128 of its width. Return the folder and the size of its checkpoint in bytes."""
     folder = tmp_path_factory.mktemp("sparse") / "source"
     return folder, make(folder, share=128)
 
 
 def memory_taken(folder: Path, output: Path, fault: str = "") -> int:
-    """Return the peak memory of a conversion in bytes, without the imports."""
+    """Return the peak memory of a conversion in bytes, excluding imports."""
     command = [sys.executable, "-c", MEASURED_CONVERSION, str(folder), str(output), fault]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=BUNDLED.parent)
     shutil.rmtree(output)

@@ -20,7 +20,7 @@ SYSTEM = {"protocol_version": VERSION, "little_endian": True, "type_sizes": {"sh
 
 @dataclass(frozen=True)
 class Named:
-    """A global by its name."""
+    """A global, given by name."""
 
     module: str
     name: str
@@ -256,7 +256,7 @@ def torch_file(form: str, arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 
 def write_sparse_legacy(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Write a sparse legacy file of float32 zeros, which takes little disk space. Returns its size in bytes."""
+    """Write a sparse legacy file of float32 zeros, which takes little disk space. Return its size in bytes."""
     value = Ordered()
     sizes = dict[str, int]()
     for index, (name, shape) in enumerate(shapes.items()):

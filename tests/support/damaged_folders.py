@@ -199,7 +199,7 @@ def checked_lookup(embed: Callable[[nn.Embedding, mx.array], mx.array]) -> Calla
 
 
 def load_and_use(folder: Path) -> bool:
-    """Load a folder and decode a few tokens, or convert it if its number is divisible by 3. Returns True on success."""
+    """Load a folder and decode a few tokens, or convert it if its number is divisible by 3. Return True on success."""
     if int(folder.stem) % 3 == 0:
         output = folder.with_suffix(".converted")
         try:

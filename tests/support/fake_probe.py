@@ -11,12 +11,12 @@ KEY = {"target": "a target", "mlx": "1.2.3"}
 
 
 def metal(width: int) -> int:
-    """Groups of equal bits in published 16-bit kernels for M3 and later: gemv, two kinds of gemv_wide, GEMM."""
+    """Return the group of a width in the published 16-bit kernels for M3 and later: gemv, two gemv_wide, or GEMM."""
     return sum(width >= least for least in (2, 6, 16))
 
 
 class FakeProbe(Probe):
-    """A device simulated by formulas. It records all measurements.
+    """A device simulated by formulas, which records all measurements.
 
     Args:
         kind_of: widths of the same kind have the same bits.

@@ -14,7 +14,7 @@ def directional_derivatives(
 ) -> Iterator[tuple[float, float]]:
     """Yield (derivative from gradients, derivative from finite differences) along random directions.
 
-    A direction runs through all parameters. Central differences over two step sizes are extrapolated to step size 0.
+    Each direction changes all parameters. Central differences over two step sizes are extrapolated to step size 0.
     """
     keys = iter(mx.random.split(mx.random.key(0), 1000))
     for _ in range(count):

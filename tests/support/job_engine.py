@@ -84,7 +84,7 @@ def result_of(prompt: str) -> GenerationResult:
 
 
 class Pipe(io.BytesIO):
-    """A file that cannot be read twice."""
+    """A file that cannot seek."""
 
     def seekable(self) -> bool:
         return False
@@ -153,7 +153,7 @@ class HalfWrites:
 
 def killed_at_every_moment(folder: Path) -> dict[str, Any]:
     """Kill a job before and after each important system call, both a new job and a resumed one."""
-    output.COMMIT_SECONDS = 1e9  # commit only when the test does
+    output.COMMIT_SECONDS = 1e9  # no automatic commits
     content = sample_input(5)
     path = folder / "results.jsonl"
     whole = folder / "whole.jsonl"

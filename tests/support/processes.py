@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 def on_all_cores() -> None:
     """Undo the pinning of test workers to a core: these processes wait for each other."""
-    if hasattr(os, "sched_setaffinity"):  # Linux
+    if hasattr(os, "sched_setaffinity"):  # only on Linux
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
@@ -34,7 +34,9 @@ def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subpro
     for rank in range(processes):
         launched = {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)} if processes > 1 else {}
         with open(folder / f"out-{rank}", "w") as out, open(folder / f"said-{rank}", "w") as said:
-            several = os.environ | launched | {"PYTEST_XDIST_WORKER": ""}  # so that `tests` does not pin them to a core
+            several = (
+                os.environ | launched | {"PYTEST_XDIST_WORKER": ""}
+            )  # else the `tests` package pins them to one core
             pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": said, "preexec_fn": on_all_cores}
             command = [sys.executable, *arguments]
             started.append(subprocess.Popen(command, env=several, cwd=ROOT, text=True, **pipes))

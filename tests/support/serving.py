@@ -1,4 +1,4 @@
-"""Runs a real server in this process: uvicorn in a thread. For tests, and for the tools that stress the server."""
+"""Runs a real server in this process: uvicorn in a thread. Tests and the tools that stress the server use it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ SOURCES = [[5, 9, 3, 7, 1], [2, 2, 8, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1], [17,
 
 
 def tiny_model(seed: int = 7, scale: float = 0.3, position_scale: float = 4.0, **changes: Any) -> EncoderDecoder:
-    """A model with random weights. Strong position biases keep outputs from repeating one token."""
+    """Make a model with random weights. Strong position biases keep outputs from repeating one token."""
     model = build(CONFIG | changes)
     keys = iter(mx.random.split(mx.random.key(seed), 200))
 
@@ -75,7 +75,7 @@ def tiny_model(seed: int = 7, scale: float = 0.3, position_scale: float = 4.0, *
 
 
 def noisy_copy(model: EncoderDecoder, noise: float = 0.1, seed: int = 9) -> EncoderDecoder:
-    """A draft model that often agrees with the model."""
+    """Make a draft model that often agrees with the model."""
     copy = tiny_model_like(model)
     keys = iter(mx.random.split(mx.random.key(seed), 200))
     copy.update(
@@ -90,7 +90,7 @@ def tiny_model_like(model: EncoderDecoder) -> EncoderDecoder:
 
 
 class NoText(TextStreamer):
-    """Ends an output at tokens, without a tokenizer."""
+    """Ends an output at given tokens, without a tokenizer."""
 
     def __init__(self, is_end: Callable[[int], bool]) -> None:
         self._is_end = is_end
@@ -113,7 +113,7 @@ def run(
     length: DraftLength | None = None,
     **options: Any,
 ) -> list[Round]:
-    """The rounds of one request, without a tokenizer. By default 4 draft tokens and at most 30 tokens."""
+    """Decode one request without a tokenizer. The defaults are 4 draft tokens and at most 30 tokens."""
     chosen = GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | options)
     one = drafter or NoDrafter()
     batch_drafter = one if isinstance(one, BatchDrafter) else SeparateDrafters(lambda: one, model.config.vocab_size)
@@ -164,7 +164,7 @@ def model_drafter(target: EncoderDecoder, draft: EncoderDecoder | DraftModel) ->
 
 
 def tiny_head(target: EncoderDecoder, frequent: Sequence[int] = (), seed: int = 3) -> DraftHead:
-    """An untrained head, which sometimes agrees."""
+    """Make an untrained head, whose drafts are sometimes accepted."""
     head = DraftHead.for_target(target, default_layers(target.config.decoder_layers), seed)
     return head.with_frequent(frequent)
 

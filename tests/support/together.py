@@ -21,7 +21,7 @@ from tests.support.tiny import DRAFTERS, EOS, VOCAB, OneLanguage
 
 
 class Letters(OneLanguage):
-    """A tokenizer for tests: id 2 is 'a', 3 is 'b' and so on."""
+    """A tokenizer for tests: the id of "a" is 2, the id of "b" is 3 and so on."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [*(ord(letter) - ord("a") + 2 for letter in text), EOS]
@@ -53,7 +53,7 @@ class RequestLog:
 
 
 class ForEachRow(SeparateDrafters):
-    """Makes a drafter from each request."""
+    """Makes a separate drafter for each request."""
 
     def __init__(self, make_for: Callable[[RequestView], Drafter]) -> None:
         super().__init__(lambda: make_for(self._request), VOCAB)
@@ -66,7 +66,10 @@ class ForEachRow(SeparateDrafters):
 def drafter_of_rows(
     name: str, target: EncoderDecoder, draft: EncoderDecoder, baseline_of: Callable[[RequestView], Sequence[int]]
 ) -> BatchDrafter:
-    """One of `tiny.DRAFTERS` for a batch. baseline_of: the baseline output of a row, for scripted drafters."""
+    """Return one of `tiny.DRAFTERS` for a batch.
+
+    baseline_of: returns the baseline output of a row, which scripted drafters need.
+    """
     made = DRAFTERS[name](target, draft, [])
     if isinstance(made, BatchDrafter):
         return made
@@ -80,7 +83,7 @@ def drafter_of_rows(
 
 
 def options_of(**options: Any) -> GenerationOptions:
-    """By default 4 draft tokens and at most 30 tokens."""
+    """Return options. The defaults are 4 draft tokens and at most 30 tokens."""
     return GenerationOptions(**{"num_draft_tokens": 4, "max_tokens": 30} | options)
 
 
@@ -93,7 +96,7 @@ def together(
 ) -> list[RequestLog]:
     """Decode (source, options) in one batch; sources end with the end-of-sequence token."""
     engine = Engine(target, Letters(), drafter, slots=slots)
-    told = {
+    logs = {
         engine.submit(
             Letters().decode(source), options, length or FixedLength(int(options.num_draft_tokens))
         ): RequestLog()
@@ -101,11 +104,11 @@ def together(
     }
     while not engine.is_idle:
         for event in engine.step():
-            one = told[event.request]
+            one = logs[event.request]
             one.rounds.append(event.round)
             for text in event.texts:
                 one.texts.append((one.texts[-1] if one.texts else "") + text)
-    return list(told.values())
+    return list(logs.values())
 
 
 def every_row_at_the_furthest_offset(monkeypatch: pytest.MonkeyPatch) -> None:

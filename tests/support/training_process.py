@@ -1,6 +1,6 @@
-"""One process of a distributed training. test_training.py starts two, with the environment that `mlx.launch` sets.
+"""One process of a distributed training run. test_training.py starts two, with the environment of `mlx.launch`.
 
-Trains three times: normally, without averaging gradients, and with a full disk.
+It trains three times: normally, without averaging gradients, and with a full disk.
 """
 
 from __future__ import annotations

@@ -35,15 +35,15 @@ FAKE = ROOT / "tests" / "support" / "fake_peer.py"
 TASK = Task("tiny", tuple(map(tuple, SOURCES)), 12)
 
 
-# --- figures ---
+# Figures.
 
 
-def test_costs_of_a_draft_are_recovered_from_synthetic_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times in s: 0.9 + 0.1 L for a pass over L positions, 0.5 for a source, 0.25 for a draft, 0.04 per draft token."""
+def test_draft_costs_are_recovered_from_synthetic_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In seconds: 0.9 + 0.1 L for a pass over L positions, 0.5 per source, 0.25 per draft, 0.04 per draft token."""
 
     def timed(session: Session, number: int, num_draft_tokens: int) -> tuple[float, float, int, int]:
         calls = 10 + 7 * number // (1 + num_draft_tokens)
-        drafted = calls * num_draft_tokens - number  # the last ones are shorter
+        drafted = calls * num_draft_tokens - number  # the last drafts are shorter
         return 0.5 + 0.25 * calls + 0.04 * drafted, calls * (1 + 0.1 * num_draft_tokens), calls, drafted
 
     monkeypatch.setattr(drafts, "timed", timed)
@@ -53,11 +53,11 @@ def test_costs_of_a_draft_are_recovered_from_synthetic_times(monkeypatch: pytest
     assert shares == "relative to a pass over one position: source 0.50, start of a draft 0.25, draft token 0.04"
 
 
-def test_tokens_per_target_call_when_the_draft_is_the_target() -> None:
+def test_tokens_per_target_call_is_maximal_when_the_draft_is_the_target() -> None:
     target = tiny_model(eos_token_id=[])
     task = replace(TASK, sources=TASK.sources[:2], max_tokens=drafts.MAX_TOKENS)
     first = next(drafts.lines(Models(target, target), [task], repeats=1))
-    assert first == "tiny: 7.69 tokens per target call, 2 prompts, drafts of 7"  # 100 in 13 calls
+    assert first == "tiny: 7.69 tokens per target call, 2 prompts, drafts of 7"  # 100 tokens in 13 calls
 
 
 def test_quartiles_equal_numpy() -> None:
@@ -69,10 +69,10 @@ def test_quartiles_equal_numpy() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"feed_forward_proj": "gated-gelu"}])
-def test_bytes_per_pass_counted_by_hand(changes: dict[str, object]) -> None:
+def test_bytes_per_pass_equal_a_count_by_hand(changes: dict[str, object]) -> None:
     d, inner, ff, layers, vocab, heads, buckets = 16, 8, 32, 2, 24, 2, 8
     wide = 2 if "feed_forward_proj" in changes else 1
-    attention = 4 * d * inner + 2 * d * inner  # q k v o, and across q o
+    attention = 4 * d * inner + 2 * d * inner  # q, k, v, o of self-attention, and q, o of cross-attention
     layer = attention + (wide + 1) * d * ff + 3 * d
     expected = layers * layer + buckets * heads + d + vocab * d
     assert bytes_per_pass(tiny_model(**changes)) == 4 * expected
@@ -82,12 +82,12 @@ def test_pass_of_a_quantized_model_reads_fewer_bytes() -> None:
     model = tiny_model(d_model=64, d_kv=32, d_ff=64)
     before = bytes_per_pass(model)
     nn.quantize(model, group_size=64, bits=4)
-    packed = 4 / 32 + 2 * 4 / (64 * 4)  # bits of float32, and a scale and a bias for 64
-    assert packed < bytes_per_pass(model) / before < packed + 0.1  # norms and position biases stay
+    packed = 4 / 32 + 2 * 4 / (64 * 4)  # 4 of 32 bits, plus a scale and a bias per 64 weights
+    assert packed < bytes_per_pass(model) / before < packed + 0.1  # norms and position biases are not quantized
 
 
 class Fake(Contender):
-    """Records when it decodes."""
+    """A contender that records when it decodes."""
 
     def __init__(self, label: str, seen: list[str]) -> None:
         super().__init__(label, f"--{label}", 0.0)
@@ -108,7 +108,7 @@ def fake_run(label: str, repeat: int, prompt: int, tokens: list[int], seconds: f
     )
 
 
-def test_rows_are_medians_over_repeats() -> None:
+def test_table_rows_are_medians_over_repeats() -> None:
     runs = []
     for repeat, factor in enumerate([1.0, 5.0, 2.0]):
         runs += [fake_run("baseline", repeat, i, [5 * i, 2, 3, 4], 0.016 * factor) for i in range(2)]
@@ -129,7 +129,7 @@ def test_rows_are_medians_over_repeats() -> None:
     assert model.share_of_limit is None
 
 
-def test_outputs_of_other_lengths_are_not_the_same() -> None:
+def test_outputs_of_different_lengths_are_reported_as_different() -> None:
     runs = [fake_run("baseline", 0, 0, [1, 2, 3, 4], 1.0)]
     for tokens, share in (([1, 2, 3], 3 / 4), ([1, 2, 3, 4, 5], 4 / 5)):
         peer = summarise("tiny", [*runs, fake_run("peer", 0, 0, tokens, 1.0)], 1, 1.0)[1]
@@ -148,7 +148,7 @@ def lines_of(times: dict[str, tuple[float, ...]], *, temperature: float = 0.0) -
     )
 
 
-def test_fastest_flags() -> None:
+def test_the_fastest_flags_are_reported() -> None:
     times = {"baseline": (2.0, 2.0), "model": (1.0, 3.0), "ngram": (1.5, 1.9)}
     assert lines_of(times) == [
         "fastest for short: --drafter model, 2.00x baseline decoding",
@@ -158,10 +158,10 @@ def test_fastest_flags() -> None:
     slow = {"baseline": (2.0,), "model": (2.0,), "ngram": (2.5,)}
     expected = ["fastest for short, temperature 1: --drafter baseline, no draft beats baseline decoding"]
     assert lines_of(slow, temperature=1.0) == expected
-    assert lines_of({"baseline": (2.0, 2.0)}) == []  # no choice
+    assert lines_of({"baseline": (2.0, 2.0)}) == []  # only one mode
 
 
-# --- turns ---
+# Turns.
 
 
 def test_contenders_take_turns_and_warm_ups_do_not_count() -> None:
@@ -196,7 +196,7 @@ def test_long_turns_are_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None
     assert [run.prompt for run in runs if run.contender.label == "b"] == list(range(7))
 
 
-# --- modes and tasks ---
+# Modes and tasks.
 
 
 def test_modes_are_all_combinations_without_duplicates() -> None:
@@ -208,7 +208,7 @@ def test_modes_are_all_combinations_without_duplicates() -> None:
 
 
 def test_every_mode_decodes_the_baseline_output() -> None:
-    """One prompt at a time and in batches, at temperature 0."""
+    """At temperature 0, one prompt at a time and in batches."""
     target = tiny_model()
     models = Models(target, noisy_copy(target))
     expected = [tokens_of(run(target, source, max_tokens=TASK.max_tokens)) for source in SOURCES]
@@ -238,7 +238,7 @@ def test_random_tasks_are_fixed() -> None:
 
 
 def test_random_models_have_published_sizes_and_do_not_end() -> None:
-    """Raffel et al. 2020: about 60, 220 and 770 million parameters."""
+    """The sizes of T5 in Raffel et al. 2020: about 60, 220 and 770 million parameters."""
     for name, millions in (("t5-small", 60.5), ("t5-base", 222.9), ("t5-large", 737.7)):
         shape = SHAPES[name]
         d, inner, ff, depth = (shape[key] for key in ("d_model", "d_kv", "d_ff", "num_layers"))
@@ -251,7 +251,7 @@ def test_random_models_have_published_sizes_and_do_not_end() -> None:
     assert [*map(len, tokens_by(baseline, TASK))] == [12] * len(SOURCES)
 
 
-# --- peers ---
+# Peers.
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_bfloat16_weights_are_exported_without_loss(tmp_path: Path) -> None:
     assert_same(model, opened.model)
 
 
-def test_exported_model_without_end_token(tmp_path: Path) -> None:
+def test_a_model_without_an_end_token_is_exported(tmp_path: Path) -> None:
     folder = exported(tiny_model(eos_token_id=[]), tmp_path / "exported")
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] is None
 
@@ -330,13 +330,13 @@ def test_fastest_mode_is_chosen_for_each_label_and_task(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("failure", "words"), [("raise", "ValueError: no such mode"), ("exit", "its process ended")])
-def test_failing_peer_is_one_line(failure: str, words: str) -> None:
+def test_failing_peer_is_a_one_line_error(failure: str, words: str) -> None:
     expected = pytest.raises(InputError, match=f"--peers fake: {words}.*omit this peer")
     with closing(fake_worker(fail=failure)) as started, expected:
         started.decode(TASK)
 
 
-def test_missing_peer_is_one_line() -> None:
+def test_missing_peer_is_a_one_line_error() -> None:
     with pytest.raises(InputError, match="--peers missing: its process ended; install it"):
         fake_worker("missing")
     with pytest.raises(InputError, match="--peer-python /no/python: cannot be run"):
@@ -344,7 +344,7 @@ def test_missing_peer_is_one_line() -> None:
 
 
 def test_worker_reports_errors(tmp_path: Path) -> None:
-    """The real worker fails on a missing folder, or because the peer is not installed here."""
+    """The real worker fails because of a missing folder, or because the peer is not installed."""
     job = {"peer": "ct2", "target": str(tmp_path / "nothing"), "draft": None, "scratch": str(tmp_path), "ends": True}
     with pytest.raises(InputError, match="--peers ct2: [A-Z]"):
         peers.Worker([sys.executable, str(peers.WORKER)], {**job, "mode": {"threads": 1, "compute_type": "int8"}})
@@ -374,7 +374,7 @@ def test_worker_batches_similar_lengths_and_answers_in_order() -> None:
     assert worker.until_end([1, 2], [7]) == [1, 2] and worker.until_end([1, 7, 7], [7]) == [1, 7]
 
 
-# --- notes ---
+# Notes.
 
 
 def test_busy_machine_gives_notes() -> None:
@@ -391,7 +391,7 @@ def test_environment_is_complete() -> None:
     assert all(found[name] for name in ("date", "version", "commit", "chip", "system", "python", "mlx", "device"))
 
 
-# --- the command ---
+# The command.
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -407,7 +407,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "WORKER", FAKE)
 
 
-def test_command_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_a_peer(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "one.txt", tmp_path / "two.txt"]
     files[0].write_text("translate English to German: Hello.\n\ngrammar: It were a cod.\n")
     files[1].write_text("grammar: It were a cod.\n")
@@ -430,7 +430,7 @@ def test_command_with_a_peer(quick: None, tmp_path: Path, capsys: pytest.Capture
     assert len(table) == 2 * (6 + 2) and len({line.count("|") for line in table}) == 1
 
 
-def test_command_with_slots(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_several_slots(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"translate English to German: Open the {word}.\n" for word in ("file", "door", "box")))
     options = ["--slots", "1", "2", "--drafter", "auto", "model", "--num-draft", "2", "--max-tokens", "4"]
@@ -458,7 +458,7 @@ def test_command_tests_all_supported_modes_by_default(
     assert status == 0 and [row["label"] for row in rows] == ["baseline", *(f"ngram {length}" for length in lengths)]
 
 
-def test_command_with_random_weights(
+def test_the_command_measures_random_weights(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = CONFIG | {"eos_token_id": []}
@@ -490,7 +490,7 @@ def test_command_with_random_weights(
         (["no-such-file.txt"], "no-such-file.txt: not readable"),
     ],
 )
-def test_conflicting_options_are_one_line(
+def test_conflicting_options_are_one_line_errors(
     quick: None, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = command(capsys, *arguments)

@@ -80,14 +80,14 @@ def test_output_that_differs_from_the_script_is_refused(monkeypatch: pytest.Monk
         list(replay.decode(task))
 
 
-def test_excerpt_has_evenly_spaced_pieces() -> None:
+def test_an_excerpt_has_evenly_spaced_pieces() -> None:
     outputs = [[*range(40)], [*range(40, 100)]]
     found = acceptance.excerpt({"head": outputs}, 50)["head"]
     assert found == [*range(16), *range(32, 48), *range(64, 80), 96, 97]
     assert acceptance.excerpt({"head": outputs}, 120)["head"] == [*range(100), *range(20)]
 
 
-def test_file_round_trip(tmp_path: Path) -> None:
+def test_a_recording_survives_saving_and_loading(tmp_path: Path) -> None:
     file = tmp_path / "some.txt"
     tasks = {"a": {"head": [[0, 2, 1, 0], [1, 0]], "copy": [[0] * 4, [0, 1]], "found": [[16] * 4, [0, 1]]}}
     acceptance.write(file, tasks, "about")
@@ -108,7 +108,7 @@ def test_file_round_trip(tmp_path: Path) -> None:
         (TINY, "", 'a task has no "head"'),
     ],
 )
-def test_damaged_file_is_one_line(
+def test_damaged_file_is_a_one_line_error(
     old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "damaged.txt"
@@ -128,7 +128,7 @@ def test_damaged_file_is_one_line(
         (["--temperature", "1"], "--acceptance: needs temperature 0 and excludes --slots"),
     ],
 )
-def test_options_that_conflict_with_replays_are_one_line(
+def test_options_that_conflict_with_replays_are_one_line_errors(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replay = ["--random", "t5-small", "--draft", "head", "--acceptance", str(FILE)]

@@ -56,7 +56,7 @@ def test_policy_that_ignores_the_curve_misses_the_bounds(some_curves: str, monke
 def test_exact_mode_is_exact_with_all_simulated_kernels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With half of the sources; `python -m benchmarks.simulated_devices` decodes all."""
+    """Only half of the sources are decoded. `python -m benchmarks.simulated_devices` decodes all."""
     monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setattr(simulated_kernels, "SOURCES", simulated_kernels.SOURCES[:3])
     assert [*simulated_kernels.problems(print)] == []

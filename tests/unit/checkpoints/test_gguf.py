@@ -35,7 +35,7 @@ def written(path: Path, content: bytes) -> Path:
 
 
 def with_metadata(**changes: Any) -> dict[str, tuple[str, Any]]:
-    """Return the metadata of a tiny T5 with some keys changed, or removed if None. In keywords, __ stands for a dot."""
+    """Return the metadata of a tiny T5 with some keys changed, or removed if None. Write __ for a dot in a key."""
     changed = GGUF_METADATA | {key.replace("__", "."): value for key, value in changes.items()}
     return {key: value for key, value in changed.items() if value is not None}
 
@@ -67,7 +67,7 @@ def test_all_formats_give_bit_equal_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_all_t5_names_of_llama_cpp_are_translated(gated: bool) -> None:
+def test_all_t5_tensor_names_of_llama_cpp_are_translated(gated: bool) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, 3)
     found = set()
     for hugging_face, (kind, theirs) in names.mapping.items():
@@ -109,7 +109,7 @@ def test_float_types_keep_their_dtype_and_bits(tmp_path: Path, kind: str, dtype:
     )
 
 
-def test_the_package_reads_our_test_files(tmp_path: Path) -> None:
+def test_the_gguf_package_reads_our_test_files(tmp_path: Path) -> None:
     kinds = {HF_Q: "Q8_0", "shared.weight": "BF16"}
     path = written(tmp_path / "model.gguf", gguf_file(t5_arrays(), kinds))
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -269,7 +269,7 @@ def test_a_vocabulary_is_skipped_without_using_memory(tmp_path: Path) -> None:
 
 
 def test_a_named_gguf_file_has_precedence_over_other_weights(tmp_path: Path) -> None:
-    """By its name in the folder or by a path, for the target and for a draft made from it."""
+    """It is given by its name in the folder or by a path, for the target and for a draft made from it."""
     folder = save_hugging_face(tiny_model(), tmp_path / "model", CONFIG)
     (folder / "config.json").unlink()
     (tmp_path / "elsewhere.gguf").write_bytes(gguf_file(t5_arrays(seed=2)))

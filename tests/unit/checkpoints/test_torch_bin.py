@@ -106,7 +106,7 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(tmp_path: Path, nest: st
         {1: VIEWS["half"]},
     ],
 )
-def test_other_values_than_a_state_dict_are_refused(tmp_path: Path, value: Any) -> None:
+def test_values_other_than_a_state_dict_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"model\.bin.*state dict"):
         read_torch(written(tmp_path / "model.bin", "zip", value))
 
@@ -249,7 +249,7 @@ def test_large_models_equal_their_arrays(tmp_path: Path, form: str) -> None:
 
 
 def test_a_sparse_file_of_45_gigabytes_opens_within_bounds(tmp_path: Path) -> None:
-    """With the shapes of T5-11B. Only the requested tensor may be read."""
+    """The file has the shapes of T5-11B. Only the requested tensor may be read."""
     path = tmp_path / "model.bin"
     shapes = t5_11b_shapes()
     assert write_sparse_legacy(path, shapes) > 45.2e9

@@ -1,4 +1,4 @@
-"""The view of a draft, with and without colour: the whole text and the rejected tokens. Traces of runs."""
+"""The view of a draft, with and without color: the whole text and the rejected tokens. Traces of runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DRAFT = noisy_copy(TARGET)
 GREEN, RED, BLUE = "color(2)", "strike color(1)", "color(12)"  # in ANSI
 
 
-def screen(*, colour: bool, width: int = 80) -> Console:
-    options = {"force_terminal": True, "color_system": "standard"} if colour else {}
+def screen(*, color: bool, width: int = 80) -> Console:
+    options = {"force_terminal": True, "color_system": "standard"} if color else {}
     return Console(
         file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False, soft_wrap=True, **options
     )  # type: ignore[arg-type]
@@ -81,14 +81,14 @@ def rejected_text(tokenizer: Tokenizer, events: Sequence[Round]) -> str:
 
 @pytest.mark.parametrize("drafter", OBJECTS)
 def test_text_without_rejected_tokens_is_the_output(drafter: str) -> None:
-    for source, colour in zip(SOURCES, (True, False), strict=False):
+    for source, color in zip(SOURCES, (True, False), strict=False):
         letters = Letters().decode(source)
         baseline = tokens_of(run(TARGET, Letters().encode(letters), max_tokens=20))
         made = DRAFTERS[drafter](TARGET, DRAFT, baseline)
         shown, text, events = show(
-            TARGET, Letters(), letters, screen(colour=colour), drafter=made, max_tokens=20, num_draft_tokens=4
+            TARGET, Letters(), letters, screen(color=color), drafter=made, max_tokens=20, num_draft_tokens=4
         )
-        if colour:
+        if color:
             found = pieces(shown)
             assert found.get(RED, "") == rejected_text(Letters(), events)
             accepted = "".join(Letters().decode(event.tokens[: event.accepted]) for event in events)
@@ -101,33 +101,33 @@ def test_text_without_rejected_tokens_is_the_output(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [Bytes, bundled], ids=["bytes", "bundled"])
-def test_characters_stay_whole_in_every_part(tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_no_part_of_the_view_splits_a_character(tokenizer) -> None:  # type: ignore[no-untyped-def]
     tokenizer = tokenizer()
     ids = tokenizer.encode(TEXT)
     model = Writer(ids, max(ids) + 1)
     for sizes in ((1,), (2,), (3, 1), (64,)):
         shown, text, _ = show(
-            model, tokenizer, "x", screen(colour=False), drafter=Cuts(ids, sizes), num_draft_tokens=64, max_tokens=200
+            model, tokenizer, "x", screen(color=False), drafter=Cuts(ids, sizes), num_draft_tokens=64, max_tokens=200
         )
         assert re.sub(r"\{\+|\+\}|\n$", "", shown) == text == tokenizer.decode(ids)
 
 
-def test_a_rejected_word_has_its_space_and_a_rejected_end_its_name() -> None:
+def test_a_rejected_word_keeps_its_space_and_a_rejected_end_token_shows_its_name() -> None:
     tokenizer = bundled()
     ids = tokenizer.encode("Die Methode gibt den Wert.")
     wrong = tokenizer.encode("Das")[0]
     script = Scripted(ids, lambda i, token: {1: wrong, 3: 1}.get(i, token))
-    shown, *_ = show(Writer(ids, 8192), tokenizer, "x", screen(colour=False), drafter=script, num_draft_tokens=2)
+    shown, *_ = show(Writer(ids, 8192), tokenizer, "x", screen(color=False), drafter=script, num_draft_tokens=2)
     assert shown == "Die[- Das-]{+ Methode+} gibt[-</s>-]{+ den+} Wert.\n"
 
 
-@pytest.mark.parametrize("colour", [True, False])
-def test_lines_of_rounds_add_up_to_the_text(colour: bool) -> None:
+@pytest.mark.parametrize("color", [True, False])
+def test_lines_of_rounds_add_up_to_the_text(color: bool) -> None:
     shown, text, events = show(
         TARGET,
         Letters(),
         "abcde",
-        screen(colour=colour),
+        screen(color=color),
         rounds=True,
         draft_model=DRAFT,
         drafter="model",
@@ -139,7 +139,7 @@ def test_lines_of_rounds_add_up_to_the_text(colour: bool) -> None:
     for number, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
         drafted = f"{event.accepted} of {event.drafted} accepted, model" if event.drafted else "nothing drafted"
         assert line.startswith(f"round {number}: {drafted}, ")
-    if not colour:
+    if not color:
         bare = [re.sub(r"\[-.*?-\]|\{\+|\+\}", "", line.split("ms", 1)[1].split(": ", 1)[1]) for line in lines]
         assert "".join(bare) == text
 
@@ -158,10 +158,10 @@ def test_no_color_pipes_and_dumb_terminals_get_marks(monkeypatch: pytest.MonkeyP
 
 
 def test_the_legend_uses_the_marks_it_explains() -> None:
-    console = screen(colour=False)
+    console = screen(color=False)
     DraftView(console, Letters()).legend()
     assert console.file.getvalue() == "accepted [-rejected-] {+correction or bonus+}\n"  # type: ignore[attr-defined]
-    console = screen(colour=True)
+    console = screen(color=True)
     DraftView(console, Letters()).legend()
     found = pieces(console.file.getvalue())  # type: ignore[attr-defined]
     assert found == {GREEN: "accepted", RED: "rejected", BLUE: "correction or bonus"}
@@ -174,7 +174,7 @@ def test_control_characters_are_not_executed() -> None:
 def test_text_is_not_interpreted_as_markup() -> None:
     tokenizer = Bytes()
     ids = tokenizer.encode("[bold]x[/bold] :smile: [red]")
-    shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(colour=True), drafter=Cuts(ids, (4,)))
+    shown, text, _ = show(Writer(ids, 300), tokenizer, "x", screen(color=True), drafter=Cuts(ids, (4,)))
     assert Text.from_ansi(shown).plain.rstrip("\n") == text == "[bold]x[/bold] :smile: [red]"
 
 

@@ -50,7 +50,7 @@ def random_table(seed: int, sharpness: float = 1.5) -> Table:
     return table
 
 
-def behind(prefix: tuple[int, ...], table: Table) -> Table:
+def after(prefix: tuple[int, ...], table: Table) -> Table:
     return lambda rest: table((*prefix, *rest))
 
 
@@ -61,7 +61,7 @@ def one_hot(table: Table) -> Table:
 def proposals(
     draft: Table, drafted: int, *, stop_after: int | None = None, any_length: bool = False, point_mass: bool = False
 ) -> tuple[list[tuple[int, ...]], list[float], Draft]:
-    """All drafts of `drafted` tokens as one batch: the rows, their probabilities, and the draft for the rule.
+    """Return all drafts of `drafted` tokens as one batch: the rows, their probabilities, and the `Draft`.
 
     stop_after: a token after which the drafter stops.
     any_length: all lengths from 0 are equally likely.
@@ -86,7 +86,7 @@ def proposals(
 
 
 def tables(table: Table, rows: Sequence[tuple[int, ...]], count: int) -> mx.array:
-    """(rows, count, VOCAB): the distributions after the first 0 .. count - 1 tokens of each row."""
+    """Return the distributions after the first 0 .. count - 1 tokens of each row: (rows, count, VOCAB)."""
     stacked = [[table(row[:i]) for i in range(count)] for row in rows]
     return mx.array(np.array(stacked).reshape(len(rows), count, VOCAB).astype(np.float32))
 
@@ -100,7 +100,7 @@ def output_distribution(
     emitted: Table | None = None,
     **settings: Any,
 ) -> dict[tuple[int, ...], float]:
-    """P of every sequence of drafted + 1 tokens. Shorter outputs are continued with the target.
+    """Return the probability of every sequence of drafted + 1 tokens. The target continues shorter outputs.
 
     emitted: the distribution of corrections, if it differs from the rule's.
     """
@@ -137,7 +137,7 @@ def target_distribution(target: Table, size: int) -> dict[tuple[int, ...], float
 
 
 def distance(one: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
-    """Total variation."""
+    """Return the total variation distance."""
     return 0.5 * sum(abs(one.get(k, 0.0) - other.get(k, 0.0)) for k in one.keys() | other.keys())
 
 
@@ -188,7 +188,7 @@ def test_coupled_generates_the_token_that_the_noise_selects(drafted: int, settin
 
 
 def ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules ignore the lengths of drafts. With point-mass drafts that would not show, because zeros are a draft too."""
+    """Rules ignore the lengths of drafts. Point-mass drafts would hide this, because padding zeros are valid tokens."""
     monkeypatch.setattr(Draft, "length_array", property(lambda self: None))
 
 
@@ -211,7 +211,7 @@ def expected_accepted(rule: AcceptanceRule, target: Table, draft: Table, drafted
     return float(np.array(chance) @ np.array(stop) @ np.arange(drafted + 1))
 
 
-def test_block_verification_accepts_as_many_as_in_its_paper() -> None:
+def test_block_verification_accepts_as_many_tokens_as_in_its_paper() -> None:
     """Sun et al., section 2: 10/9 tokens of a draft of two with the token rule, 11/9 with blocks."""
 
     def target(prefix: tuple[int, ...]) -> NDArray[np.float64]:
@@ -225,7 +225,7 @@ def test_block_verification_accepts_as_many_as_in_its_paper() -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_block_verification_never_accepts_fewer(settings: dict[str, Any]) -> None:
+def test_block_verification_never_accepts_fewer_tokens_than_the_token_rule(settings: dict[str, Any]) -> None:
     gains = []
     for seed, drafted, sharpness in product(range(8), (1, 2, 3), (0.3, 1.5, 4.0)):
         for target in (random_table(seed, sharpness), one_hot(random_table(seed))):
@@ -239,7 +239,7 @@ def test_block_verification_never_accepts_fewer(settings: dict[str, Any]) -> Non
 
 
 def row_of(count: int = 1, **options: Any) -> RequestView:
-    """A request with `count` decoder tokens, including the start token."""
+    """Make a request with `count` decoder tokens, including the start token."""
     return RequestView(GenerationOptions(**options), [1], [0, *range(1, count)])
 
 
@@ -272,7 +272,11 @@ MOST, WIDE = 4, 9  # draft tokens; vocabulary size
 def verified_together(
     options: Sequence[GenerationOptions], draft: Draft, logits: mx.array, free: Sequence[int] = (), end: int = -1
 ) -> dict[int, Round]:
-    """The rounds of rows with these options. free: slots without a request. end: a token that ends a row."""
+    """Verify rows with these options in one batch.
+
+    free: slots without a request.
+    end: a token that ends a row.
+    """
     rows: list[Request | None] = [
         None
         if slot in free
@@ -284,12 +288,12 @@ def verified_together(
 
 
 def past_of(options: GenerationOptions) -> list[int]:
-    """Decoder tokens that differ between rows in content and length."""
+    """Return decoder tokens whose content and length differ between rows."""
     written = np.random.default_rng(options.seed + 1).integers(0, WIDE, 1 + 2 * options.seed)
     return [0, *written.tolist()]
 
 
-def check_rows_alone(kind: str, certain: bool = False) -> list[Round]:
+def check_batch_equals_single_rows(kind: str, certain: bool = False) -> list[Round]:
     """Compare bit for bit: accepted tokens, next token, total variation, log-probabilities."""
     options = [GenerationOptions(logprobs=True, max_tokens=50, **own) for own in KINDS[kind] * 3]
     count = len(options)
@@ -314,32 +318,32 @@ def check_rows_alone(kind: str, certain: bool = False) -> list[Round]:
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_row_of_a_batch_is_verified_as_a_single_row(kind: str, certain: bool) -> None:
-    outcomes = check_rows_alone(kind, certain)
-    assert {0, 1} <= {outcome.accepted for outcome in outcomes}  # there was something to decide
+    outcomes = check_batch_equals_single_rows(kind, certain)
+    assert {0, 1} <= {outcome.accepted for outcome in outcomes}  # some first tokens are rejected, some accepted
     lossy = kind in ("lenient", "relaxed", "of all kinds")
     assert lossy == any(outcome.total_variation > 0 for outcome in outcomes)
 
 
-def neighbours(rows: Sequence[Any]) -> list[Any]:
+def neighbors(rows: Sequence[Any]) -> list[Any]:
     return [*rows[1:], rows[0]]
 
 
-def neighbours_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "rule_for", lambda options: rule_for(neighbours(options)))
+def neighbors_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "rule_for", lambda options: rule_for(neighbors(options)))
 
 
-def neighbours_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def neighbors_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("scores", "logprobs", "perturbed_logprobs"):
-        monkeypatch.setattr(acceptance, name, with_neighbours(getattr(acceptance, name)))
+        monkeypatch.setattr(acceptance, name, with_neighbors(getattr(acceptance, name)))
 
 
-def with_neighbours(compute: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    return lambda logits, rows, history: compute(logits, neighbours(rows), history)
+def with_neighbors(compute: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    return lambda logits, rows, history: compute(logits, neighbors(rows), history)
 
 
-def neighbours_past(monkeypatch: pytest.MonkeyPatch) -> None:
+def neighbors_past(monkeypatch: pytest.MonkeyPatch) -> None:
     def past(rows: Sequence[RequestView], drafted: mx.array) -> History:
-        return history_of(rows, drafted)._replace(tokens=neighbours([row.decoder_tokens for row in rows]))
+        return history_of(rows, drafted)._replace(tokens=neighbors([row.decoder_tokens for row in rows]))
 
     monkeypatch.setattr(acceptance, "history_of", past)
 
@@ -348,21 +352,21 @@ def one_key_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance, "random_keys", lambda places: random_keys([places[0]] * len(places)))
 
 
-def neighbours_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In batches with several kinds of rules."""
+def neighbors_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted in batches with several acceptance rules."""
     select = Draft.select
-    monkeypatch.setattr(Draft, "select", lambda self, slots: select(self, neighbours(slots)))
+    monkeypatch.setattr(Draft, "select", lambda self, slots: select(self, neighbors(slots)))
 
 
 @pytest.mark.parametrize(
     ("plant", "kinds"),
     [
         (ignored, [*KINDS]),
-        (neighbours_delta, ["lenient", "relaxed", "of all kinds"]),
-        (neighbours_options, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
-        (neighbours_past, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
+        (neighbors_delta, ["lenient", "relaxed", "of all kinds"]),
+        (neighbors_options, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
+        (neighbors_past, ["greedy", "rejection", "block", "coupled", "of all kinds"]),
         (one_key_for_all, ["rejection", "relaxed", "block", "of all kinds"]),
-        (neighbours_draft, ["of all kinds"]),
+        (neighbors_draft, ["of all kinds"]),
     ],
 )
 def test_planted_faults_between_rows_are_detected(
@@ -371,7 +375,7 @@ def test_planted_faults_between_rows_are_detected(
     plant(monkeypatch)
     for kind in kinds:
         with pytest.raises(AssertionError):
-            check_rows_alone(kind)
+            check_batch_equals_single_rows(kind)
 
 
 LOSSY = [Rejection(0.1), Rejection(0.5), Rejection(1.0)]
@@ -380,16 +384,14 @@ LOSSY = [Rejection(0.1), Rejection(0.5), Rejection(1.0)]
 @pytest.mark.parametrize("point_mass", [False, True])
 @pytest.mark.parametrize("rule", LOSSY, ids=str)
 def test_reported_total_variation_is_exact(rule: Rejection, point_mass: bool) -> None:
-    """At every position of the draft, given that all earlier tokens were accepted."""
+    """The test covers every position of the draft, given that all earlier tokens were accepted."""
     for seed in range(3):
         target, draft = random_table(seed), random_table(seed + 50)
         rows, _, proposal = proposals(draft, 3, point_mass=point_mass)
         price = np.array(rule.total_variation(proposal, tables(target, rows, 4)))
         for place in range(3):
             for prefix in {row[:place] for row in rows}:
-                here = output_distribution(
-                    rule, behind(prefix, target), behind(prefix, draft), 1, point_mass=point_mass
-                )
+                here = output_distribution(rule, after(prefix, target), after(prefix, draft), 1, point_mass=point_mass)
                 probs_of = np.array([sum(mass for s, mass in here.items() if s[0] == token) for token in range(VOCAB)])
                 gap = 0.5 * np.abs(probs_of - target(prefix)).sum()
                 prices = [price[i, place] for i, row in enumerate(rows) if row[:place] == prefix]
@@ -428,7 +430,7 @@ def test_lenient_total_variation_is_the_share_of_tokens_that_are_not_the_arg_max
 
 
 def test_only_committed_tokens_count_for_the_total_variation() -> None:
-    """The third token would be accepted, but the second is rejected; an output may also end before it."""
+    """The third token does not count, because the second is rejected, or because the output ends before it."""
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.15, 0.4], [0.2, 0.2, 0.6]]]))
     lenient = GenerationOptions(delta=0.5)
     (outcome,) = verified_together([lenient], Draft(mx.array([[1, 0, 2]], mx.uint32)), logits).values()
@@ -475,7 +477,7 @@ def test_greedy_fast_path_equals_the_rule(delta: float | list[float], lengths: l
 
 @pytest.mark.parametrize("lengths", RAGGED)
 def test_coupled_fast_path_equals_the_rule(lengths: list[int] | None) -> None:
-    """Six rows with the same seed and history, each wrong at a different position."""
+    """Six rows share the seed and history, and each has a wrong token at a different position."""
     logits, row = 2 * mx.random.normal((1, 5, 8), key=mx.random.key(0)), row_of(6, temperature=0.8, seed=3)
     past = History([row.decoder_tokens], mx.zeros((1, 4), mx.uint32))
     best = mx.argmax(perturbed_logprobs(logits, [row.options], past), axis=-1)
@@ -490,7 +492,7 @@ def test_coupled_fast_path_equals_the_rule(lengths: list[int] | None) -> None:
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=str)
 def test_sample_acceptance_follows_stop_and_residual(rule: AcceptanceRule) -> None:
-    """20,000 samples against the exact distribution of (accepted, next token), within 5 standard deviations."""
+    """20,000 samples match the exact distribution of (accepted, next token) within 5 standard deviations."""
     rows = 20_000
     target, drafted = random_table(1), (2, 0)
     q = [random_table(51)(drafted[:i]) for i in range(2)]
@@ -517,6 +519,6 @@ def test_empty_residual_falls_back_to_the_target() -> None:
     assert residual(draft, p, mx.ones((1, 2)), mx.array([0])).tolist() == [[0.25, 0.75]]
 
 
-def test_at_temperature_0_every_exact_rule_is_the_greedy_one() -> None:
+def test_every_lossless_rule_is_greedy_at_temperature_0() -> None:
     kinds = [GenerationOptions(temperature=t, acceptance=name) for t in (0.0, 1.0) for name in ACCEPTANCE]
     assert [rule_for([options]) for options in kinds] == [Greedy()] * 3 + [Rejection(), Block(), Coupled()]

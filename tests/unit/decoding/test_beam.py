@@ -36,7 +36,7 @@ FAMILIES = ("t5", "t5-v1_1", "bart", "m2m_100", "t5gemma", "t5gemma2")
 
 
 def every_output(model: EncoderDecoder, source: Sequence[int], most: int) -> list[tuple[float, list[int]]]:
-    """All outputs with their log-probabilities, finished or cut at `most` tokens."""
+    """Return all outputs and their log-probabilities, finished or cut at `most` tokens."""
     encoder_output = model.encode(mx.array([list(source)]))
     found, open_ones = [], [(0.0, list[int]())]
     for _ in range(most):
@@ -56,7 +56,7 @@ def every_output(model: EncoderDecoder, source: Sequence[int], most: int) -> lis
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.6, 1.0, 2.0])
 def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
-    """121 prefixes of two tokens continue; "never" drops none of them too early."""
+    """121 unfinished prefixes of two tokens exist. With early_stopping "never", all of them are continued."""
     outputs = [(score / len(tokens) ** penalty, tokens) for score, tokens in every_output(TOY, [5, 9, 3, 1], 3)]
     best = sorted(outputs, reverse=True)[:12]
     options: dict[str, Any] = {"num_beams": 128, "length_penalty": penalty, "early_stopping": "never"}
@@ -68,7 +68,7 @@ def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
 
 @pytest.mark.parametrize("beams", [2, 4, 8])
 def test_bundled_outputs_and_scores_equal_hugging_face(beams: int) -> None:
-    """Against transformers 4.46 (make_beam_goldens.py), for a third of the prompts, each with one of the settings.
+    """Compare with transformers 4.46 (make_beam_goldens.py): a third of the prompts, each with one of the settings.
 
     `python -m tools.check_beams` checks all prompts with all settings.
     """
@@ -96,7 +96,7 @@ TO_OURS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 def of_family(name: str) -> tuple[Session, list[str]]:
-    """A session with the model's generation_config.json, and its sources as texts."""
+    """Return a session with the model's generation_config.json, and its sources as texts."""
     model, golden = load_golden(GOLDENS / name)
     raw = json.loads((GOLDENS / name / "config.json").read_text())
     model.generation_config = checked_generation_config(GOLDENS / name, raw, model)
@@ -106,7 +106,7 @@ def of_family(name: str) -> tuple[Session, list[str]]:
 
 @pytest.mark.parametrize("name", OF_FAMILIES)
 def test_families_with_logits_processors_equal_hugging_face(name: str) -> None:
-    """Forced and banned tokens, repeated n-grams, minimum lengths and penalties, with all sources in one batch."""
+    """Processors force and ban tokens, and apply minimum lengths and penalties. All sources are in one batch."""
     session, prompts = of_family(name)
     for golden in OF_FAMILIES[name]:
         options = {TO_OURS.get(key, key): value for key, value in golden["options"].items()}
@@ -196,7 +196,7 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
     encode = type(MODEL).encode
 
     def counting(self: EncoderDecoder, tokens: mx.array, *rest: Any) -> mx.array:
-        if self is MODEL:  # not the draft
+        if self is MODEL:  # not the draft model
             encoded.append(len(tokens))
         return encode(self, tokens, *rest)
 
@@ -269,7 +269,7 @@ def test_prefix_starts_every_beam_and_adds_nothing_to_the_score() -> None:
 
 
 def test_non_finite_logits_end_only_that_prompt() -> None:
-    """A corrupt embedding that only one source contains; no output contains it."""
+    """Only one source, and no output, contains the token with the corrupt embedding."""
     model, options = tiny_model(), {"num_beams": 2, "max_tokens": 5, "slots": 2}
     model.generation_config = GenerationConfig(suppress_tokens=(22,))
     prompts = [PROMPTS[0], "22 4 1", *PROMPTS[1:4]]

@@ -1,4 +1,4 @@
-"""Logits that are not finite end that request with a one-line error; masked positions never change a token.
+"""Non-finite logits end their request with a one-line error, and masked positions never change a token.
 
 In most tests the embedding of one token is not finite. It spoils a source that contains the token, an output after it,
 a draft that proposes it, or the padding.
@@ -42,7 +42,7 @@ DRAFTS: dict[str, Mapping[str, Any]] = {
 
 
 def changed(place: str, values: Mapping[int, float]) -> EncoderDecoder:
-    """A copy of the model whose rows for these tokens, in one table, have these values."""
+    """Copy the model and set the rows of these tokens, in the embedding or the head, to these values."""
     model = tiny_model_like(MODEL)
     model.update(MODEL.parameters())
     table = {"embedding": model.embedding, "head": model.head}[place]
@@ -162,7 +162,7 @@ def test_drafters_observe_only_finite_states() -> None:
 @pytest.mark.parametrize("slots", [1, 2, 5])
 @pytest.mark.parametrize("draft", ["none", "model"])
 def test_other_rows_of_the_batch_continue(draft: str, slots: int) -> None:
-    """Also requests that later take the slot of a failed one."""
+    """This includes requests that later take the slot of a failed one."""
     bad = Letters().decode([3, BAD, 4])
     prompts = ["abc", 12 * bad, "hgfedcba", "b", bad, "cabbage", "ee"]
     broken = changed("embedding", {BAD: mx.nan})
@@ -176,7 +176,7 @@ def test_other_rows_of_the_batch_continue(draft: str, slots: int) -> None:
 
 @pytest.mark.parametrize("draft", ["none", "model"])
 def test_non_finite_padding_changes_nothing(draft: str) -> None:
-    """Padding of shorter sources, and of passes that are wider than a row's draft."""
+    """Padding follows shorter sources, and drafts that are shorter than the pass."""
     prompts = ["abc", "hgfedcba", "b", "cabbage", "ee"]
     broken = changed("embedding", {22: mx.nan})
     options = DRAFTS[draft] | {"draft_model": DRAFT, "max_tokens": 8}
@@ -200,7 +200,7 @@ def test_score_reports_non_finite_logits() -> None:
 
 
 def test_overflowing_weights_give_the_same_text_or_error_with_any_draft() -> None:
-    """In any parameter; some overflow for some tokens only."""
+    """The weights may be in any parameter. Some of them overflow only for some tokens."""
     dice, seen = random.Random(0), Counter[str]()
     parameters: list[tuple[str, mx.array]] = tree_flatten(MODEL.parameters())
 

@@ -38,7 +38,7 @@ BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
 
 
 def running(drafter: str, rows: int, **options: Any) -> Engine:
-    """An engine after three rounds, with rows at different positions."""
+    """Return an engine after three rounds, with rows at different positions."""
     engine = Engine(TARGET, Letters(), BY_NAME[drafter](), slots=rows)
     for number in range(rows):
         chosen = options_of(max_tokens=100, **options)
@@ -55,7 +55,7 @@ def test_speculate_fits_one_screen() -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("drafter", BY_NAME)
 def test_a_round_has_one_host_sync(drafter: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`timed` adds one for the draft."""
+    """`timed` adds a sync for the draft."""
     waits: list[str] = []
     evaluate = mx.eval
     monkeypatch.setattr(mx, "eval", lambda *arrays: (waits.append("eval"), evaluate(*arrays))[1])

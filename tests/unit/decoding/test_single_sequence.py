@@ -15,7 +15,7 @@ BASELINE = [tokens_of(run(TARGET, source)) for source in SOURCES]
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 8])
-def test_greedy_tokens_are_those_of_the_engine_and_of_the_baseline(num_draft_tokens: int) -> None:
+def test_greedy_tokens_equal_those_of_the_engine_and_the_baseline(num_draft_tokens: int) -> None:
     for source, baseline in zip(SOURCES, BASELINE, strict=True):
         found = speculative_decode(TARGET, DRAFT, source, num_draft_tokens=num_draft_tokens, max_tokens=30)
         assert found == baseline
@@ -23,8 +23,8 @@ def test_greedy_tokens_are_those_of_the_engine_and_of_the_baseline(num_draft_tok
 
 
 @pytest.mark.parametrize(("num_draft_tokens", "temperature"), [(0, 1.0), *product((1, 4), (0.6, 1.0, 2.0))])
-def test_sampled_tokens_are_those_of_the_engine(num_draft_tokens: int, temperature: float) -> None:
-    """So they follow the target's distribution, which test_sampling_distribution.py proves for the engine."""
+def test_sampled_tokens_equal_those_of_the_engine(num_draft_tokens: int, temperature: float) -> None:
+    """Therefore they follow the target's distribution: test_sampling_distribution.py tests this for the engine."""
     accepted = 0
     for seed, source in enumerate(SOURCES):
         options = {"num_draft_tokens": num_draft_tokens, "temperature": temperature, "seed": seed, "max_tokens": 20}

@@ -16,7 +16,7 @@ STOPS = [[], ["a"], ["ab"], ["aba", "b"], ["bb", "abba"], ["ca", "bca", "c b"], 
 
 
 class Pieces:
-    """A tokenizer whose tokens are the strings above."""
+    """A tokenizer whose tokens are `PIECES`."""
 
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError
@@ -30,7 +30,10 @@ class Pieces:
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, int | None]:
-    """The text before the first complete stop string (the longest of those that end together), and where it ends."""
+    """Return the text before the first complete stop string, and where that string ends.
+
+    If several end at the same character, the longest one counts.
+    """
     for end in range(1, len(text) + 1):
         if complete := [each for each in stop if text[:end].endswith(each)]:
             return text[: end - max(map(len, complete))], end
@@ -38,7 +41,7 @@ def cut(text: str, stop: Sequence[str]) -> tuple[str, int | None]:
 
 
 def safe(text: str, stop: Sequence[str]) -> str:
-    """The text that can be released before more is known."""
+    """Return the text that no later token can change."""
     before, end = cut(text, stop)
     if end is not None:
         return before
@@ -47,7 +50,7 @@ def safe(text: str, stop: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
-def test_text_comes_as_early_as_it_may_and_ends_where_it_must(stop: list[str]) -> None:
+def test_text_is_released_as_early_as_possible_and_ends_before_the_stop_string(stop: list[str]) -> None:
     generator = np.random.default_rng(0)
     for _ in range(60):
         tokens = generator.integers(1, len(PIECES), size=12).tolist()
@@ -62,7 +65,7 @@ def test_text_comes_as_early_as_it_may_and_ends_where_it_must(stop: list[str]) -
         assert released + streamer.finish() == cut(written, stop)[0]
 
 
-def test_the_end_of_sequence_has_no_text_and_releases_what_was_held_back() -> None:
+def test_the_end_of_sequence_has_no_text_and_releases_held_text() -> None:
     streamer = TextStreamer(Pieces(), {EOS, 7}, ["abc"])
     assert streamer.add(3) == "" and not streamer.has_ended  # "ab" may become "abc"
     assert streamer.add(7) == "" and streamer.has_ended  # the letter c, but here an end token

@@ -33,7 +33,7 @@ class Line:
 
 
 def rank(number: int, line: Line) -> EncoderDecoder:
-    """A model on one of two ranks. Both have all weights, and sum nothing."""
+    """Make the model of one of two ranks. Both have all weights, so their layers need no all-reduce."""
     model: Any = tiny_model()
     model.__class__ = sharded_class(type(model))
     model.broadcaster = RankBroadcaster(SimpleNamespace(is_first=number == 0, size=2, group=None, channel=line))  # type: ignore[arg-type]
@@ -42,12 +42,12 @@ def rank(number: int, line: Line) -> EncoderDecoder:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Line]:
-    """Both ranks, and the connection between them. A sum over the ranks is what rank 0 contributes."""
+    """Return both ranks and their connection. An all-reduce returns the array of rank 0."""
     line = Line()
     sent: list[mx.array] = []
 
     def all_sum(array: mx.array, group: None) -> mx.array:
-        if array.size and mx.any(array != 0).item():  # rank 0's: the others contribute zeros
+        if array.size and mx.any(array != 0).item():  # called by rank 0; other ranks contribute zeros
             sent.append(array)
             return array
         return sent.pop(0)

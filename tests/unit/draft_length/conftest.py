@@ -1,4 +1,4 @@
-"""Calibration without a named file."""
+"""A fixture for calibration files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculative_decoding.draft_length.calibration import CALIBRATION_VARIABLE, 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of calibration files. The environment names no file."""
+    """Return an empty folder for calibration files, and unset the variable that names a file."""
     monkeypatch.delenv(CALIBRATION_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shared_store.cache_clear()

@@ -115,7 +115,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, folder: Path
     assert not any(folder.iterdir())
 
 
-def test_forget_measures_again(folder: Path) -> None:
+def test_forget_discards_measurements(folder: Path) -> None:
     probe = FakeProbe()
     calibration = calibrated(probe)
     before = calibration.costs(1)
@@ -196,7 +196,7 @@ def test_the_key_differs_by_target_and_libraries(monkeypatch: pytest.MonkeyPatch
 
 
 def brute_force(model: EncoderDecoder, source: Sequence[int], widths: Sequence[int]) -> dict[int, list[np.ndarray]]:
-    """The logits of 48 positions, decoded in passes of each width."""
+    """Return the logits of 48 positions, decoded in passes of each width."""
     tokens, found = [(7 * i + 3) % 20 + 2 for i in range(48)], {}
     for width in widths:
         cache = model.make_cache(model.encode(mx.array([list(source)])))
@@ -235,7 +235,7 @@ def test_exact_widths_with_the_blas_of_mlx(folder: Path) -> None:
 
 
 def test_widths_that_differ_in_the_last_bits_are_detected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model with the published groups planted."""
+    """The published groups are planted in a real model."""
     states = EncoderDecoder.states
 
     def planted(self: EncoderDecoder, tokens: mx.array, cache: DecoderCache) -> mx.array:

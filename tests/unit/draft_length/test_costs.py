@@ -28,7 +28,7 @@ def test_scaled_costs_follow_the_measured_factors() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_monotone_is_isotonic_regression(seed: int) -> None:
-    """Oracle: try all partitions into pools of equal values, and take the closest one that never falls."""
+    """Compare with brute force over all partitions into pools of equal values."""
     rng = random.Random(seed)
     values = [rng.uniform(1.0, 3.0) for _ in range(7)]
 

@@ -1,4 +1,4 @@
-"""The adaptive length: its choice against brute force, and its learning. Fixed lengths. No clock and no model."""
+"""Adaptive lengths: their choices against brute force, and their learning, without a clock. Fixed lengths."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NOTHING = [DraftOutcome("", 0, 0)]
 def decode(
     length: AdaptiveLength, costs: RoundCosts, right: float, rounds: int, kind: str = MODEL
 ) -> tuple[float, float]:
-    """Tokens and seconds, if each draft token is accepted with probability `right`."""
-    dice, tokens, seconds = random.Random(5), 0, 0.0
+    """Return the tokens and seconds of `rounds` rounds that accept each draft token with probability `right`."""
+    rng, tokens, seconds = random.Random(5), 0, 0.0
     for _ in range(rounds):
         count = length.choose([kind], [99])[0] if length.begin_round() else 0
-        accepted = next((i for i in range(count) if dice.random() >= right), count)
+        accepted = next((i for i in range(count) if rng.random() >= right), count)
         length.observe([DraftOutcome(kind, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         seconds += costs.round_seconds(count, count if kind == MODEL else 0)
@@ -34,7 +34,7 @@ def decode(
 
 
 def speed(length: AdaptiveLength, costs: RoundCosts, right: float, rounds: int = 600) -> float:
-    """Relative to the baseline."""
+    """Return the speedup over the baseline."""
     tokens, seconds = decode(length, costs, right, rounds)
     return tokens * costs.baseline / seconds
 
@@ -76,7 +76,7 @@ def forget_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ignore_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     pass_seconds = RoundCosts.pass_seconds
-    # as if passes were not padded
+    # The seconds that passes would take without padding.
     straight = {width: 1.0 + 0.01 * (width - 1) for width in range(1, 18)}
     monkeypatch.setattr(
         RoundCosts,
@@ -92,10 +92,10 @@ def test_planted_faults_are_slower(
     best, length = best_speed(costs, right), AdaptiveLength(lambda rows: costs)
     fault(monkeypatch)
     tokens, lengths = 0, []
-    dice = random.Random(5)
+    rng = random.Random(5)
     for _ in range(600):
         count = length.choose([MODEL], [99])[0] if length.begin_round() else 0
-        accepted = next((i for i in range(count) if dice.random() >= right), count)
+        accepted = next((i for i in range(count) if rng.random() >= right), count)
         length.observe([DraftOutcome(MODEL, count, accepted)] if count else NOTHING)
         tokens += accepted + 1
         lengths.append(count)
@@ -105,7 +105,7 @@ def test_planted_faults_are_slower(
 
 
 @pytest.mark.parametrize("fades", [True, False])
-def test_draft_that_becomes_good_is_used_again(fades: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_improves_is_used_again(fades: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     length = AdaptiveLength(lambda rows: FLAT)
     speed(length, FLAT, 0.0)
     assert "drafts nothing" in length.describe()
@@ -117,7 +117,7 @@ def test_draft_that_becomes_good_is_used_again(fades: bool, monkeypatch: pytest.
 
 @pytest.mark.parametrize("prior", [(), (0.8,) * 7])
 @pytest.mark.parametrize("costs", [FLAT, STEP])
-def test_useless_draft_costs_at_most_two_percent(costs: RoundCosts, prior: Sequence[float]) -> None:
+def test_a_useless_draft_costs_at_most_two_percent(costs: RoundCosts, prior: Sequence[float]) -> None:
     assert speed(AdaptiveLength(lambda rows: costs, prior=prior), costs, 0.0) >= 0.98
 
 

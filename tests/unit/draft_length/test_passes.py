@@ -16,7 +16,7 @@ def rounds_until(monitor: SpeedMonitor, ratio: float, max_rounds: int = 500) -> 
 
 
 @pytest.mark.parametrize("ratio", [0.85, 1.0, 1.2])
-def test_the_speed_monitor_lets_small_differences_pass(ratio: float) -> None:
+def test_the_speed_monitor_ignores_small_differences(ratio: float) -> None:
     assert rounds_until(SpeedMonitor(), ratio) is None
 
 

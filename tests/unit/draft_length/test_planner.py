@@ -1,4 +1,4 @@
-"""The planner of a session: when it measures, what it keeps, and its notes."""
+"""The planner of a session: measurements, stored state, and notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 @pytest.fixture
 def probes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProbe]:
-    """The probes that planners create."""
+    """A list of the probes that planners create."""
     created: list[FakeProbe] = []
 
     def create(model: EncoderDecoder, make_drafter: Any = None) -> FakeProbe:

@@ -20,7 +20,7 @@ def ids(text: str) -> list[int]:
 
 
 def aligned(source: str, output: str, pieces: Pieces = PIECES) -> tuple[list[int], int | None]:
-    """The ids that would be copied, and the length of the match."""
+    """Return the ids that would be copied, and the length of the match."""
     alignment = Alignment(ids(source), pieces, 8)
     for token in ids(output):
         alignment.append(token)

@@ -1,4 +1,4 @@
-"""The choice between a copy and a draft of the draft model."""
+"""The choice between copying and the draft model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def proposed(drafter: AutoDrafter, tokens: list[int], count: int = 3) -> tuple[s
     return kind, draft.tokens.tolist()[0]  # type: ignore[index, return-value]
 
 
-def test_a_sure_copy_is_drafted_without_the_model() -> None:
+def test_a_likely_copy_is_drafted_without_the_model() -> None:
     model = Twos()
     drafter = auto(model)
     assert proposed(drafter, KNOWN) == (COPY, [11, 13, 4])
@@ -70,7 +70,7 @@ def test_the_model_drafts_if_nothing_matches() -> None:
     assert model.calls == 1
 
 
-def test_the_model_drafts_if_a_copy_is_not_sure_enough() -> None:
+def test_the_model_drafts_if_a_copy_is_not_likely_enough() -> None:
     chance = NgramDrafter()
     chance.begin(SOURCE)
     sure = chance.match(KNOWN).chance
@@ -78,7 +78,7 @@ def test_the_model_drafts_if_a_copy_is_not_sure_enough() -> None:
     assert proposed(auto(Twos(), sure + 0.01), KNOWN) == (MODEL, [2, 2, 2])
 
 
-def test_the_model_drafts_after_copies_were_wrong() -> None:
+def test_the_model_drafts_after_copies_were_rejected() -> None:
     """Matches of the same kind are followed by other tokens until the model drafts instead."""
     drafter, kinds = auto(Twos()), []
     for _ in range(40):
@@ -88,8 +88,8 @@ def test_the_model_drafts_after_copies_were_wrong() -> None:
     assert kinds[0] == COPY and kinds[-1] == MODEL
 
 
-def test_a_copy_must_be_nearly_as_likely_right_as_the_model() -> None:
-    """Later requests know how often the model was right, until newer results outweigh it."""
+def test_a_copy_must_be_nearly_as_likely_to_be_accepted_as_the_model() -> None:
+    """The acceptance rate of the model carries over to later requests, until newer results outweigh it."""
     ngram, model = NgramDrafter(), Twos()
     drafter = AutoDrafter(ngram, SeparateDrafters(lambda: model), VOCAB)
     drafter.begin(request_with([0]))
@@ -105,7 +105,7 @@ def test_a_copy_must_be_nearly_as_likely_right_as_the_model() -> None:
 
 
 def mixed(drafter: AutoDrafter) -> Draft:
-    """Three tokens of the model in slot 0, none in slot 1, two copied tokens in slot 2."""
+    """Draft three tokens of the model in slot 0, none in slot 1, and two copied tokens in slot 2."""
     rows = [request_with(UNKNOWN), request_with(KNOWN, 2)]
     return drafter.propose([DraftRequest(row, 3 - row.slot // 2, drafter.kind(row)) for row in rows], 3)
 
@@ -134,7 +134,7 @@ def test_a_copied_token_has_probability_1_in_a_batch_with_sampled_ones() -> None
     assert mx.argmax(draft.probs[2], axis=-1).tolist()[:2] == [11, 13] and draft.probs[2].sum().item() <= 3
 
 
-def test_auto_without_a_draft_model_only_copies() -> None:
+def test_auto_without_a_draft_model_only_drafts_copies() -> None:
     target, options = tiny_model(), GenerationOptions(drafter="auto")
     copies = choose_drafter(options, target)
     copies.begin(request_with([0]))

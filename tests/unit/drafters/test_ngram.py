@@ -56,7 +56,9 @@ def test_a_copy_is_drafted_to_the_end_of_the_text() -> None:
     source = [*range(10, 40), EOS]
     requests = [RecordedRequest(source, source)] * 3
     assert replay(drafter(search_output=False), requests, 8).tokens_per_call > 6
-    assert replay(drafter(search_output=False, min_chance=0.0), requests, 8).calls == 3 * 4  # 31 tokens, 9 a round
+    assert (
+        replay(drafter(search_output=False, min_chance=0.0), requests, 8).calls == 3 * 4
+    )  # 31 tokens, at most 9 per round
     assert replay(drafter(search_input=False), requests, 8).drafted == 0
 
 
@@ -124,7 +126,7 @@ def test_growing_tokens_give_the_drafts_of_one_call() -> None:
             assert proposed(used, tokens[:end]) == proposed(fresh, tokens[:end])
 
 
-def test_copies_that_are_rarely_right_are_no_longer_drafted() -> None:
+def test_copies_that_are_rarely_accepted_are_no_longer_drafted() -> None:
     """Copying stops for sources that are never copied, and resumes for one that is."""
     made, generator = NgramDrafter(search_output=False), random.Random(0)
     wrong = [
@@ -244,7 +246,7 @@ def test_likely_length_is_the_longest_draft_with_the_required_probability() -> N
             assert likely_length(chance, min_chance, 12) == expected
 
 
-def test_the_chance_approaches_the_rate_of_right_tokens() -> None:
+def test_the_chance_approaches_the_rate_of_correct_tokens() -> None:
     generator = random.Random(0)
     for share in (0.2, 0.5, 0.9):
         chances = chances_of(0.5)
@@ -269,7 +271,7 @@ def test_copied_tokens_beyond_the_output_do_not_count() -> None:
     assert chances.chance(*MATCH) == (PRIOR_WEIGHT / 2 + 1) / (PRIOR_WEIGHT + 1)
 
 
-def test_copying_resumes_when_matches_are_right_again() -> None:
+def test_copying_resumes_when_copies_are_correct_again() -> None:
     chances = chances_of(0.5)
     for _ in range(200):
         chances.observe(*MATCH, [1], [2])

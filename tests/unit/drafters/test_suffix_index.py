@@ -11,7 +11,7 @@ from speculative_decoding.drafters.suffix_index import BOUNDARY, SuffixIndex
 
 
 def naive(tokens: Sequence[int], text: Sequence[int], max_size: int) -> list[list[int]]:
-    """For each size, all ends of the last `size` tokens of `text` in `tokens` that a token follows."""
+    """Return, for each size, where the last `size` tokens of `text` end in `tokens`, except at the end of `tokens`."""
     found = []
     for size in range(1, min(max_size, len(text)) + 1):
         suffix = list(text[-size:])
@@ -28,7 +28,7 @@ def naive(tokens: Sequence[int], text: Sequence[int], max_size: int) -> list[lis
 
 @pytest.mark.parametrize("max_size", [1, 2, 4, 30])
 @pytest.mark.parametrize("symbols", [1, 2, 5])
-def test_another_text_is_found_as_by_naive_search(max_size: int, symbols: int) -> None:
+def test_searching_another_text_equals_naive_search(max_size: int, symbols: int) -> None:
     generator = random.Random(symbols)
     longest = 0
     for _ in range(60):
@@ -44,7 +44,7 @@ def test_another_text_is_found_as_by_naive_search(max_size: int, symbols: int) -
 
 @pytest.mark.parametrize("max_size", [1, 3, 50])
 @pytest.mark.parametrize("symbols", [1, 2, 4])
-def test_a_growing_text_is_found_in_itself_at_every_length(max_size: int, symbols: int) -> None:
+def test_searching_a_growing_text_equals_naive_search_at_every_length(max_size: int, symbols: int) -> None:
     """Later tokens must update nodes that searches have split. Boundaries are inserted at random."""
     generator = random.Random(symbols)
     for _ in range(20):

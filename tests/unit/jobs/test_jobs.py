@@ -575,7 +575,7 @@ PROMPTS = (ROOT / "data" / "grammar.txt").read_text().split("\n")[:12]
 def main(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     try:
         status = main_command.main([str(each) for each in arguments])
-    except SystemExit as exit:  # argparse
+    except SystemExit as exit:  # raised by argparse
         status = int(exit.code or 0)
     return status, *capfd.readouterr()
 

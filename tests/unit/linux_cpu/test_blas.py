@@ -54,7 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed package with the extension."""
+    """Install the package with the extension."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     return installed(tmp_path_factory)
@@ -62,7 +62,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def without_extension(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed package, built without a compiler."""
+    """Install the package, built without a compiler."""
     return unpacked(source, tmp_path_factory.mktemp("wheel") / "without", CC="/bin/false")
 
 
@@ -70,7 +70,7 @@ def without_extension(source: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def each_build(
     request: pytest.FixtureRequest, compiled: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The installed package with the extension, built with all kernels, without AVX-512, and without any kernel."""
+    """Install the package with the extension: with all kernels, without AVX-512, and without any kernel."""
     if not request.param:
         return compiled
     return unpacked(source, tmp_path_factory.mktemp("wheel") / "package", CFLAGS=request.param)

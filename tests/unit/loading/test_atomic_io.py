@@ -72,7 +72,7 @@ def test_an_old_folder_is_restored_after_an_interrupted_swap(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["model", "m*"])
-def test_unrelated_folders_with_similar_names_stay(name: str, tmp_path: Path) -> None:
+def test_unrelated_folders_with_similar_names_are_kept(name: str, tmp_path: Path) -> None:
     unrelated = [tmp_path / hidden for hidden in (".model.old", ".model.partial-mine", ".mine.partial-abcd1234")]
     for folder in unrelated:
         write(folder, "years of work")

@@ -52,7 +52,7 @@ def shard(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> None:
-    """From safetensors and from torch's files."""
+    """The source has safetensors or torch files."""
     folder = make_source(tmp_path, family)
     output = convert(str(folder), tmp_path / "out", Storage("float32"))
     as_torch("zip")(shutil.copytree(folder, tmp_path / "torch" / family))
@@ -145,7 +145,7 @@ def test_weights_are_stored_in_the_requested_type(dtype: str, source: Path, tmp_
         expected = original[name].astype(getattr(mx, dtype))
         assert converted[name].dtype == by_mlx[name].dtype == expected.dtype == converted.info(name).dtype
         assert mx.array_equal(converted[name], expected) and mx.array_equal(by_mlx[name], expected)
-    if dtype != "bfloat16":  # numpy does not have this type
+    if dtype != "bfloat16":  # numpy has no bfloat16
         by_numpy = np.load(output / "weights.npz")
         assert all(np.array_equal(by_numpy[name], np.array(converted[name])) for name in converted)
 

@@ -1,4 +1,4 @@
-"""generation_config.json applies with every drafter. Languages and a shared encoder."""
+"""generation_config.json with every drafter, languages, and encoders shared with the draft model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_file_changes_the_text() -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_obeys_the_file(drafter: str) -> None:
-    """In a batch. A text cut at max_tokens ends with the forced end, and its finish_reason is "length"."""
+    """A text cut at max_tokens ends with the forced end token, and its finish_reason is "length"."""
     requests = [(source, options_of(max_tokens=LENGTH)) for source in SOURCES]
     made = drafter_of_rows(drafter, MODEL, DRAFT, lambda row: baseline(SOURCES.index(row.source_tokens)))
     for number, told in enumerate(together(MODEL, requests, made, slots=3)):
@@ -130,7 +130,7 @@ def test_divergence_obeys_the_file() -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_rows_of_a_batch_have_their_constraints(rule: str) -> None:
-    """Rows with different constraints give the same tokens in a batch and individually."""
+    """Rows with different constraints give the same tokens in a batch as in single requests."""
     rows = [{"prompt": "abc"}, {"prompt": "abc", "no_repeat_ngram_size": 1}, {"prompt": "cab", "min_tokens": 9}]
     own = {
         "temperature": 1.0,
@@ -248,7 +248,7 @@ def test_a_wrong_or_missing_language_is_reported_with_the_choices(
 
 
 def test_a_model_with_a_fixed_language_needs_none() -> None:
-    """By its file, or by its start token, as with the first mBART."""
+    """The language is fixed by generation_config.json, or by the start token as in the first mBART."""
     one = tiny_model()
     one.generation_config = GenerationConfig(forced_bos_token_id=20)
     assert generate(one, Multilingual(), "abc", max_tokens=2).tokens[0] == 20
@@ -260,7 +260,10 @@ def test_a_model_with_a_fixed_language_needs_none() -> None:
 
 
 def same_encoder(noise: float = 0.0) -> EncoderDecoder:
-    """A noisy copy with a copy of the target's encoder. noise: added to the encoder's last array."""
+    """Make a noisy copy with a copy of the target's encoder.
+
+    noise: added to the last array of the encoder.
+    """
     copy = noisy_copy(BARE)
     own = {path: array + 0 for path, array in parameters(BARE).items() if not path.startswith(("decoder.", "head."))}
     last = max(own)

@@ -1,4 +1,4 @@
-"""Ids, text, and streamed text."""
+"""Tokenizers: ids, text, and streamed text."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def golden_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_each_family_has_the_ids_and_texts_of_hugging_face(folder: Path) -> None:
-    """See make_tokenizer_goldens.py. The streamed text must be the same."""
+    """The streamed text must be the same as well. make_tokenizer_goldens.py writes the expected results."""
     tokenizer, golden = load_tokenizer(folder), golden_of(folder)
     assert tokenizer.languages == golden["languages"]
     for each in golden["texts"]:
@@ -93,7 +93,7 @@ def test_conversion_copies_the_whole_tokenizer(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["bart", "mbart", "mbart50", "pegasus", "t5"])
 def test_a_draft_with_other_files_of_the_same_tokenizer_has_the_same_pieces(name: str, tmp_path: Path) -> None:
-    """As distilbart, which has no tokenizer.json, and bart-large-cnn, which does."""
+    """For example, distilbart has no tokenizer.json, but bart-large-cnn has one."""
     folder = next(each for each in GOLDENS if each.name == name)
     bare = TransformersTokenizer(folder)
     bare._backend.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -166,7 +166,7 @@ def test_streamed_text_is_the_whole_text(bundled: Path) -> None:
 
 
 class Bytes(OneLanguage):
-    """Like ByT5: id = byte + 3. A character may have several ids."""
+    """A tokenizer like ByT5's: id = byte + 3. A character may have several ids."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         return [byte + 3 for byte in text.encode()] + [1]
@@ -175,7 +175,7 @@ class Bytes(OneLanguage):
         return bytes(token - 3 for token in tokens if token >= 3).decode("utf-8", errors="replace")
 
 
-def test_a_stream_never_shows_half_a_character() -> None:
+def test_a_stream_never_shows_an_incomplete_character() -> None:
     text = "Größe 🎉👩‍👩‍👧 漢字"
     stream = StreamingDetokenizer(Bytes())
     pieces = [stream.add(token) for token in Bytes().encode(text)] + [stream.finish()]

@@ -1,4 +1,4 @@
-"""A row of a batch computes the same as a single row, independent of the other rows."""
+"""A row of a batch has the logits of a single row, independent of the other rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_request(model: EncoderDecoder, generator: np.random.Generator, length: 
 
 
 def padded_cache(model: EncoderDecoder, requests: Sequence[Request]) -> DecoderCache:
-    """One encoder pass over sources of different lengths. The padding is arbitrary tokens, which the mask must hide."""
+    """Encode sources of different lengths in one pass. Padding is arbitrary tokens, which the mask must hide."""
     longest = max(len(request.source) for request in requests)
     tokens = [request.source + [2 + i % 9 for i in range(longest - len(request.source))] for request in requests]
     mask = mx.array([[i < len(request.source) for i in range(longest)] for request in requests])
@@ -48,7 +48,7 @@ def padded_cache(model: EncoderDecoder, requests: Sequence[Request]) -> DecoderC
 
 
 def make_requests(model: EncoderDecoder, count: int = 60) -> Iterator[Request]:
-    """Sources of increasing lengths, so that cross keys are both replaced in place and grown."""
+    """Yield requests with ever longer sources, so that cross keys are both replaced in place and grown."""
     generator = np.random.default_rng(60)
     return (make_request(model, generator, 6 + 2 * i) for i in range(count))
 

@@ -12,13 +12,13 @@ ROWS = [1, 2, 5]
 
 
 def make(rows: int, heads: int = 1, width: int = 2, dtype: mx.Dtype = mx.float32) -> DecoderCache:
-    """One layer, and a source of one token."""
+    """Make a cache of one layer, for a source of one token."""
     cross = mx.zeros((rows, heads, 1, width), dtype)
     return DecoderCache([LayerCache.empty(cross, cross)], mx.zeros((rows, 1, 1, 1), dtype))
 
 
 def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-    """Append as a pass does."""
+    """Append keys and values as a pass does."""
     length = keys.shape[2]
     cache.reserve(cache.offset + length)
     cache.layers[0].write_index = cache.write_index(length)
@@ -44,7 +44,7 @@ def test_a_cache_with_rewinds_equals_a_list(rows: int, dtype: mx.Dtype) -> None:
             assert np.array_equal(np.array(keys[b, :, held].astype(mx.float32)), row)
             assert np.array_equal(np.array(values[b, :, held].astype(mx.float32)), -row)
         offsets = [int(generator.integers(max(0, row.shape[1] - 6), row.shape[1] + 1)) for row in kept]
-        if turn % 16 == 0:  # all rows at one offset, as after a round in which all accepted
+        if turn % 16 == 0:  # all rows at one offset
             offsets = [min(offsets)] * rows
         cache.trim_to(offsets if turn % 2 else (offsets[0] if len(set(offsets)) == 1 else offsets))
         kept = [row[:, :offset] for row, offset in zip(kept, offsets, strict=True)]

@@ -57,7 +57,7 @@ def test_passes_use_the_current_weights_after_finalize() -> None:
 
 
 def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewinds, growth past the first buffer, rows at different offsets."""
+    """The passes cover rewinds, growth beyond the first buffer, and rows at different offsets."""
 
     def run() -> list[mx.array]:
         model = tiny_model()
@@ -78,7 +78,7 @@ def test_compiled_passes_equal_uncompiled_ones(monkeypatch: pytest.MonkeyPatch) 
 
 
 def transposed(model: EncoderDecoder, folder: Path) -> int:
-    """The number of transpositions in the graph of a pass over one position."""
+    """Count the transpositions in the graph of a pass over one position."""
     cache = model.make_cache(model.encode(mx.array([[5, 9, 1]])))
     mx.eval(model.decode(mx.array([[0]]), cache), cache.arrays)
     states = model.states(mx.array([[5]]), cache)
@@ -122,7 +122,7 @@ def test_replaced_weights_are_freed_by_finalize() -> None:
 def test_the_number_of_operations_is_independent_of_the_number_of_rows(
     model_type: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a pass over 1 + K positions with rows at different offsets."""
+    """The pass has several positions, and its rows have different offsets."""
     if not compiled:
         monkeypatch.setattr(mx, "compile", lambda function: function)
     model, taken = tiny_model(model_type=model_type), []
@@ -151,7 +151,7 @@ def test_operations_per_row_are_counted() -> None:
 
 
 def test_loading_finalizes(tmp_path: Path) -> None:
-    """Also into a model that has already decoded."""
+    """This includes loading into a model that has already decoded."""
     weights, source = tiny_model(seed=3), mx.array([[5, 9, 1]])
     folder = save_hugging_face(weights, tmp_path / "model", CONFIG)
 

@@ -67,7 +67,7 @@ def test_float16_equals_float32_up_to_rounding(family: str, tmp_path: Path) -> N
     in_memory, _ = load(folder, dtype="float16")
     assert converted.embedding.weight.dtype == mx.float16
     assert mx.array_equal(logits_of(converted), logits_of(in_memory))
-    # float16 has 11 significant bits: models of a smaller scale lose up to 3 % of their largest logit in it
+    # float16 has 11 significant bits, so a model with small logits loses up to 3 % of its largest logit.
     assert mx.abs(logits_of(converted) - exact).max().item() < 1e-2 * mx.abs(exact).max().item()
 
 
@@ -79,7 +79,7 @@ def test_the_bound_holds_for_any_input(family: str, tmp_path: Path, monkeypatch:
     stream, _ = bounds(T5Config.from_dict(raw, checkpoint), checkpoint)
     seen: list[float] = []
     norm = mx.fast.rms_norm
-    monkeypatch.setattr(mx, "compile", lambda function: function)  # compiled passes would have no values
+    monkeypatch.setattr(mx, "compile", lambda function: function)  # the trace of a compiled pass has no values
     monkeypatch.setattr(mx.fast, "rms_norm", lambda x, *rest: (seen.append(mx.abs(x).max().item()), norm(x, *rest))[1])
     model, _ = load(folder, dtype="float32")
     generator = np.random.default_rng(0)

@@ -76,7 +76,7 @@ def test_every_position_of_every_row_equals_the_naive_result() -> None:
 
 @pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
 def test_rows_and_positions_are_constrained_independently(compute: Any) -> None:
-    """A row decoded separately has the same bits; so has a position whose draft ids are committed."""
+    """The bits equal those of a separate row, and of a position whose draft ids are committed."""
     together = compute(LOGITS, OPTIONS, history(range(len(ROWS))))
     for row, own in enumerate(ROWS):
         single = compute(LOGITS[row : row + 1], OPTIONS[row : row + 1], history([row]))
@@ -104,14 +104,14 @@ def test_scores_equal_those_of_hugging_face(case: dict[str, Any]) -> None:
 
 
 def test_a_position_without_allowed_ids_stays_unchanged() -> None:
-    """The vocabulary of the draft has only two tokens."""
+    """The draft model may propose only two ids."""
     logits = mx.where(mx.arange(VOCAB) < 2, LOGITS[:1, :1], -mx.inf)
     past = History([[0, 5]], constraints=[Constraints(banned=((0,), (1,)))])
     assert mx.array_equal(constrain(logits, past), logits)
     assert constrain(logits, History([[0, 5]], constraints=[Constraints(banned=((0,),))])).tolist()[0][0][0] == -mx.inf
 
 
-def test_the_dtype_of_the_logits_stays() -> None:
+def test_the_dtype_of_the_logits_is_kept() -> None:
     for dtype in (mx.float16, mx.bfloat16):
         assert constrain(LOGITS.astype(dtype), history(range(len(ROWS)))).dtype == dtype
 

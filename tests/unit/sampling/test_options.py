@@ -314,7 +314,7 @@ def test_options_determine_which_guarantees_hold() -> None:
 
 
 MODEL = tiny_model()
-ENTRY_POINTS: dict[str, tuple[Callable[..., Any], list[str]]] = {  # and their keywords besides the options
+ENTRY_POINTS: dict[str, tuple[Callable[..., Any], list[str]]] = {  # and their other keywords
     "generate": (generate, ["on_round", "draft_model", "ngram"]),
     "stream_generate": (stream_generate, ["on_round", "draft_model", "ngram"]),
     "batch_generate": (batch_generate, ["slots", "max_memory_gb", "draft_model", "ngram"]),

@@ -50,7 +50,7 @@ def test_a_draw_gives_the_same_bits_with_and_without_other_draws(draw: Callable[
 
 
 def test_numbers_are_the_same_in_every_version() -> None:
-    """The same seed must keep giving the same text. The expected numbers follow from Threefry's definition."""
+    """A seed must give the same text in every version. The expected numbers follow from Threefry's definition."""
     made = random_keys([(0, 1, Use.ACCEPT), (3, 2, Use.NEXT)])
     assert made.tolist() == [[0, 5], [3, 10]]
     bits = [threefry(key, (0, 0))[0] for key in made.tolist()]  # type: ignore[arg-type, union-attr]
@@ -81,12 +81,12 @@ STREAMS: dict[str, Callable[[Use], mx.array]] = {
 
 
 def quantile(freedom: int) -> float:
-    """The 1 - 1e-4 quantile of chi-square (Wilson and Hilferty's approximation)."""
+    """Return the 1 - 1e-4 quantile of chi-square (Wilson and Hilferty's approximation)."""
     return float(freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3)
 
 
 def fits(found: Any, expected: Any) -> bool:
-    """Pearson's chi-square test; impossible cells must be empty."""
+    """Apply Pearson's chi-square test. Impossible cells must be empty."""
     found, expected = np.ravel(found), np.ravel(expected)
     possible = expected > 0
     statistic = ((found[possible] - expected[possible]) ** 2 / expected[possible]).sum()
@@ -97,7 +97,7 @@ def fits(found: Any, expected: Any) -> bool:
 @pytest.mark.parametrize("stream", STREAMS)
 def test_draws_follow_the_distribution_and_are_independent(stream: str, use: Use) -> None:
     made = STREAMS[stream](use)
-    logits = mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))) + 3.0, (DRAWS, 5))  # not normalised
+    logits = mx.broadcast_to(mx.log(mx.array(PROBS.astype(np.float32))) + 3.0, (DRAWS, 5))  # not normalized
     ids = np.array(categorical(logits, made))
     assert fits(np.bincount(ids, minlength=5), PROBS * DRAWS)
     pairs = np.zeros((5, 5))

@@ -1,4 +1,4 @@
-"""Logits to probabilities: four elements computed by hand, and the results of Hugging Face's processors."""
+"""Probabilities against four elements computed by hand, and against Hugging Face's processors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def probs_of(logits: list[float], history: list[int], **settings: Any) -> list[f
         ({"top_p": 0.35}, [0, 0, 0, 0.4]),  # the first id reaches 0.35
         ({"top_p": 0.45}, [0, 0, 0.3, 0.4]),
         ({"top_p": 0.85}, [0, 0.2, 0.3, 0.4]),
-        ({"top_p": 1e-9}, [0, 0, 0, 0.4]),  # one always stays
+        ({"top_p": 1e-9}, [0, 0, 0, 0.4]),  # at least one id is kept
         ({"min_p": 0.6}, [0, 0, 0.3, 0.4]),
         ({"min_p": 1.0}, [0, 0, 0, 0.4]),
         ({"temperature": 0.5}, [0.01, 0.04, 0.09, 0.16]),
@@ -59,7 +59,7 @@ def test_the_penalty_divides_positive_and_multiplies_negative_logits_once() -> N
 
 
 def test_each_position_sees_only_the_tokens_before_it() -> None:
-    """Three positions after the ids 0, 3 and a draft 1, 2: the last sees all of them, the first only 0 and 3."""
+    """After the ids 0, 3 and the draft 1, 2, the last of three positions sees all ids, the first only 0 and 3."""
     found = scores(mx.ones((1, 3, 5)), [PENALISED], History([[0, 3]], mx.array([[1, 2]])))
     assert found.tolist() == [[[0.5, 1, 1, 0.5, 1], [0.5, 0.5, 1, 0.5, 1], [0.5, 0.5, 0.5, 0.5, 1]]]
 
