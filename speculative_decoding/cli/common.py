@@ -1,4 +1,4 @@
-"""Shared by all commands: errors in one line, exit statuses, and reading and writing of files."""
+"""Helpers shared by all commands: one-line errors, exit statuses, and file input and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def say(text: str) -> None:
 
 
 def note_unknown(tokenizer: Tokenizer, text: str, tokens: Sequence[int], said: set[str]) -> None:
-    """Report characters of a prompt that are not in the vocabulary, except those in `said`. tokens: of the prompt."""
+    """Report characters of a prompt that are missing from the vocabulary, except those in `said`.
+
+    tokens: the source tokens of the prompt.
+    """
     if found := [each for each in unknown_characters(tokenizer, text, tokens) if each not in said]:
         said.update(found)
         say(f"note: the vocabulary has no {' '.join(map(repr, found))}; the model reads <unk> instead")
@@ -66,7 +69,7 @@ def run(program: str, command: Callable[[], int]) -> int:
     except RuntimeError as error:
         if not is_compile_error(error):
             raise
-        say(f"{program}: error: no kernel can be compiled ({str(error).splitlines()[-1]}); free space, or {WAY_OUT}")
+        say(f"{program}: error: MLX cannot compile kernels ({str(error).splitlines()[-1]}); free space, or {WAY_OUT}")
         return 2
     except KeyboardInterrupt:
         say(f"\n{program}: interrupted")
@@ -82,7 +85,7 @@ def is_compile_error(error: RuntimeError) -> bool:
 
 
 def require_streams() -> None:
-    """Replace closed standard streams by /dev/null, so that no other file gets their numbers.
+    """Replace closed standard streams by /dev/null, so that no other file reuses their descriptors.
 
     Raises `InputError` if standard output is closed.
     """
@@ -90,13 +93,13 @@ def require_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
-        raise InputError("standard output is closed; send it to a file, or to /dev/null")
+        raise InputError("standard output is closed; redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack some characters
 
 
 @contextmanager
@@ -108,7 +111,7 @@ def printing() -> Iterator[None]:
         raise
     except OSError as error:
         drop_output()
-        raise InputError(f"standard output: {error.strerror}; send it elsewhere") from error
+        raise InputError(f"standard output: {error.strerror}; redirect it to another disk") from error
 
 
 def drop_output() -> None:

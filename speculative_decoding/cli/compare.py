@@ -29,7 +29,7 @@ IDENTICAL = "identical"
 
 
 def decoding_modes(session: Session) -> list[str]:
-    """Return the modes that can be compared. The first one gives the program's answer."""
+    """Return the modes that this session supports. The first one produces the answer."""
     modes = [BASELINE] if session.options_with({}).drafter == "none" else [SPECULATIVE, BASELINE]
     if session.draft_model is not None and not isinstance(session.draft_model, DraftHead):  # a head needs the target
         modes.append(DRAFT)
@@ -44,32 +44,32 @@ def decode(session: Session, mode: str, prompt: str | Sequence[int], *, timed: b
         draft = session.draft_model.model if isinstance(session.draft_model, DraftModel) else session.draft_model
         assert isinstance(draft, EncoderDecoder)
         session = Session(draft, session.tokenizer, options=replace(session.options, drafter="none"))
-    # Always the fastest passes, even if speculative decoding uses exact ones.
+    # The baseline uses the fastest passes, even if speculative decoding uses exact ones.
     return session.rounds(prompt, timed=timed, drafter="none", strict=False)
 
 
 def warm_up(session: Session, prompt: str | Sequence[int]) -> None:
     """Decode a few tokens in each mode, because the first passes of a process are slow."""
-    # A copy of the session, so that drafts learn nothing from these tokens.
+    # Use a copy of the session, so that the drafter does not learn from these tokens.
     session = replace(session, ngram=None, options=replace(session.options, max_tokens=4))
     for mode in reversed(decoding_modes(session)):
         list(decode(session, mode, prompt))
 
 
 def note_exactness(session: Session, slots: int = 1) -> None:
-    """Print a note if a draft or the batch may change tokens."""
+    """Print a note if drafting or batching may change the output."""
     if note := session.planner.exactness_note(session.options_with({}), slots):
         say(f"note: {with_flags(note)}")
 
 
 @dataclass
 class PromptRunner:
-    """Decodes prompts, shows the texts, and sums statistics by mode.
+    """Decodes prompts, displays the texts, and accumulates statistics for each mode.
 
     Args:
         console: writes to standard error.
         show_draft: None, "text" or "rounds".
-        traces: watchers of the answer.
+        traces: additional watchers of the answer.
     """
 
     console: Console
@@ -79,9 +79,9 @@ class PromptRunner:
     totals: dict[str, GenerationStats] = field(default_factory=dict)  # by mode
     num_prompts: int = 0
     num_cut: int = 0  # answers that ended at max_tokens
-    num_identical: Counter[str] = field(default_factory=Counter)  # by mode: texts equal to the baseline's
-    _explained: str | None = None  # the last value of show_draft whose legend was printed
-    _unknown: set[str] = field(default_factory=set)  # unknown characters that were reported
+    num_identical: Counter[str] = field(default_factory=Counter)  # by mode: texts identical to the baseline's
+    _explained: str | None = None  # the show_draft value whose legend was printed last
+    _unknown: set[str] = field(default_factory=set)  # unknown characters reported so far
 
     @classmethod
     def from_views(cls, views: Views) -> PromptRunner:
@@ -98,14 +98,14 @@ class PromptRunner:
     ) -> dict[str, GenerationResult]:
         """Decode the prompt in each mode, and print a comparison if there are several.
 
-        The first mode gives the answer: it runs last, and only its text goes to standard output.
+        The first mode produces the answer: it runs last, and only its text goes to standard output.
 
         Args:
-            session: decodes in all modes.
+            session: the session to decode with.
             modes: from `decoding_modes`.
-            prompt: the text.
+            prompt: the source text.
             is_stopped: checked after each round.
-            tokens: the source tokens of the prompt, if they are known.
+            tokens: the source tokens, if the prompt is already tokenized.
         """
         if tokens is None:
             tokens = source_tokens(session, prompt)
@@ -136,7 +136,7 @@ class PromptRunner:
         return results
 
     def run_several(self, session: Session, prompt: str, *, tokens: Sequence[int] | None = None) -> None:
-        """Print all requested outputs to standard output, one per line, the best first. tokens: see `run`."""
+        """Print all requested outputs to standard output, one per line, best first. tokens: see `run`."""
         if tokens is None:
             tokens = source_tokens(session, prompt)
         note_unknown(session.tokenizer, prompt, tokens, self._unknown)
@@ -187,14 +187,14 @@ def have_same_destination() -> bool:
     """Return whether standard output and standard error are the same terminal, pipe or file."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
-    except OSError:  # replaced by Python objects
+    except OSError:  # a replaced stream may have no file descriptor
         return False
 
 
 def agreement_with_baseline(
     mode: str, session: Session, tokens: Sequence[int], results: Mapping[str, GenerationResult]
 ) -> str:
-    """Describe how the output of a mode relates to the baseline's; empty if that is unknown."""
+    """Compare the output of a mode with the baseline's in a few words; empty if there is nothing to compare."""
     result = results[mode]
     baseline = results.get(BASELINE)
     if baseline is None or mode == BASELINE or INTERRUPTED in (result.finish_reason, baseline.finish_reason):

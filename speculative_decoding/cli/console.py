@@ -1,4 +1,4 @@
-"""main.py --interactive: each line is a prompt, or a command that begins with /."""
+"""main.py --interactive: each line is a prompt or a command that begins with /."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .console_commands import ConsoleState, Quit, completions, find
 from .flags import Views
 from .run_config import RunConfig
 from .summary import summary_notes, tokens_per_second
-from .views import has_colour
+from .views import has_color
 
 
 def interact(config: RunConfig, views: Views) -> int:
@@ -30,10 +30,8 @@ def interact(config: RunConfig, views: Views) -> int:
 
 
 def run(state: ConsoleState) -> int:
-    """Answer lines until the user leaves, and return the exit status."""
-    state.console.print(
-        f"{state.config.describe()}\nEvery line is a prompt. /help lists the commands, /quit leaves the console."
-    )
+    """Process input lines until the user quits, and return the exit status."""
+    state.console.print(f"{state.config.describe()}\nEnter a prompt, /help for the commands, or /quit to exit.")
     while True:
         try:
             answer(state, read_line())
@@ -55,7 +53,7 @@ def answer(state: ConsoleState, line: str) -> None:
 
 
 def decode_prompt(state: ConsoleState, text: str) -> None:
-    """Decode a prompt after the prefix, and print its statistics."""
+    """Decode a prompt with the prefix prepended, and print its statistics."""
     gap = "" if not state.prefix or state.prefix[-1].isspace() else " "
     try:
         with interrupts() as is_stopped:
@@ -67,7 +65,7 @@ def decode_prompt(state: ConsoleState, text: str) -> None:
     if (result := results.get(state.modes[0])) is not None:
         notes = summary_notes(result.stats, state.options, 1, result.finish_reason == "length")
         speed = f"{len(result.tokens)} tokens at {tokens_per_second(result.stats):.1f} tokens/s"
-        state.console.print("; ".join([speed, *notes]), style="dim" if has_colour(state.console) else "")
+        state.console.print("; ".join([speed, *notes]), style="dim" if has_color(state.console) else "")
 
 
 @contextmanager
@@ -100,7 +98,7 @@ def read_line() -> str:
         print(end="\n" if prompt else "", file=sys.stderr)
         raise
     except UnicodeError as error:
-        raise InputError("this line: not valid UTF-8; type it again") from error
+        raise InputError("input line: not valid UTF-8; type it again") from error
     return line
 
 

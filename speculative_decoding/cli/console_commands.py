@@ -1,4 +1,4 @@
-"""The console's commands and its state: open models and settings.
+"""Commands and state of the console.
 
 A command with the name of a main.py flag has the flag's meaning.
 """
@@ -33,13 +33,13 @@ from .views import make_console
 
 WITHOUT_COMMAND = (
     "max_ngram_size",  # fixed when the n-gram drafter is created
-    "num_return_sequences",  # the console shows one text
+    "num_return_sequences",  # the console shows a single output
 )
 FORMER_NAMES = {"/regular-decode": "/baseline"}
 
 
 class Quit(Exception):
-    """The user wants to leave."""
+    """Raised by /quit."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class ConsoleState:
 
     Args:
         config: the models to open, and the options at the start.
-        prefix: text before every prompt.
+        prefix: text prepended to every prompt.
         compare: decode each prompt in all modes.
     """
 
@@ -79,21 +79,24 @@ class ConsoleState:
         return decoding_modes(self.session)[: None if self.compare else 1]
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Change options. Raises `InputError`, without a change, if they do not fit together or with the models."""
+        """Change options. Raises `InputError`, and changes nothing, if they conflict with each other or the models."""
         self.session.options.override(changes).require_effect(changes, self.config.drafter)
         options = replace(self.options, **changes)
         replace(self.session, options=options)  # checks the options with the models
         self.session.options = options
 
     def open(self, config: RunConfig, pair: ModelPair | None = None) -> None:
-        """Load the models, including a draft that is not used yet. pair: the models, if they were found before."""
+        """Load the models, including a draft that no option uses yet.
+
+        pair: the opened models; None to open them.
+        """
         self.session = self._opened.enter_context(config.session(pair or config.open(use_draft=True)))
         self.config = config
 
     def open_other_models(self, model: str, draft_model: str | None) -> None:
         """Open other models with the current options. If that fails, reopen the previous ones."""
         if self.config.models.process_group is not None:
-            raise InputError("several processes share the model; restart with the other one")
+            raise InputError("the model cannot be changed while several processes share it; restart with the new one")
         paths = ModelFlags(model, draft_model, self.config.models.dtype).find()
         changed = {name: value for name in option_specs() if (value := getattr(self.options, name)) != default(name)}
         previous = replace(self.config, options=self.options)
@@ -108,13 +111,13 @@ class ConsoleState:
             raise
 
     def recover(self) -> None:
-        """Renew the session after an interruption, which may leave its learned state inconsistent."""
+        """Recreate the session after an interruption, which may leave its learned state inconsistent."""
         self.session = replace(self.session)
 
 
 @dataclass
 class Command:
-    """Decorator that makes a function of the state and the argument text a command.
+    """Decorator that registers a function of the state and the argument text as a command.
 
     Args:
         usage: the name and its arguments: literal words, and placeholders in capitals.
@@ -142,7 +145,7 @@ class Command:
         return [word for word in words if word.startswith(start)]
 
     def execute(self, state: ConsoleState, text: str) -> None:
-        """Run the command and print the new value. Raises `InputError` with the usage for a wrong argument."""
+        """Run the command and print the new value. An invalid argument raises `InputError` with the usage."""
         try:
             if self.usage == self.name and text.strip():
                 raise InputError(f"unexpected argument (got {text!r}, expected none)")
@@ -215,7 +218,7 @@ def show_help(state: ConsoleState, text: str) -> None:
     state.console.print("Any other line is a prompt. To start a prompt with /, type //.")
 
 
-@Command("/prefix [TEXT]", "text before every prompt", lambda state: as_typed(state.prefix))
+@Command("/prefix [TEXT]", "prepend this text to every prompt", lambda state: as_typed(state.prefix))
 def set_prefix(state: ConsoleState, text: str) -> None:
     state.prefix = text
 
@@ -234,7 +237,7 @@ def add_setting(option: str) -> None:
         usage += f" [{placeholder}]" if default(option) in ("", ()) else f" {placeholder}"
 
     def current(state: ConsoleState) -> str:
-        options = state.session.options_with({})  # with the default drafter, if none was chosen
+        options = state.session.options_with({})  # includes the default drafter
         found = getattr(options, option)
         if option == "num_draft_tokens":
             return f"{found}; {state.session.planner.draft_length(options).describe()}"
@@ -302,12 +305,12 @@ def set_draft_model(state: ConsoleState, text: str) -> None:
     state.open_other_models(str(state.config.models.target), parse(Text(), text.strip(), "the draft"))
 
 
-@Command("/stats", "statistics of this session")
+@Command("/stats", "show the statistics of this session")
 def show_stats(state: ConsoleState, text: str) -> None:
     rows = {mode: (stats, "") for mode, stats in state.runner.totals.items()}
-    state.console.print(comparison_table(rows) if rows else "no prompt was decoded yet")
+    state.console.print(comparison_table(rows) if rows else "no prompt has been decoded yet")
 
 
-@Command("/quit", "leave; so does Ctrl-D")
+@Command("/quit", "exit the console; Ctrl-D does the same")
 def leave(state: ConsoleState, text: str) -> None:
     raise Quit

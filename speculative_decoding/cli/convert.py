@@ -21,16 +21,21 @@ def convert_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
         argument_default=argparse.SUPPRESS,
-        description="Convert an encoder-decoder to MLX .npz weights, in bounded memory.",
+        description="Convert an encoder-decoder model to MLX .npz weights in bounded memory.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="a local folder, or a model on the Hub")
+    what.add_argument("--model", metavar="NAME", help="model to convert: a local folder, or a model on the Hub")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a converted folder against its manifest")
     add = parser.add_argument
     add("--output", type=Path, metavar="DIR", help="the folder to write (default: models/NAME)")
     add("--dtype", choices=tuple(DTYPES), help="data type of the stored weights (default: bfloat16)")
-    add("--quantize", type=int, choices=BITS, help="bits per weight of matrices")
-    add("--group-size", type=int, choices=GROUP_SIZES, help="with --quantize: weights per scale (default: 64)")
+    add("--quantize", type=int, choices=BITS, help="store weight matrices with this many bits per weight")
+    add(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        help="number of weights that share a scale, with --quantize (default: 64)",
+    )
     add("--revision", metavar="REV", help="branch, tag or commit on the Hub")
     add("--force", action="store_true", help="replace an existing output folder")
     return parser

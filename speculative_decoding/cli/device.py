@@ -1,4 +1,4 @@
-"""Facts about the device, its memory and MLX. They identify neither a user nor a host."""
+"""Describes the device, its memory and MLX, without data that identifies a user or host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..version import __version__
 
 
 def device_facts() -> dict[str, Any]:
-    """Describe the device. memory_limit is the number of bytes that weights should not exceed."""
+    """Describe the device. memory_limit is the maximum recommended size of the weights in bytes."""
     is_gpu = mx.default_device().type == mx.gpu
     info = mx.device_info() if is_gpu else {}
     architecture = str(info["architecture"]) if "architecture" in info else None
@@ -54,7 +54,7 @@ def uses_tf32(device: dict[str, Any]) -> bool | None:
 
 
 def mlx_notes(device: dict[str, Any], version: str) -> list[str]:
-    """Return the known limitations of this version of MLX on this device, with ways out."""
+    """Return the known limitations of this version of MLX on this device, with workarounds."""
     notes = []
     if device["generation"] is not None:
         if device["generation"] < 15:

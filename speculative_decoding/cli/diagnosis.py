@@ -1,4 +1,4 @@
-"""The measurements and checks of --doctor, as a JSON object without paths, names of users or hosts, or prompts."""
+"""Measurements and checks of --doctor. The resulting JSON object contains no paths, prompts, user or host names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Precision:
     """A precision of the target's weights.
 
     Args:
-        name: as reports name it.
+        name: the name in reports.
         dtype: as in `open_model`.
         quantize: as in `open_model`.
         is_tested: whether a model is loaded in this precision.
@@ -61,13 +61,13 @@ class Precision:
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Sizes of the weights once loaded, computed from their shapes.
+    """Sizes of the loaded weights, computed from their shapes.
 
     Args:
-        nbytes: of all weights.
-        pass_bytes: of the weights that a forward pass of the decoder reads.
-        dtype: of most weights.
-        bits: of quantized weights; None if nothing is quantized.
+        nbytes: size of all weights.
+        pass_bytes: size of the weights that a decoder pass reads.
+        dtype: data type of most weights.
+        bits: bits per quantized weight; None if nothing is quantized.
     """
 
     nbytes: int
@@ -114,7 +114,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
     if draft is not None and config.models.draft is not None:
         kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
         found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
-    del pair, draft  # free memory for the loaded models below
+    del pair, draft  # free memory before loading the models below
 
     prompts = list(self_test_prompts(public_name(folder)))
     precisions = []
@@ -138,7 +138,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
 
 
 def precisions_to_test(own: WeightSizes) -> list[Precision]:
-    """Return the precision in use, and others to compare with it."""
+    """Return the precision in use, followed by others to compare with it."""
     others = [
         Precision("float32", "float32"),
         Precision("bfloat16", "bfloat16"),
@@ -184,7 +184,7 @@ def is_read_by_pass(path: str, *, has_head: bool) -> bool:
 def size_entry(
     precision: Precision, own: WeightSizes, config: RunConfig, draft_bytes: int, device: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Report whether the weights fit, and why a precision is skipped."""
+    """Report whether the weights fit into memory, and why a precision is skipped."""
     entry: dict[str, Any] = {
         "precision": precision.name,
         "bytes": None,
@@ -204,7 +204,7 @@ def size_entry(
             return entry | {"skipped": "this model has no such precision"}
     entry |= {"bytes": sizes.nbytes, "pass_bytes": sizes.pass_bytes}
 
-    # 10 % more than the weights, for caches and a copy of the largest matrix while loading.
+    # Reserve an extra 10 % for caches and for a copy of the largest matrix while loading.
     entry["fits"] = 1.1 * (sizes.nbytes + draft_bytes) <= device["memory_limit"]
     if not entry["fits"]:
         entry["skipped"] = "does not fit into memory"
@@ -324,7 +324,7 @@ def has_passed(entry: Mapping[str, Any]) -> bool:
 
 
 def fastest_precisions(precisions: Sequence[Mapping[str, Any]], *, is_measured: bool) -> dict[str, str | None]:
-    """Return the fastest precisions that fit: by bytes read, and by the measured time of a pass over one position."""
+    """Return the fastest precision that fits, by bytes read and by the measured time of a pass over one position."""
     fitting = [entry for entry in precisions if entry["fits"]]
     timed = [entry for entry in fitting if is_measured and "pass_seconds" in entry]
     by_bytes = min(fitting, key=lambda entry: entry["pass_bytes"], default={"precision": None})
@@ -344,7 +344,7 @@ def public_name(folder: Path) -> str | None:
 
 
 def self_test_prompts(target: str | None) -> Iterable[str]:
-    """Return two prompts of each bundled file for a bundled target, and generic prompts for others."""
+    """Return two prompts from each bundled file for a bundled target, and generic prompts for other targets."""
     files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []
     if not files:
         return GENERIC_PROMPTS

@@ -26,7 +26,7 @@ STYLES = {"pass": "green", "FAIL": "bold red"}
 def examine(config: RunConfig, json_file: str | None) -> int:
     """Print the report and return the exit status: 1 if a check failed.
 
-    json_file: where the diagnosis is written as JSON; "-" means standard output.
+    json_file: path of the JSON report; "-" means standard output.
     """
     to_stdout = json_file == "-"
     path = None if json_file is None or to_stdout else Path(json_file)
@@ -59,7 +59,7 @@ def print_report(found: Diagnosis, file: TextIO) -> None:
 
 
 def sections(found: Diagnosis, bar: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield each heading with its lines, which have at most 78 characters."""
+    """Yield each heading with its lines of at most 78 characters."""
     own = found["precisions"][0]
     yield "Device", device_lines(found)
     yield "Models", model_lines(found)
@@ -78,7 +78,7 @@ def device_lines(found: Diagnosis) -> list[str]:
     device = found["device"]
     versions = found["versions"]
     architecture = f" ({device['architecture']})" if device["architecture"] else ""
-    limit = "available" if device["recommended_working_set"] is None else "recommended at most for the GPU"
+    limit = "available" if device["recommended_working_set"] is None else "recommended maximum for the GPU"
     lines = [
         f"{device['name']}{architecture}, {device['kind']}; {device['cores']} cores, "
         f"{device['system']} {device['machine']}",
@@ -100,7 +100,7 @@ def model_lines(found: Diagnosis) -> list[str]:
         f"of width {target['head_width']}, {target['vocab_size']} tokens, {target['precision']}, "
         f"{format_size(target['bytes'])}"
     )
-    draft_line = "draft: no model; drafts are copied from the text"
+    draft_line = "draft: no model; drafts are n-grams copied from the text"
     if draft is not None:
         draft_line = f"draft: {draft['name'] or 'a local folder'}, a {draft['kind']}, {format_size(draft['bytes'])}"
     return [*wrap(target_line), draft_line]
@@ -175,7 +175,7 @@ def precision_lines(found: Diagnosis) -> list[str]:
         lines.append(f"{entry['precision']:10} {sizes} {time:>10}".rstrip())
     fastest = found["fastest"]
     if fastest["by_bytes"] is None:
-        return [*lines, "none fits into memory"]
+        return [*lines, "no precision fits into memory"]
     measured = f"; as measured: {fastest['measured']}." if fastest["measured"] else "."
     return [*lines, *wrap(f"Fastest by bytes read per pass: {fastest['by_bytes']}{measured}")]
 

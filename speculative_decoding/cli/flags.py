@@ -1,4 +1,4 @@
-"""The flags of main.py, and which of them contradict each other."""
+"""Defines the flags of main.py and rejects contradictory combinations."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ REQUIRES = {  # flags that have no effect without another
     "force": "output",
     "json": "doctor",
 }
-DOCTOR_OPTIONS = ("src_lang", "tgt_lang", "recalibrate")  # --doctor accepts these, and the models
+DOCTOR_OPTIONS = ("src_lang", "tgt_lang", "recalibrate")  # options that --doctor accepts, besides the model flags
 READ_FILES = ("input", "draft_vocab_text")
 WRITTEN_FILES = ("output", "stats_json", "trace", "ngram_store")
 
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
-SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or with a line per round"
+SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in one line per round"
 INPUT = (
     "decode each line of a file: text (.txt), or a JSON object (.jsonl) with a prompt, options, and fields to copy to "
     "the output; - reads standard input"
 )
 INPUT_FORMAT = "format of the lines (default: by the file name, else jsonl if the first line starts with {)"
-OUTPUT = "write a JSON object per line of the input, in the same order (default: standard output)"
+OUTPUT = "file for the results, one JSON object per input line, in input order (default: standard output)"
 PARALLEL = (
     "tensor: split the target across the processes; data: load it in each process, and split the lines of --input "
     "(default: data with --input, else tensor)"
@@ -56,34 +56,34 @@ JSON = "also write the report as JSON, without paths, names or prompts; - writes
 
 @dataclass(frozen=True)
 class Views:
-    """Prompts and how they are shown."""
+    """Sources of prompts, and output views."""
 
-    prompt: A[str | None, Text(may_be_empty=True), "the same as PROMPT"] = None
+    prompt: A[str | None, Text(may_be_empty=True), "the prompt, as an alternative to PROMPT"] = None
     interactive: A[bool, Bool(), "start a console: each line is a prompt, /help lists commands"] = False
-    compare: A[bool, Bool(), "also decode with the target only and with the draft only, and compare"] = False
-    verify: A[bool, Bool(), "also decode without a draft, and compare; exit status 1 if the tokens differ"] = False
+    compare: A[bool, Bool(), "also decode without a draft and with only the draft model, and compare"] = False
+    verify: A[bool, Bool(), "also decode without a draft, and compare; exit with status 1 if the tokens differ"] = False
     baseline: A[bool, Bool(), "decode without a draft"] = False
     show_draft: A[str | None, Text(("text", "rounds")), SHOW_DRAFT] = None
-    trace: A[Path | None, File(), "write a line of JSON per round"] = None
-    stats_json: A[Path | None, File(), "write settings and statistics as JSON"] = None
+    trace: A[Path | None, File(), "write one JSON line per round to this file"] = None
+    stats_json: A[Path | None, File(), "write settings and statistics to this file as JSON"] = None
 
 
 @dataclass(frozen=True)
 class Files:
-    """Decoding of the lines of a file."""
+    """Flags for decoding a file of prompts."""
 
     input: A[str, Text(may_be_empty=True), INPUT] = ""
     input_format: A[str | None, Text(INPUT_FORMATS), INPUT_FORMAT] = None
     output: A[Path | None, File(), OUTPUT] = None
-    resume: A[bool, Bool(), "continue an interrupted output, or start it"] = False
-    force: A[bool, Bool(), "replace an existing output"] = False
+    resume: A[bool, Bool(), "continue an interrupted output file, or start a new one"] = False
+    force: A[bool, Bool(), "replace an existing output file"] = False
     slots: A[int, Int(1), "number of lines to decode together"] = 8
-    max_memory: A[float | None, Number(0, exclusive=True), "use fewer slots to stay below this memory"] = None
+    max_memory: A[float | None, Number(0, exclusive=True), "memory limit; use fewer slots to stay below it"] = None
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """The report on this device."""
+    """Flags for the device report."""
 
     doctor: A[bool, Bool(), DOCTOR] = False
     json: A[str | None, Text(), JSON] = None
@@ -91,7 +91,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Together:
-    """How several processes share the work."""
+    """Flags for runs with several processes."""
 
     parallel: A[str | None, Text(("tensor", "data")), PARALLEL] = None
 
@@ -122,10 +122,12 @@ def add_decoding_flags(
 
 
 def take_prompt(args: argparse.Namespace) -> None:
-    """Let the positional prompt take the place of --prompt. Raises `InputError` if both are given."""
+    """Store the positional prompt as --prompt. Raises `InputError` if both are given."""
     if "text" in args:
         if "prompt" in args:
-            raise InputError(f"--prompt: the prompt is given already, as {args.text!r}; leave one of them out")
+            raise InputError(
+                f"--prompt: cannot be combined with a positional prompt (got {args.text!r}); leave one of them out"
+            )
         args.prompt = args.text
         del args.text
 
@@ -137,7 +139,7 @@ def require_consistent(given: Mapping[str, Any]) -> None:
     for name, others in {"doctor": ignored, **CONFLICTS}.items():
         for other in others:
             if name in given and other in given:
-                raise InputError(f"{flag(other)} does not go with {flag(name)}; leave one of them out")
+                raise InputError(f"{flag(other)} cannot be combined with {flag(name)}; leave one of them out")
     require_different_files(given)
     for name, other in REQUIRES.items():
         if name in given and other not in given:
@@ -153,4 +155,4 @@ def require_different_files(given: Mapping[str, Any]) -> None:
     for name, path in written:
         for other, other_path in (*read, *written):
             if name != other and path.resolve() == other_path.resolve():
-                raise InputError(f"{name} {path}: is the file of {other} too; name another")
+                raise InputError(f"{name} {path}: is already used by {other}; name another")

@@ -19,7 +19,10 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
 
 
 def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
-    """Run what the flags ask for and return the exit status. processes: the group of which this is rank 0."""
+    """Run the mode that the flags select, and return the exit status.
+
+    processes: the process group, in which this process is rank 0.
+    """
     take_prompt(chosen)
     require_consistent(vars(chosen))
     share = flags_from(Together, chosen).parallel
@@ -35,7 +38,7 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
     config = run_config_from(chosen)
     if share == "tensor":
         config = replace(config, models=replace(config.models, process_group=processes))
-    # Imported late, so that --help and errors do not wait for imports.
+    # Import late, so that --help and argument errors are fast.
     if "doctor" in chosen:
         from .doctor import examine
 

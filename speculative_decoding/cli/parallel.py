@@ -1,4 +1,4 @@
-"""Runs a command in one process, or in several that `mlx.launch` started.
+"""Runs a command in one process, or in several processes started by `mlx.launch`.
 
 Rank 0 reads, prints and writes; the other ranks compute for it.
 """
@@ -33,7 +33,7 @@ def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
     """
     rank = launched_rank()
     if rank:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 receives it too, and ends all ranks in order
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 receives it too, and shuts down all ranks
         with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
             chosen = parser.parse_args(argv)
         warnings.simplefilter("ignore")  # rank 0 prints the same warnings
@@ -50,7 +50,7 @@ def run(parser: Parser, argv: Sequence[str] | None, decode: Decode) -> int:
 
 
 def choose_parallel(chosen: argparse.Namespace) -> None:
-    """Set the default of --parallel. Raises `InputError` for flags that it excludes."""
+    """Set the default of --parallel. Raises `InputError` for flags that conflict with it."""
     if flags_from(Together, chosen).parallel is None:
         chosen.parallel = "data" if "input" in chosen else "tensor"
     if chosen.parallel == "data":
@@ -58,12 +58,12 @@ def choose_parallel(chosen: argparse.Namespace) -> None:
             raise InputError("--parallel data: shares the lines of a file; add --input FILE, or omit --parallel")
         if "ngram_store" in chosen:
             raise InputError(
-                "--ngram-store: cannot be combined with --parallel data, where each process decodes other lines"
+                "--ngram-store: cannot be combined with --parallel data, where each process decodes different lines"
             )
 
 
 def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
-    """Compute for rank 0 until it leaves. Returns the exit status."""
+    """Execute the work that rank 0 sends until it shuts down, and return the exit status."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
     config = run_config_from(chosen)
     if chosen.parallel == "data":

@@ -1,6 +1,6 @@
-"""Flags made from dataclasses such as `GenerationOptions`, and a parser that reports errors in one line.
+"""Builds flags from dataclasses such as `GenerationOptions`, and reports errors in one line.
 
-A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name. Flags that are not given leave no
+A field `name: Annotated[type, Value, "help"] = default` becomes the flag --name. A flag that is not given sets no
 attribute in the parsed namespace.
 """
 
@@ -19,7 +19,7 @@ from ..sampling.options import ALIASES, REMOVED, option_specs, refusal
 from ..sampling.values import Bool, ListOf, Text, Union, Value
 from ..version import __version__
 
-FLAG_NAMES = {  # fields whose flags have another name: short or former names of options
+FLAG_NAMES = {  # fields whose flags have a different name, such as the short form of an option
     **{name: former for former, name in ALIASES.items()},
     "decoder_prefix": "output_prefix",
     "eos_token_ids": "eos_token_id",
@@ -30,7 +30,7 @@ FORMER_FLAGS = {
     "draft_model": "--draft-model-name",
     "baseline": "--regular-decode",
 }
-DEFAULT_VALUES = {"show_draft": "text"}  # of flags that may be given without a value
+DEFAULT_VALUES = {"show_draft": "text"}  # for flags that may be given without a value
 METAVARS = {"model": "NAME", "draft_model": "NAME", "input": "FILE", "json": "FILE", "max_memory": "GB"}
 
 Flags = TypeVar("Flags")
@@ -61,7 +61,7 @@ class File(Value):
 
 
 def flag(name: str) -> str:
-    """The flag of a field."""
+    """Return the flag of a field."""
     return "--" + FLAG_NAMES.get(name, name).replace("_", "-")
 
 
@@ -115,13 +115,13 @@ def add_flags(
 
 
 def flags_from(kind: type[Flags], args: argparse.Namespace) -> Flags:
-    """The dataclass with the flags that were given, and defaults for the others."""
+    """Build the dataclass from the given flags, with defaults for the others."""
     given = vars(args)
     return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})  # type: ignore[arg-type]
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of decoding that were given, by name."""
+    """Return the decoding options that were given, by name."""
     options = {name: value for name, value in vars(args).items() if name in option_specs()}
     if "baseline" in args:
         options["drafter"] = "none"
@@ -130,7 +130,7 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def naming_flags() -> Iterator[None]:
-    """Let an `InputError` name flags instead of options."""
+    """Context manager that replaces option names in an `InputError` with their flags."""
     try:
         yield
     except InputError as error:
@@ -138,12 +138,12 @@ def naming_flags() -> Iterator[None]:
 
 
 def with_flags(text: str) -> str:
-    """The text with flags in place of the names of options."""
+    """Return the text with option names replaced by their flags."""
     return re.sub(rf"\b({'|'.join(option_specs())})\b", lambda name: flag(name[0]), text)
 
 
 def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
-    """The `type` of an argparse argument that accepts such values; `hint` is appended to the error."""
+    """Return an argparse `type` for these values; `hint` is appended to the error."""
     if isinstance(value, Union):
         value = replace(value, or_object="")
     elif isinstance(value, ListOf):
@@ -159,7 +159,7 @@ def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:
 
 
 def comma_separated(choices: Collection[str]) -> Callable[[str], list[str]]:
-    """The `type` of an argparse argument with distinct names separated by commas."""
+    """Return an argparse `type` for distinct names separated by commas."""
     parse = argument_type(Text(tuple(choices)))
     return lambda text: list(dict.fromkeys(map(parse, text.split(","))))
 
@@ -172,7 +172,7 @@ def refuse_removed_options(parser: argparse.ArgumentParser) -> None:
 
 
 def refusing(reason: str) -> Callable[[str], Any]:
-    """The `type` of an argparse argument that accepts no value."""
+    """Return an argparse `type` that rejects every value."""
 
     def refuse(text: str) -> Any:
         raise argparse.ArgumentTypeError(reason)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar at a terminal, otherwise a line from time to time."""
+"""Shows progress: a bar at a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from .common import say
 
-LINE_SECONDS = 15.0  # between lines if standard error is not a terminal
+LINE_SECONDS = 15.0  # between progress lines if standard error is not a terminal
 
 ShowProgress = Callable[[float, float | None, str], None]  # amount done, total or None, text
 
@@ -36,7 +36,7 @@ def progress(*, is_shown: bool = True, may_be_bar: bool = True) -> Iterator[Show
         nonlocal last_line
         bar.update(task.id, completed=done, total=total, description=text)
         if is_bar:
-            bar.start()  # not earlier, so that an error leaves no empty bar
+            bar.start()  # on the first update, so that an earlier error leaves no empty bar
         elif is_shown and time.monotonic() - last_line >= LINE_SECONDS:
             last_line = time.monotonic()
             left = "" if task.time_remaining is None else f", about {task.time_remaining / 60:.0f} min left"

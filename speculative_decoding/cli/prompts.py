@@ -1,4 +1,4 @@
-"""main.py without --input or --interactive: prompts in, text out, and statistics at the end."""
+"""main.py without --input or --interactive: decodes prompts, and prints statistics at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
     pair = config.open()
     say(config.describe())
     options, tokens = config.options, None
-    if first.strip():  # refuse an unsuitable prompt before weights load
+    if first.strip():  # reject an unsuitable prompt before loading weights
         tokens = encode_prompt(
             pair.target.model, pair.target.tokenizer, first, options.allow_long_prompt, options.src_lang
         )
@@ -44,7 +44,7 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
         note_exactness(session)
         for prompt in chain([first], prompts):
             if not prompt.strip():
-                print(flush=True)  # output has a line for each line of input
+                print(flush=True)  # print one output line per input line
                 continue
             if views.compare and not runner.num_prompts:
                 warm_up(session, tokens or prompt)
@@ -69,7 +69,7 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
 
 
 def require_suitable(config: RunConfig, views: Views) -> None:
-    """Raise `InputError` for views that do not go with the options."""
+    """Raise `InputError` for views that cannot be combined with the options."""
     if views.verify:
         require_comparable(config.options, "--verify")
     for name, is_on in (("--verify", views.verify), ("--compare", views.compare)):
@@ -91,14 +91,14 @@ def verify(session: Session, prompt: str | Sequence[int], tokens: list[int]) -> 
 
 
 def read_prompts(views: Views) -> Iterator[str]:
-    """The prompt of the command line, or else the lines of standard input, or at a terminal an example."""
+    """Yield the prompt from the command line or the lines of standard input; at a terminal, yield an example."""
     if views.prompt is not None:
         if not views.prompt.strip():
             raise InputError(f"--prompt {views.prompt!r}: is empty; give it some text")
         yield views.prompt
         return
     if sys.stdin.isatty():
-        say(f"no prompt, so an example: {EXAMPLE}")
+        say(f"no prompt given; decoding an example: {EXAMPLE}")
         yield EXAMPLE
         return
     is_empty = True

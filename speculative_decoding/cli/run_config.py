@@ -1,4 +1,4 @@
-"""The models, options and drafts of a run: flags of all commands that decode, checked before weights load."""
+"""Models, options and draft settings of a run, read from flags and checked before weights load."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ DRAFTERS_OF_FLAGS = {
 
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
 DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
-DTYPE = "type to compute in (default: as stored on a GPU, float32 on a CPU)"
+DTYPE = "data type for computation (default: as stored on a GPU, float32 on a CPU)"
 DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
 )
-NGRAM_STORE = "also copy from earlier prompts and outputs, which this file keeps for the next run"
+NGRAM_STORE = "file that stores prompts and outputs; later runs also copy drafts from it"
 
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """The models, as they are named."""
+    """Names of the models."""
 
     model: A[str | None, Text(), MODEL] = None
     draft_model: A[str | None, Text(), DRAFT_MODEL] = None
     dtype: A[str | None, Text(tuple(DTYPES)), DTYPE] = None
 
     def find(self) -> ModelPaths:
-        """Raises `InputError` naming the flag."""
+        """Find the folders of the models. Raises `InputError` that names the flag."""
         if self.model is None:
             target, draft = find_default_pair()
         else:
@@ -68,16 +68,16 @@ class ModelFlags:
 
 @dataclass(frozen=True)
 class DraftFlags:
-    """Settings of drafts that are not options of a request."""
+    """Draft settings that apply to a whole run."""
 
     draft_vocab: A[int | None, Int(1), DRAFT_VOCAB] = None
-    draft_vocab_text: A[Path | None, File(), "text similar to the expected outputs"] = None
+    draft_vocab_text: A[Path | None, File(), "file with text similar to the expected outputs"] = None
     ngram_store: A[Path | None, File(), NGRAM_STORE] = None
-    recalibrate: A[bool, Bool(), "measure this device for these models again"] = False
+    recalibrate: A[bool, Bool(), "repeat the calibration for these models on this device"] = False
 
     def __post_init__(self) -> None:
         if (self.draft_vocab is None) != (self.draft_vocab_text is None):
-            raise InputError("--draft-vocab and --draft-vocab-text: one needs the other; give both, or neither")
+            raise InputError("--draft-vocab and --draft-vocab-text: must be given together; give both, or neither")
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class ModelPaths:
     process_group: ProcessGroup | None = None
 
     def open(self, *, use_draft: bool = True, quantize: int | None = None) -> ModelPair:
-        """The models without weights. quantize: bits per weight of the target."""
+        """Open the models without weights. quantize: bits per weight of the target."""
         draft = self.draft if use_draft else None
         return open_pair(self.target, draft, dtype=self.dtype, quantize=quantize, process_group=self.process_group)
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a command decodes with. `options.drafter` is None unless it was chosen."""
+    """Complete configuration of a run. `options.drafter` is None unless the user chose a drafter."""
 
     models: ModelPaths
     options: GenerationOptions
@@ -105,7 +105,7 @@ class RunConfig:
 
     @property
     def drafter(self) -> str:
-        """The name of the drafter, which may be the default."""
+        """Name of the chosen or default drafter."""
         return resolved_drafter(self.models, vars(self.options))
 
     @property
@@ -113,7 +113,7 @@ class RunConfig:
         return self.drafter == "none"
 
     def describe(self) -> str:
-        """A line about the models and the drafts."""
+        """Describe the models and drafts in one line."""
         models = self.models
         if self.options.num_beams > 1:
             return f"target {models.target}, {self.options.num_beams} beams, no draft"
@@ -127,20 +127,20 @@ class RunConfig:
             if self.drafter == "auto":
                 draft += " and copies of the text"
         if models.draft is None and self.options.drafter is None and (suggestion := suggested_draft(models.target)):
-            draft += f"; a draft model for it: --draft-model {suggestion}"
+            draft += f"; to use a draft model, add --draft-model {suggestion}"
         return f"target {models.target}, {draft}"
 
     def open(self, *, use_draft: bool | None = None) -> ModelPair:
-        """The models without weights. use_draft: by default, if the drafter needs the draft."""
+        """Open the models without weights. use_draft: None opens the draft if the drafter needs it."""
         pair = self.models.open(use_draft=self.drafter in MODEL_DRAFTERS if use_draft is None else use_draft)
         check_token_ids(self.options.eos_token_ids, pair.target.model.config.vocab_size)
         return pair
 
     @contextmanager
     def session(self, pair: ModelPair, *, use_ngrams: bool | None = None) -> Iterator[Session]:
-        """Load the weights. The n-gram store is saved at the end, also after an error or interruption.
+        """Load the weights and yield a session. The n-gram store is saved on exit, even after an error or interruption.
 
-        use_ngrams: by default, if the drafter looks up n-grams.
+        use_ngrams: None looks up n-grams if the drafter does.
         """
         ngram = store = None
         if self.drafter in NGRAM_DRAFTERS if use_ngrams is None else use_ngrams:
@@ -166,7 +166,7 @@ class RunConfig:
                 store.save(self.flags.ngram_store)
 
     def _open_store(self, pair: ModelPair) -> TextStore | None:
-        """The store of --ngram-store, which is empty if there is no such file."""
+        """Open the store of --ngram-store; it is empty if the file does not exist."""
         path = self.flags.ngram_store
         if path is None:
             return None
@@ -177,7 +177,7 @@ class RunConfig:
         return TextStore(self.options.max_ngram_size, vocabulary=vocabulary)
 
     def _draft_vocabulary(self, pair: ModelPair) -> DraftVocabulary | None:
-        """The tokens that the draft model may propose, or None for all."""
+        """Return the tokens that the draft model may propose; None means all."""
         path, size = self.flags.draft_vocab_text, self.flags.draft_vocab
         if path is None or size is None:
             return None
@@ -186,7 +186,7 @@ class RunConfig:
 
 
 def run_config_from(args: argparse.Namespace) -> RunConfig:
-    """The run that flags ask for. Raises `InputError` for missing models and flags without effect."""
+    """Build the configuration from flags. Raises `InputError` for missing models and flags without effect."""
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(f"--draft-model {args.draft_model}: has no effect with --num-beams {beams}; leave one out")
@@ -194,9 +194,9 @@ def run_config_from(args: argparse.Namespace) -> RunConfig:
 
 
 def make_run_config(models: ModelPaths, given: Mapping[str, Any], flags: DraftFlags) -> RunConfig:
-    """The run with these options, by name. Raises `InputError` for options and flags without effect."""
+    """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
     drafter = resolved_drafter(models, given)
-    # --num-draft 0 turns drafting off, so it may come with any drafter
+    # --num-draft 0 turns drafting off, so it is valid with any drafter
     changed = {name for name, value in given.items() if value not in (default(name), 0)}
     changed |= {name for name in DRAFTERS_OF_FLAGS if getattr(flags, name) is not None}
     if models.draft is None and drafter != "none":
@@ -208,7 +208,9 @@ def make_run_config(models: ModelPaths, given: Mapping[str, Any], flags: DraftFl
             )
     for name, drafters in DRAFTERS_OF_FLAGS.items():
         if name in changed and drafter not in drafters:
-            raise InputError(f"{flag(name)} belongs to --drafter {' or '.join(drafters)}, not {drafter}; leave it out")
+            raise InputError(
+                f"{flag(name)} only applies to --drafter {' or '.join(drafters)}, not {drafter}; leave it out"
+            )
     with naming_flags():
         options = GenerationOptions(**given)
         options.require_effect(given, drafter)
@@ -216,7 +218,7 @@ def make_run_config(models: ModelPaths, given: Mapping[str, Any], flags: DraftFl
 
 
 def resolved_drafter(models: ModelPaths, options: Mapping[str, Any]) -> str:
-    """The name of the chosen drafter, or else of the default for these models."""
+    """Return the name of the chosen drafter, or of the default for these models."""
     if (drafter := options.get("drafter")) is not None:
         return str(drafter)
     if options.get("num_draft_tokens") == 0:
@@ -225,7 +227,7 @@ def resolved_drafter(models: ModelPaths, options: Mapping[str, Any]) -> str:
 
 
 def find(name: str, flag_name: str) -> Path:
-    """The folder of a model. Raises `InputError` naming the flag."""
+    """Return the folder of a model. Raises `InputError` that names the flag."""
     try:
         return locate(name)
     except InputError as error:
@@ -237,6 +239,6 @@ def find_default_pair() -> tuple[Path, Path]:
         with suppress(InputError):
             return find_folder(target), find_folder(draft)
     raise InputError(
-        "no --model is given, and this installation has no bundled models; name a model on the Hub, or a folder that "
+        "no --model was given, and this installation has no bundled models; name a model on the Hub, or a folder that "
         "`speculative-decoding convert --model NAME` wrote"
     )

@@ -45,15 +45,15 @@ MIN_TOKEN_CHARACTERS = 16
 class AccessFlags:
     """Where the server listens, and who may use it."""
 
-    host: A[str, Text(), "address to listen on; other than a loopback address, it requires a token"] = "127.0.0.1"
+    host: A[str, Text(), "address to listen on; any address except loopback requires a token"] = "127.0.0.1"
     port: A[int, Int(0, 65535), "port to listen on; 0 chooses a free one"] = 8080
-    allow_host: A[Sequence[str], ListOf(Text()), "a host name that clients may use; may be repeated"] = ()
+    allow_host: A[Sequence[str], ListOf(Text()), "additional host name that clients may use; may be repeated"] = ()
     token_file: A[Path | None, File(), f"a file with the token that clients send (or set {TOKEN_VARIABLE})"] = None
     no_token: A[bool, Bool(), "accept requests from any address without a token"] = False
     translate: A[
         Sequence[str],
         ListOf(Text()),
-        "SOURCE:TARGET=PREFIX for /translate, if config.json has no prefixes; may be repeated",
+        "prompt prefix for a language pair of /translate, as SOURCE:TARGET=PREFIX; may be repeated",
     ] = ()
     log_prompts: A[bool, Bool(), "write prompts to the log"] = False
 
@@ -80,7 +80,7 @@ class AccessFlags:
             raise InputError("--no-token: a token is set; leave one of them out")
         if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
             raise InputError(
-                f"token: needs at least {MIN_TOKEN_CHARACTERS} printable ASCII characters without spaces; make another"
+                f"token: needs at least {MIN_TOKEN_CHARACTERS} printable ASCII characters, no spaces; choose another"
             )
         return token
 
@@ -95,11 +95,11 @@ class AccessFlags:
 
 
 def serve_parser(program: str) -> Parser:
-    description = "Serve a target with its draft to many clients at once: completions, translations, metrics, a page."
+    description = "Serve completions and translations over HTTP to many clients at once, with metrics and a web page."
     parser = Parser(prog=program, description=description)
     add_flags(parser, "access", AccessFlags)
     add_flags(parser, "limits", Limits)
-    without = ("seed", "strict", "num_return_sequences")  # the first and last belong to a request: seed and n
+    without = ("seed", "strict", "num_return_sequences")  # requests set the first and last, as seed and n
     add_decoding_flags(parser, "decoding defaults for requests", without=without)
     return parser
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> int:
     """Serve until shutdown, and return the exit status: 1 if the device failed and the process must be restarted.
 
-    processes: the processes that share the target, if there are several; this one is the first.
+    processes: the processes that share the target, if there are several; this one is rank 0.
     """
     if missing := [name for name in EXTRA if util.find_spec(name) is None]:
         raise InputError(f"server: requires {' and '.join(missing)}; run pip install {' '.join(EXTRA)}")
@@ -141,7 +141,7 @@ async def listen(
     token: str | None,
 ) -> int:
     """Run the server on an open socket, and return the exit status."""
-    # Imported here, because other commands work without these packages.
+    # Import here, because other commands work without these packages.
     from ..server.app import ServerSettings, make_app
     from ..server.decoding_thread import DecodingThread
     from ..server.metrics import Metrics
@@ -173,7 +173,7 @@ async def listen(
 
 
 def make_server(app: Starlette, service: Service) -> uvicorn.Server:
-    """Return a uvicorn server whose first SIGTERM or Ctrl-C drains running requests; the second one ends them."""
+    """Return a uvicorn server whose first SIGTERM or Ctrl-C drains running requests; a second one aborts them."""
     import uvicorn
 
     loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ def make_server(app: Starlette, service: Service) -> uvicorn.Server:
         ws="none",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,  # longer than clients and proxies keep idle connections, to avoid writes to a closed one
+        timeout_keep_alive=75,  # exceeds the idle timeouts of clients and proxies, which must not write to a closed one
         limit_concurrency=1000,
         timeout_graceful_shutdown=5,  # for responses that are being sent
     )

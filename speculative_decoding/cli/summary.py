@@ -1,4 +1,4 @@
-"""Statistics as text: the summary of a run, of a file of prompts, and a table that compares decoding modes."""
+"""Formats statistics: the summary of a run or of a file of prompts, and a table that compares decoding modes."""
 
 from __future__ import annotations
 
@@ -66,15 +66,17 @@ def summary_notes(stats: GenerationStats, options: GenerationOptions, num_texts:
         measured = f"measured total variation {variation:.4f} per token"
         if options.is_greedy:
             measured = f"{variation:.1%} of the tokens are not the target's first choice"
-        notes.append(f"LOSSY: --delta {options.delta:g} accepts tokens that the baseline would not write; {measured}")
+        notes.append(
+            f"LOSSY: --delta {options.delta:g} accepts tokens that the baseline would not generate; {measured}"
+        )
     return notes
 
 
 def comparison_table(rows: Mapping[str, tuple[GenerationStats, str]], baseline: str | None = None) -> Table:
     """Compare decoding modes.
 
-    rows: by mode, its statistics and how its text relates to the baseline's.
-    baseline: the mode that speedups refer to; None if the modes decoded different prompts.
+    rows: for each mode, its statistics and a comparison of its text with the baseline's.
+    baseline: the reference mode for speedups; None if the modes decoded different prompts.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("", "tokens", "calls", "tokens/s", "speedup", "accepted", "text"):

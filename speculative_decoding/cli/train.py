@@ -1,4 +1,4 @@
-"""Trains a draft for a target and a kind of text: flags, progress, and a plot of the training curves."""
+"""Trains a draft for a target and a kind of text, shows progress, and plots the training curves."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class TrainFlags(TrainingOptions):
 
     model: A[str | None, Text(), "the target: a folder, or a name under models/"] = None
     output: A[Path | None, File(), "the folder to write; unfinished work is kept in OUTPUT.training"] = None
-    kind: A[str, Text(tuple(LEARNING_RATES)), "train a draft head, or distil the --draft-model"] = "head"
+    kind: A[str, Text(tuple(LEARNING_RATES)), "train a draft head, or distill the --draft-model"] = "head"
     draft_model: A[
         str | None, Text(), "the draft to start from: a head of this target, or with --kind model a small model"
     ] = None
     minutes: A[float | None, Number(0, exclusive=True), "training time, without preparing outputs and features"] = None
-    steps: A[int | None, Int(1), "training steps; the same seed gives the same weights"] = None
+    steps: A[int | None, Int(1), "number of training steps; the same seed gives the same weights"] = None
     resume: A[bool, Bool(), "continue an unfinished training run with the same options"] = False
     force: A[bool, Bool(), "replace an existing output folder"] = False
     learning_rate: A[
@@ -69,7 +69,7 @@ class TrainFlags(TrainingOptions):
 def train_parser(program: str) -> Parser:
     parser = Parser(
         prog=program,
-        description="Train a draft head for a target, or distil a small model, on the target's own outputs.",
+        description="Train a draft head for a target, or distill a small model, on the target's own outputs.",
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument(

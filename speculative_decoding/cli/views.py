@@ -1,7 +1,7 @@
-"""Watchers of a generation: its plain text, its text with the draft, and a trace of its rounds.
+"""Watchers that print a generation as plain text, as text with its draft, or as a trace of its rounds.
 
-Accepted tokens are green, rejected ones red and struck out, the target's own blue. Without colour (`NO_COLOR`, a pipe,
-a dumb terminal), marks show the same: [-rejected-] {+the target's own+}.
+Accepted tokens are green, rejected tokens red and struck out, corrections and bonus tokens blue. Without color
+(`NO_COLOR`, a pipe, a dumb terminal), marks replace the colors: [-rejected-] {+correction or bonus+}.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def make_console() -> Console:
     return console
 
 
-def has_colour(console: Console) -> bool:
+def has_color(console: Console) -> bool:
     return console.color_system is not None and not console.no_color
 
 
@@ -85,7 +85,7 @@ def visible(text: str) -> str:
 
 
 class Mark(NamedTuple):
-    """How a part of the text is shown: a colour, or else marks before and after it."""
+    """Style of a part of the text: a color, or marks before and after it."""
 
     style: str
     before: str = ""
@@ -99,7 +99,7 @@ OWN = Mark("bright_blue", "{+", "+}")  # a correction after a rejected token, or
 
 
 class DraftView:
-    """A watcher that prints the text with its draft. Never changes printed text.
+    """Watcher that prints the text with its draft and never rewrites printed text.
 
     rounds: print a line for each round, with its numbers.
     """
@@ -108,8 +108,8 @@ class DraftView:
         self._console = console
         self._tokenizer = tokenizer
         self._rounds = rounds
-        self._colour = has_colour(console)
-        self._open = UNMARKED  # the mark of the last text, not closed yet
+        self._color = has_color(console)
+        self._open = UNMARKED  # the mark of the last text, which may need a closing mark
 
     def legend(self) -> None:
         line = Text()
@@ -133,7 +133,7 @@ class DraftView:
             if self._rounds:
                 self._end_round(number, round, line)
             else:
-                self._console.print(line, end="", soft_wrap=True)  # the terminal wraps, because text may follow
+                self._console.print(line, end="", soft_wrap=True)  # text may follow, so let the terminal wrap
             yield event
         if not self._rounds:
             line = Text()
@@ -141,32 +141,32 @@ class DraftView:
             self._console.print(line, end="", soft_wrap=True)
 
     def _add(self, line: Text, text: str, mark: Mark) -> None:
-        """Append text in the mark's colour. Without colour, print marks where the kind of text changes."""
+        """Append text in the mark's color. Without color, print marks where the kind of text changes."""
         if not text:
             return
-        if not self._colour and mark != self._open:
+        if not self._color and mark != self._open:
             line.append(self._open.after + mark.before)
-        line.append(visible(text), mark.style if self._colour else "")
+        line.append(visible(text), mark.style if self._color else "")
         self._open = mark
 
     def _end_round(self, number: int, round: Round, line: Text) -> None:
         """Print the round's numbers and its text."""
-        drafted = "nothing drafted"
+        drafted = "no draft"
         if round.drafted:
             kind = f", {round.kind}" if round.kind else ""
             drafted = f"{round.accepted} of {round.drafted} accepted{kind}"
         draft = "" if round.draft_seconds is None else f" (draft {1000 * round.draft_seconds:.1f})"
         numbers = f"round {number}: {drafted}, {1000 * round.seconds:.1f} ms{draft}: "
-        close = "" if self._colour else self._open.after
-        self._console.print(Text(numbers, "dim" if self._colour else "").append_text(line).append(close))
+        close = "" if self._color else self._open.after
+        self._console.print(Text(numbers, "dim" if self._color else "").append_text(line).append(close))
         self._open = UNMARKED
 
 
 class Trace:
-    """A watcher that appends one line of JSON per round to a new file. An interrupted run leaves only whole lines.
+    """Watcher that writes one JSON line per round to a new file. An interrupted run leaves only complete lines.
 
-    Each line has request and round (both from 0), position (number of earlier tokens), text, fields of the `Round`, and
-    in the first round of a request encode_seconds.
+    Each line contains request and round (both from 0), position (number of earlier tokens), text, and the fields of
+    `Round`. The first round of a request also has encode_seconds.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Compares decoding modes: which modes there are, and where two outputs differ."""
+"""Lists the decoding modes to compare, and finds where two outputs differ."""

@@ -1,4 +1,4 @@
-"""Finds where two outputs of a prompt differ, and how close the target's decision was."""
+"""Finds the position at which two outputs of a prompt differ, and the target's logit gap there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Divergence:
         position: from 0.
         baseline: the baseline's token; None if its output has ended.
         speculative: the token of speculative decoding; None if its output has ended.
-        logit_gap: how much larger the target's score of the baseline token is. A gap of about 0 is a near-tie, which a
-            different order of additions may flip.
+        logit_gap: the target's score of the baseline token minus that of the other token. A gap near 0 is a near-tie,
+            which a different order of additions may flip.
     """
 
     position: int
@@ -50,7 +50,7 @@ def first_divergence(
     speculative: Sequence[int],
     options: GenerationOptions,
 ) -> Divergence | None:
-    """Compare two outputs of a prompt, decoded with comparable options. None if they are identical."""
+    """Compare two outputs of a prompt, decoded with comparable options. Returns None if they are identical."""
     if list(baseline) == list(speculative):
         return None
     shortest = min(len(baseline), len(speculative))

@@ -1,4 +1,4 @@
-"""The decoding modes that verify and the benchmarks compare: the baseline, and each drafter with each draft length."""
+"""Decoding modes for `verify` and the benchmarks: the baseline, and each drafter with each draft length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DecodingMode:
-    """A drafter and a draft length as `GenerationOptions` has them, with a name for tables."""
+    """A drafter and a draft length, as in `GenerationOptions`, with a name for tables."""
 
     name: str
     drafter: str

@@ -1,6 +1,6 @@
-"""Several processes that `mlx.launch` started together, usually one per machine.
+"""Runs a command in several processes started by `mlx.launch`, usually one per machine.
 
-Either each rank has a shard of the model (`shard_model`), or each has the whole model and decodes some of the rows
+Each rank either holds a shard of the model (`shard_model`), or holds the whole model and decodes some of the rows
 (`decode_on_all_ranks`) or trains on some of the examples (`TrainingGroup`).
 """
 

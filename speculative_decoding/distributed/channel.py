@@ -1,7 +1,7 @@
-"""JSON messages between rank 0 and the other ranks, and detection of lost ranks. Knows nothing of arrays.
+"""Sends JSON messages between rank 0 and the other ranks, and detects lost ranks. It does not transfer arrays.
 
-`mx.distributed` moves arrays, but waits forever for a machine that lost power, and waiting uses a processor. So rank 0
-has a TCP connection to each other rank, on which both sides send a heartbeat.
+`mx.distributed` transfers arrays, but waits forever for a machine that lost power, and its wait occupies a core. Rank 0
+therefore has a TCP connection to each other rank, on which both sides send heartbeats.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Channel:
     """Connections to other ranks.
 
     Args:
-        peers: By rank: all others on rank 0, and rank 0 on each other rank.
-        on_lost: Called in a separate thread when a peer left with a status other than 0, and with status None when it
-            ended without `leave` or sent nothing for 20 seconds. It should end this process, because the main thread
-            may be waiting for the peer's numbers.
+        peers: Sockets by rank: all other ranks on rank 0, and only rank 0 on the others.
+        on_lost: Called in a separate thread when a peer leaves with a nonzero status. The status is None if the peer
+            ended without `leave` or sent nothing for 20 seconds. The callback should end this process, because the main
+            thread may be waiting for the peer's numbers.
     """
 
     def __init__(self, peers: Mapping[int, socket.socket], on_lost: OnLost) -> None:
@@ -56,11 +56,11 @@ class Channel:
         return self._inbox.get()
 
     def received(self) -> list[tuple[int, Any]]:
-        """The messages that have arrived."""
+        """Return the messages that have arrived."""
         return [self._inbox.get() for _ in range(self._inbox.qsize())]
 
     def leave(self, status: int, why: str = "") -> None:
-        """Tell the peers that this process ends with this exit status."""
+        """Announce to the peers that this process ends with this exit status."""
         self._has_left.set()
         self.send({"leaves": status, "why": why})
 
@@ -77,7 +77,7 @@ class Channel:
             except OSError:
                 data = b""
             missed = missed + 1 if data is None else 0
-            # Heartbeats are counted, not timed, so that machines which slept together find each other again.
+            # Count heartbeats instead of seconds, so that the connection survives if all machines sleep.
             if data == b"" or missed == 4:
                 return None if self._has_left.is_set() else self._on_lost(rank, None, "")
             *lines, rest = (rest + (data or b"")).split(b"\n")
@@ -89,7 +89,7 @@ class Channel:
 
 
 def accept(server: socket.socket, count: int, secret: bytes) -> dict[int, socket.socket]:
-    """Accept `count` peers that send the secret and their rank; other connections are ignored. Raises OSError."""
+    """Accept `count` peers that send the secret and their rank; ignore other connections. Raises OSError."""
     peers: dict[int, socket.socket] = {}
     server.settimeout(CONNECT_SECONDS)
     with server:
@@ -110,7 +110,7 @@ def connect(address: str, port: int, secret: bytes, rank: int) -> dict[int, sock
 
 
 def configured(peer: socket.socket) -> socket.socket:
-    """The socket without a timeout, sending each line immediately."""
+    """Disable the socket's timeout and Nagle's algorithm, and return the socket."""
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return peer

@@ -1,7 +1,7 @@
-"""Decodes rows on several ranks that each have the whole model. Knows nothing of models or of the contents of rows.
+"""Decodes rows on several ranks that each hold the whole model. Independent of models and of the contents of rows.
 
-Rank 0 hands out the rows, a few at a time, and collects the results. So one process writes the output, and a faster
-rank gets more rows.
+Rank 0 distributes the rows, a few at a time, and collects the results. Thus a single process writes the output, and
+faster ranks get more rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from .channel import Channel
 
 Row = Mapping[str, Any]
-Result = TypeVar("Result")  # a dataclass with a field `index`: the number of its row
+Result = TypeVar("Result")  # a dataclass with the field `index`, the number of its row
 Decode = Callable[[Iterator[Row]], Iterable[Result]]
 END_OF_ROWS = "end of rows"
 
@@ -27,25 +27,25 @@ def decode_on_all_ranks(
     max_pending: int,
     parse: Callable[[Mapping[str, Any]], Result],
 ) -> Iterator[Result]:
-    """Rank 0's side: decode rows on all ranks, and yield their results in the order of completion.
+    """Decode rows on all ranks, and yield their results in order of completion. Runs on rank 0.
 
-    Each row goes to the rank with the fewest unfinished rows, so even a short job is shared.
+    Each row goes to the rank with the fewest unfinished rows, so even short jobs use all ranks.
 
     Args:
-        rows: The rows.
+        rows: The rows to decode.
         decode: Decodes rows in this process.
         channel: The connections to the other ranks.
         ranks: The other ranks, which run `serve_rows`.
-        max_pending: Unfinished rows per other rank. Fewer would let it wait while this process computes.
-        parse: Makes a result from its fields, as JSON has them.
+        max_pending: Unfinished rows per other rank; with fewer, that rank would idle while this process computes.
+        parse: Builds a result from its JSON fields.
     """
     numbered = enumerate(rows)
-    own_numbers = list[int]()  # of the rows that this process decodes
+    own_numbers = list[int]()  # job numbers of the rows that this process decodes
     own_results = 0
     pending = dict.fromkeys(ranks, 0)
 
     def hand_out(limit: int) -> None:
-        """Send rows to the other ranks until each has `limit` unfinished rows."""
+        """Send rows to the other ranks until each one has `limit` unfinished rows."""
         while pending[rank := min(pending, key=pending.__getitem__)] < limit and (row := next(numbered, None)):
             channel.send(row, rank)
             pending[rank] += 1
@@ -74,7 +74,7 @@ def decode_on_all_ranks(
 
 
 def serve_rows(decode: Decode[Any], channel: Channel) -> int:
-    """The other ranks' side: decode the rows that rank 0 sends until it leaves. Returns the exit status it sent."""
+    """Decode the rows that rank 0 sends until it leaves, and return its exit status. Runs on all other ranks."""
     while True:
         _, message = channel.receive()
         if isinstance(message, dict):
@@ -95,5 +95,5 @@ def serve_rows(decode: Decode[Any], channel: Channel) -> int:
 
 
 def renumbered(result: Any, numbers: list[int]) -> Any:
-    """The result with the number that its row has in the job, rather than in this process."""
+    """Return the result with its row number in this process replaced by the row number in the job."""
     return replace(result, index=numbers[result.index])

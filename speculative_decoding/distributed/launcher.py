@@ -1,6 +1,6 @@
-"""Runs a command in all processes that `mlx.launch` started, and ends them together.
+"""Runs a command in all processes started by `mlx.launch`, and ends them together.
 
-If one rank continued without another, it would wait forever.
+A rank that outlived another one would wait for it forever.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .process_group import JOIN_SECONDS, ProcessGroup, join_process_group
 
 
 def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Callable[[ProcessGroup], int]) -> int:
-    """Join the other processes and run this rank's part. Returns the exit status, which all ranks share.
+    """Join the other processes and run this rank's part. Returns the exit status, which is the same on all ranks.
 
     Args:
         rank: This process's rank.
         command: The command's name, for messages.
         say: Prints a message.
-        run: This rank's part; returns an exit status.
+        run: Runs this rank's part and returns an exit status.
 
     Raises:
         InputError: `run` raised it on rank 0, or the other processes cannot be reached.
@@ -31,22 +31,22 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
         """End this process at once, because its main thread may be waiting for the lost rank's numbers."""
         if rank == 0:
             processes.channel.leave(status or 1)
-        # One rank reports the loss: rank 0, or rank 1 if rank 0 is gone.
+        # Only one rank reports the loss: rank 0, or rank 1 if rank 0 was lost.
         if rank == 0 or (rank == 1 and status is None):
             why = why or (
-                "has ended, or is out of reach for 20 seconds; "
+                "has ended, or has been unreachable for 20 seconds; "
                 "the output so far is kept, and a job continues with --resume"
             )
             say(f"{command}: error: process {peer + 1}: {why}")
         os._exit(status or 1)
 
     if rank == 0:
-        say(f"{command}: waiting for the other processes, {JOIN_SECONDS} seconds at most")
+        say(f"{command}: waiting up to {JOIN_SECONDS} seconds for the other processes")
     processes = join_process_group(end_with)
     if rank:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks; rank 0 ends the others in order
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks; rank 0 shuts down the others
     status = 1
-    why = "failed; see its messages"
+    why = "failed; see its error messages"
     try:
         status = run(processes)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""The processes that `mlx.launch` started together, and the connections between them."""
+"""Connects the processes started by `mlx.launch`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ProcessGroup:
     """All processes of one command.
 
     Args:
-        group: For operations on arrays.
-        rank: This process's number; rank 0 is the command that the user sees.
+        group: MLX's group, for collective operations on arrays.
+        rank: This process's number; rank 0 reads the input and prints the output.
         size: The number of processes.
         channel: Connections between rank 0 and each other rank.
     """
@@ -40,13 +40,13 @@ class ProcessGroup:
 
 
 def launched_rank() -> int | None:
-    """This process's rank according to the environment. None: it was started without other processes."""
+    """Return this process's rank from the environment, or None if it was started without other processes."""
     rank = os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", ""))  # set by mlx.launch and by MPI
     return int(rank) if rank.isdecimal() else None
 
 
 def join_process_group(on_lost: OnLost) -> ProcessGroup:
-    """Connect with the other processes.
+    """Connect to the other processes.
 
     If they do not start within `JOIN_SECONDS`, this process exits with status 1.
 
@@ -74,7 +74,7 @@ def join_process_group(on_lost: OnLost) -> ProcessGroup:
 
 
 def open_channel(group: mx.distributed.Group, on_lost: OnLost) -> Channel:
-    """Connect rank 0 with each other rank. They learn its port and a random secret from a sum over the ranks."""
+    """Connect rank 0 to each other rank. A sum over the ranks distributes its port and a random secret."""
     address = first_address()
     rank = group.rank()
     server = socket.create_server((address, 0)) if rank == 0 else None
@@ -91,7 +91,7 @@ def open_channel(group: mx.distributed.Group, on_lost: OnLost) -> Channel:
 
 
 def first_address() -> str:
-    """The address of rank 0's machine, as `mlx.launch` passed it to the backend. Raises ValueError."""
+    """Return the address of rank 0's machine that `mlx.launch` passed to the backend. Raises ValueError."""
     if path := os.environ.get("MLX_HOSTFILE"):
         with open(path, encoding="utf-8") as file:
             return str(json.load(file)[0][0]).rpartition(":")[0]

@@ -1,8 +1,8 @@
 """Tensor-parallel decoding: rank 0 decodes, and the other ranks repeat its calls of the model on their own shards.
 
-Only rank 0 drafts, verifies, samples and reads a clock, so the ranks cannot disagree. It announces each call that needs
-all shards as one JSON line. Array arguments follow as a sum over the ranks, to which the other ranks contribute zeros.
-Each result is scheduled as a whole and at once, so all ranks run collective operations in the same order.
+Only rank 0 drafts, verifies, samples and reads the clock, so the ranks cannot disagree. It announces each call that
+needs all shards as one JSON line. Array arguments follow as a sum over the ranks; the other ranks contribute zeros.
+Each result is scheduled immediately and completely, so all ranks run collective operations in the same order.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .process_group import ProcessGroup
 
 
 class ShardedModel(EncoderDecoder):
-    """One rank's shard of a model. On rank 0, it decodes as the whole model does.
+    """One rank's shard of a model. On rank 0, it behaves like the whole model.
 
-    `sharded_class` puts this class before an architecture. Each method below runs on all ranks when rank 0 calls it.
+    `sharded_class` combines this class with an architecture. Each method below runs on all ranks when rank 0 calls it.
     Methods that use the embedding or the head, such as `embed` and `logits`, run on rank 0 only.
     """
 
@@ -43,7 +43,7 @@ class ShardedModel(EncoderDecoder):
         return schedule(super().encode(tokens, mask))  # type: ignore[safe-super]
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> Any:
-        """`EncoderDecoder.make_cache`, but rank 0 gets a `BroadcastCache`."""
+        """Like `EncoderDecoder.make_cache`, but rank 0 gets a `BroadcastCache`."""
         encoder_output, mask, _ = self.broadcaster.announce("make_cache", encoder_output, mask, beams)
         cache = super().make_cache(encoder_output, mask, beams)
         full = None
@@ -77,7 +77,7 @@ class ShardedModel(EncoderDecoder):
 
 
 def sharded_class(architecture: type[EncoderDecoder]) -> type[ShardedModel]:
-    """The class for shards of this architecture."""
+    """Create the class for shards of this architecture."""
     return type(f"Sharded{architecture.__name__}", (ShardedModel, architecture), {})
 
 
@@ -88,8 +88,8 @@ def number_of_ranks(model: EncoderDecoder) -> int:
 class AllReduce(nn.Module):
     """Sums the outputs of a layer over the ranks, because each rank holds only some of the layer's inputs.
 
-    `mlx.nn.layers.distributed.ShardedToAllLinear` cuts its weight from a complete one; here each rank has read only
-    its shard, and the layer may be quantized.
+    `mlx.nn.layers.distributed.ShardedToAllLinear` slices a complete weight. Here, each rank has read only its shard,
+    and the layer may be quantized.
     """
 
     def __init__(self, layer: nn.Module, group: mx.distributed.Group) -> None:
@@ -111,15 +111,15 @@ class RankBroadcaster:
         self._changes: list[Any] = []  # on rank 0: changes of its caches since the last announced call
 
     def announce(self, method: str, *arguments: Any) -> tuple[Any, ...]:
-        """Send a call of the model to the other ranks, and return the arguments as every rank must use them."""
+        """Send a model call to the other ranks, and return the arguments that all ranks must use."""
         if self.processes.is_first:
-            count = len(self._changes)  # a deleted cache may add one at any time
+            count = len(self._changes)  # deleting a cache may add a change at any time
             self.processes.channel.send([self._changes[:count], method, *map(as_message, arguments)])
             del self._changes[:count]
         return tuple(self._broadcast(each) if isinstance(each, mx.array) else local(each) for each in arguments)
 
     def register(self, cache: DecoderCache, full: CrossAttentionCache | None) -> BroadcastCache | DecoderCache:
-        """Number a new cache, which all ranks have made. Returns rank 0's handle of it.
+        """Number a new cache, which exists on all ranks. Returns a proxy on rank 0, and the cache on the others.
 
         Args:
             cache: This rank's shard.
@@ -135,7 +135,7 @@ class RankBroadcaster:
         return handle
 
     def serve(self, model: ShardedModel) -> int:
-        """Repeat the calls of rank 0 until it leaves. Returns the exit status that it sent."""
+        """Repeat the calls of rank 0 until it leaves, and return its exit status."""
         while True:
             _, message = self.processes.channel.receive()
             if isinstance(message, dict):
@@ -163,9 +163,9 @@ class RankBroadcaster:
 
 
 class BroadcastCache:
-    """Rank 0's handle of a `DecoderCache`: behaves like it, and records its changes for the other ranks.
+    """Rank 0's proxy of a `DecoderCache`, which records changes for the other ranks.
 
-    Recorded are assignments, and calls of methods that return nothing. Other methods of a cache change nothing.
+    It records assignments and calls of methods that return None. Other methods do not change the cache.
     """
 
     def __init__(self, cache: DecoderCache, full: CrossAttentionCache | None, number: int, changes: list[Any]) -> None:
@@ -206,7 +206,7 @@ class BroadcastCache:
 
 
 def as_message(argument: Any) -> Any:
-    """The argument of a call as JSON, for `RankBroadcaster._from_message`."""
+    """Convert the argument of a call to JSON, for `RankBroadcaster._from_message`."""
     if isinstance(argument, mx.array):
         dtype = "bool_" if argument.dtype == mx.bool_ else str(argument.dtype).removeprefix("mlx.core.")
         return {"shape": argument.shape, "dtype": dtype}

@@ -1,9 +1,9 @@
-"""Splits a model over the ranks: each has some heads and some feed-forward units of every layer (Shoeybi et al. 2019,
-"Megatron-LM", 1909.08053, section 3).
+"""Splits the heads and feed-forward units of every layer across the ranks (Shoeybi et al. 2019, "Megatron-LM",
+1909.08053, section 3).
 
-The shapes of a model built for one of N ranks decide which tensors are split, and along which axis. A matmul over part
-of its inputs is a partial sum: one after each attention and one after each feed-forward. Every rank holds the embedding
-and the norms.
+The shapes of a model built for one of N ranks determine which tensors are split, and along which axis. A matmul over
+part of its inputs yields a partial sum; each attention block and each feed-forward block ends with one. Every rank
+holds the embedding and the norms.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .sharded_model import RankBroadcaster, ShardedModel, sharded_class
 
 
 class ShardedCheckpoint(Checkpoint):
-    """What one rank reads of another checkpoint.
+    """View of another checkpoint with the shards of one rank.
 
     Args:
-        shards: By tensor name, the piece that this rank reads; all of the tensor if it has no entry.
-        zeros: Tensors that are zeros on this rank.
+        shards: By tensor name, the shard that this rank reads. A tensor without an entry is read completely.
+        zeros: Tensors that are zero on this rank.
     """
 
     def __init__(self, inner: Checkpoint, shards: Mapping[str, Shard], zeros: Set[str]) -> None:
@@ -47,10 +47,10 @@ class ShardedCheckpoint(Checkpoint):
 def shard_model(
     build: Callable[[int], EncoderDecoder], checkpoint: Checkpoint, processes: ProcessGroup
 ) -> tuple[ShardedModel, ShardedCheckpoint]:
-    """This rank's shard of a model, still without weights, and the checkpoint to load it from.
+    """Return this rank's shard of a model without weights, and the checkpoint to load them from.
 
     Args:
-        build: Makes the model for one of N ranks.
+        build: Builds the model for one of N ranks.
 
     Raises:
         InputError: The model cannot be split over this number of processes.
@@ -71,7 +71,7 @@ def shard_model(
 
     shards, partial_sums = plan
     sources = own.parameter_sources(own.config, checkpoint.keys())
-    # The first rank's logits and biases count once, not once per rank.
+    # The head and biases of partial sums must be added once, not once per rank.
     added_once = ["head.weight", *(f"{path}.bias" for path in partial_sums)]
     zeros = set[str]()
     if not processes.is_first:
@@ -91,8 +91,8 @@ def shard_plan(
 ) -> tuple[Mapping[str, Shard], tuple[str, ...]] | None:
     """Compare the parameters of the full model with those of a rank's model.
 
-    Returns the shards by tensor and the paths of the layers whose outputs are partial sums, or None if some tensor does
-    not divide.
+    Returns the shards by tensor and the paths of the layers whose outputs are partial sums, or None if a tensor cannot
+    be split evenly.
     """
     sources = full.parameter_sources(full.config, checkpoint.keys())
     full_parameters: Mapping[str, mx.array] = dict(tree_flatten(full.parameters()))
@@ -108,7 +108,8 @@ def shard_plan(
         names = set(sources[path])
         names |= {part_name(name, kind) for name in sources[path] for kind in QUANTIZED_PARTS} & checkpoint.keys()
         remainder += sum(checkpoint.info(name).shape[axis] % pieces for name in names)
-        # Several ranks may hold the same rows, as of a shared key head, but columns are summed and must not repeat.
+        # Several ranks may hold the same rows, such as a shared key head. Columns must not repeat, because outputs are
+        # summed over them.
         if remainder or size % pieces or (axis == 1 and size != pieces):
             return None
         shards |= dict.fromkeys(names, Shard(axis, pieces, rank * pieces // size))

@@ -1,5 +1,7 @@
-"""Data-parallel training over the processes that `mlx.launch` started: every rank takes the same steps on its part of
-the same examples, with averaged gradients. A single process communicates nothing.
+"""Data-parallel training over the processes started by `mlx.launch`.
+
+Every rank takes the same steps on its part of the examples, with averaged gradients. A single process does not
+communicate.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class TrainingGroup:
-    """The ranks of one training run; without a `group`, this process only.
+    """The ranks of one training run; without a `group`, only this process.
 
-    All ranks must call the methods that communicate (`mean`, `from_first`, `barrier`) in the same order. These raise
-    `InputError` if another rank has ended.
+    All ranks must call the methods that communicate (`mean`, `from_first`, `barrier`) in the same order. These methods
+    raise `InputError` if another rank has ended.
     """
 
     group: mx.distributed.Group | None = None
@@ -32,7 +34,7 @@ class TrainingGroup:
             return cls(mx.distributed.init())
         except (RuntimeError, ValueError) as error:
             raise InputError(
-                f"training: the other processes cannot be reached ({error}); start all with one mlx.launch"
+                f"training: the other processes cannot be reached ({error}); start all of them with one mlx.launch"
             ) from error
 
     @property
@@ -51,7 +53,7 @@ class TrainingGroup:
         """Average a tree of arrays, all of one dtype, over the ranks."""
         if self.size == 1:
             return tree
-        mx.eval(tree)  # errors in the computation itself are raised here, not reported as a lost rank
+        mx.eval(tree)  # raise errors of the computation here, so that they are not reported as a lost rank
         try:
             averaged = nn.average_gradients(tree, self.group)
             mx.eval(averaged)

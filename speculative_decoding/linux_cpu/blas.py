@@ -1,7 +1,8 @@
 """Loads a fast BLAS for MLX's CPU wheel, which bundles the slow reference BLAS.
 
-libmlx takes `cblas_sgemm` from the first library that offers it. A library that is loaded globally *before* `mlx.core`
-is imported therefore computes every matmul. Loading runs no compiler and never fails: without a fast BLAS, MLX is slow.
+libmlx resolves `cblas_sgemm` to the first library that defines it. A library that is loaded globally *before*
+`mlx.core` is imported therefore computes every matmul. Loading runs no compiler and never fails; without a fast BLAS,
+MLX is slow.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from ..version import native_libraries
 
 VARIABLE = "SPECULATIVE_DECODING_BLAS"  # path of a library, or "none" to keep MLX's own
 USED_BY_EXTENSION = ("cblas_sgemm", "cblas_sgemv", "cblas_dgemm", "cblas_cgemm", "openblas_get_num_threads")
-PREFIX = "scipy_"  # of every symbol in the scipy-openblas32 wheel
+PREFIX = "scipy_"  # prefix of every symbol in the scipy-openblas32 wheel
 SLOW = "MLX runs on its slow reference BLAS, where speculative decoding gives no speedup"
 
-problems: list[str] = []  # causes of slowness that the user has not been warned about yet
+problems: list[str] = []  # causes of slowness for which no warning was issued yet
 chosen: str | None = None  # path of the library that MLX calls
-_openblas: ctypes.CDLL | None = None  # the OpenBLAS that the chosen library is, or calls
+_openblas: ctypes.CDLL | None = None  # the chosen library if it is OpenBLAS, or the OpenBLAS that it calls
 
 
 def load_fast_blas() -> None:
@@ -57,7 +58,7 @@ def warn_about_problems() -> None:
 
 
 def bundles_reference_blas() -> bool:
-    """Return whether MLX came as the mlx-cpu wheel. CUDA wheels use the GPU; source builds link the system's BLAS."""
+    """Return whether MLX comes from the mlx-cpu wheel. CUDA wheels use the GPU; source builds use the system's BLAS."""
     try:
         metadata.version("mlx-cpu")
     except metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ from .blas import problems
 
 UNFUSED = "MLX runs without fused kernels, which is slower"
 
-_folder: Path | None = None  # MLX's temporary folder
+_folder: Path | None = None  # the folder that MLX uses for compiled kernels
 
 
 def use_private_folder() -> None:
@@ -60,7 +60,7 @@ def is_complete(library: Path) -> bool:
 
 
 def disable_fusion_without_compiler() -> None:
-    """Compile one kernel as a test. If that fails, note the problem and disable fused kernels."""
+    """Compile a test kernel. If that fails, record the problem and disable fused kernels."""
     if _folder is None or mx.default_device() != mx.cpu:
         return
     try:

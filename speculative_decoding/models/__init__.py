@@ -1,4 +1,4 @@
-"""The supported architectures, by `model_type`. A new architecture needs a module here and an entry below."""
+"""Registry of supported architectures, by `model_type`. A new architecture needs a module and an entry below."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .t5gemma2 import T5Gemma2, t5gemma2_config
 
 
 class Architecture(NamedTuple):
-    """The constructors of an architecture.
+    """Constructors of an architecture.
 
-    model: takes the config and the number of tensor-parallel ranks.
-    config: takes a parsed config.json and, for fields that depend on the tensors, the checkpoint.
+    model: builds the model from the config and the number of tensor-parallel ranks.
+    config: parses config.json; some fields also depend on the tensors of the checkpoint.
     for_float16: see `for_float16`.
     """
 
@@ -31,13 +31,13 @@ class Architecture(NamedTuple):
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models with a norm after each residual sum: values cannot grow from layer to layer."""
+    """Return both as they are: a norm after each residual sum keeps values from growing from layer to layer."""
     return raw, checkpoint
 
 
 def refuse_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """For models whose residual stream grows from layer to layer."""
-    raise InputError(f"{checkpoint}: a {raw['model_type']} model may overflow in float16; choose bfloat16")
+    """Raise `InputError`, for models whose residual stream grows from layer to layer."""
+    raise InputError(f"{checkpoint}: {raw['model_type']} models may overflow in float16; use bfloat16")
 
 
 ARCHITECTURES = {
@@ -53,11 +53,11 @@ UNSUPPORTED = {"longt5": "local attention is not supported; use T5 or FLAN-T5, w
 
 
 def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) -> EncoderDecoder:
-    """A model without loaded parameters, for a parsed config.json.
+    """Return a model without loaded parameters, for a parsed config.json.
 
     Args:
-        checkpoint: Determines fields that config.json may omit or misstate.
-        ranks: The number of tensor-parallel ranks; the model has the size of one rank's part (distributed/sharding.py).
+        checkpoint: Supplies fields that config.json may omit or misstate.
+        ranks: The number of tensor-parallel ranks; the model has the size of one shard (distributed/sharding.py).
     """
     architecture = find(raw)
     return architecture.model(architecture.config(raw, checkpoint), ranks)
@@ -69,7 +69,7 @@ def check_config(raw: RawConfig) -> None:
 
 
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """config.json and weights of an equivalent model that cannot overflow in float16.
+    """Return config.json and weights of an equivalent model that cannot overflow in float16.
 
     Raises:
         InputError: The architecture may overflow in float16.

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 
 def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array:
-    """An additive mask (B, 1, L, capacity): a query attends to keys up to its own position.
+    """Return an additive mask (B, 1, L, capacity): a query attends to keys up to its own position.
 
-    positions: (B, L), those of the queries.
+    positions: (B, L), the positions of the queries.
     """
     visible = mx.arange(capacity) <= positions[:, None, :, None]
     return mx.where(visible, mx.array(0, dtype), mx.array(-mx.inf, dtype))
@@ -22,7 +22,7 @@ def causal_mask(positions: mx.array, capacity: int, dtype: mx.Dtype) -> mx.array
 class LearnedPositions(nn.Module):
     """A learned table (offset + positions, d), whose first `offset` rows are unused.
 
-    Positions past the end of the table have zero vectors. Only rejected draft tokens and padding reach them.
+    Positions past the end of the table get zero vectors; only rejected draft tokens and padding reach them.
     """
 
     def __init__(self, positions: int, width: int, offset: int) -> None:
@@ -31,7 +31,7 @@ class LearnedPositions(nn.Module):
         self.offset = offset
 
     def table(self, capacity: int) -> mx.array:
-        """The vectors of positions 0 to capacity - 1, (capacity, d)."""
+        """Return the vectors of positions 0 to capacity - 1, (capacity, d)."""
         table = self.weight[self.offset : self.offset + capacity]
         return mx.pad(table, [(0, capacity - table.shape[0]), (0, 0)])
 
@@ -40,7 +40,7 @@ class SinusoidalPositions(nn.Module):
     """Sines, then cosines, with wavelengths from 2 pi to 10000 * 2 pi (Vaswani et al. 2017, section 3.5); float32.
 
     Args:
-        first: The number that position 0 is encoded as.
+        first: The number that encodes position 0.
         includes_longest: Whether the last pair has the longest wavelength (fairseq); otherwise the wavelengths stop one
             step below it (Marian).
     """
@@ -52,13 +52,13 @@ class SinusoidalPositions(nn.Module):
         self.includes_longest = includes_longest
 
     def table(self, capacity: int) -> mx.array:
-        """The vectors of positions 0 to capacity - 1, (capacity, d)."""
+        """Return the vectors of positions 0 to capacity - 1, (capacity, d)."""
         return mx.array(sinusoids(self.first, capacity, self.width, self.includes_longest))
 
 
 @lru_cache(maxsize=8)
 def sinusoids(first: int, count: int, width: int, includes_longest: bool) -> NDArray[np.float32]:
-    """The vectors of `count` positions, (count, width)."""
+    """Return the vectors of `count` positions, (count, width)."""
     half = width // 2
     numbers = np.arange(first, first + count)[:, None]
     if includes_longest:  # float32 in this order of operations: the published models were trained with this rounding

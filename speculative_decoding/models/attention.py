@@ -1,4 +1,4 @@
-"""Attention over heads. Within a stack of layers, a batch is a matrix (B * L, d_model), as matmuls take it."""
+"""Multi-head attention. Between layers, a batch is flattened to a matrix (B * L, d_model) for the matmuls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import mlx.core as mx
 
 
 def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.array]:
-    """(B * L, parts * H * D) -> parts times (B, H, L, D)."""
+    """(B * L, parts * H * D) -> a list of `parts` arrays (B, H, L, D)."""
     length = x.shape[0] // batch
-    if length == 1:  # a transposition would be another graph node
+    if length == 1:  # a transposition would add a graph node
         x = x.reshape(batch, parts * heads, 1, -1)
     else:
         x = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
@@ -53,8 +53,8 @@ def attend_together(
 ) -> mx.array:
     """`attend` with one softmax over the keys of all parts.
 
-    Only the scores are concatenated; keys and values are not copied. A part may have fewer rows than the queries: then
-    adjacent rows share one.
+    Only the scores are concatenated; keys and values are not copied. If a part has fewer rows than the queries,
+    adjacent query rows share a row of the part.
     """
     batch, heads, length, width = queries.shape
     shared = heads // parts[0].keys.shape[1]  # query heads per key head
@@ -99,7 +99,7 @@ def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
 
 
 def capped(x: mx.array, soft_cap: float | None) -> mx.array:
-    """soft_cap * tanh(x / soft_cap); x itself if there is no cap."""
+    """Return soft_cap * tanh(x / soft_cap), or x if there is no cap."""
     return x if soft_cap is None else soft_cap * mx.tanh(x / soft_cap)
 
 

@@ -1,8 +1,8 @@
 """BART, mBART, Pegasus, M2M-100, NLLB-200 and Marian.
 
 The Transformer of Vaswani et al. 2017 (arXiv 1706.03762): scaled attention, biases in every layer, and position vectors
-added to the embedding. Families differ in their position vectors and in their layer norms. These follow blocks, as in
-that paper and in BART (Lewis et al. 2020, 1910.13461), or precede them.
+added to the embedding. Families differ in their position vectors and in the placement of layer norms, which precede or
+follow each block. They follow it in that paper and in BART (Lewis et al. 2020, 1910.13461).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ LEARNED_OFFSET = 2  # unused rows at the start of a learned position table
 
 @dataclass(frozen=True)
 class Family:
-    """The properties of a family that config.json does not state.
+    """Properties of a family that config.json does not state.
 
-    norm_first: whether norms precede blocks, with one more at the end of each stack; otherwise they follow blocks.
+    norm_first: whether norms precede blocks, with a final norm in each stack; otherwise they follow blocks.
     embedding_norm: whether a norm follows the embedding.
-    learned_positions: otherwise positions are sinusoidal.
+    learned_positions: whether positions are learned; otherwise they are sinusoidal.
     defaults: Hugging Face's defaults for fields that config.json omits.
-    fairseq_sinusoids: whether sinusoids include the longest wavelength, and position 0 has the number pad id + 1.
+    fairseq_sinusoids: whether sinusoids include the longest wavelength and encode position 0 as pad id + 1.
     """
 
     norm_first: bool
@@ -58,7 +58,7 @@ FAMILIES: Mapping[str, Family] = {
         norm_first=True,
         embedding_norm=True,
         learned_positions=True,
-        defaults={"pad_token_id": 1, "eos_token_id": 2},  # no default start: it is a language token, or EOS
+        defaults={"pad_token_id": 1, "eos_token_id": 2},  # no default start token: it is a language token or EOS
     ),
     "pegasus": Family(norm_first=True, embedding_norm=False, learned_positions=False, defaults=PEGASUS_IDS),
     "m2m_100": Family(
@@ -119,7 +119,7 @@ class BartConfig:
             )
 
     def resolved(self, checkpoint: Checkpoint) -> BartConfig:
-        """The config with the fields that follow from the checkpoint's tensors.
+        """Return the config with fields set from the checkpoint's tensors.
 
         A head that differs from the embedding is not tied, even if the flag is true. A logits bias of zeros is ignored.
         """
@@ -176,7 +176,7 @@ class BartConfig:
 
 
 class Stack(nn.Module):
-    """The layers of the encoder or the decoder, with positions, and with norms where the family has them."""
+    """The layers of the encoder or decoder, with positions and the family's norms."""
 
     def __init__(self, config: BartConfig, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Stack(nn.Module):
         return self.embedding_norm(x) if "embedding_norm" in self else x
 
     def outputs(self, x: mx.array) -> mx.array:
-        """The output of the last layer, normed where the family has a final norm."""
+        """Apply the final norm to the output of the last layer, if the family has one."""
         return self.norm(x) if "norm" in self else x
 
 
@@ -311,5 +311,5 @@ DECODER_LAYER = ENCODER_LAYER | {
 
 
 def prefix_of(names: Set[str]) -> str:
-    """The prefix of all tensor names; files without a head, such as facebook/bart-base, have none."""
+    """Return the prefix of all tensor names; files without a head, such as facebook/bart-base, have none."""
     return "" if "decoder.layers.0.fc1.weight" in names else "model."

@@ -23,29 +23,29 @@ from .generation_config import GenerationConfig
 from .linear import Head, finalize_layers, rows_of
 from .tensors import Sources
 
-MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, as over a forced prefix, are rare
-MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, because attention grows quadratically
+MAX_COMPILED_WIDTH = 32  # positions per pass; wider passes, such as a prefill of a long prefix, are rare
+MAX_BATCHED_SOURCE = 1024  # tokens; longer sources are encoded one by one, because attention memory grows quadratically
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder-decoder. Its state is passed, not hidden: `decode(tokens, cache)`.
+    """An encoder-decoder without hidden state: callers pass the cache, as in `decode(tokens, cache)`.
 
-    All architectures name these parts alike: `embedding` (of the decoder's tokens), `decoder.layers`, `head` (unless
-    the embedding serves as head), and `logits_bias` (1, V) if the head has one.
+    All architectures use the same names for these parts: `embedding` (of the decoder's tokens), `decoder.layers`,
+    `head` (unless it is tied to the embedding), and `logits_bias` (1, V) if the head has one.
 
     Shapes: B rows, L tokens per row, S source tokens, V ids, H heads of width D, M = `encoder_width`.
     """
 
     config: EncoderDecoderConfig
-    # The text of each id, if the model was loaded with a tokenizer; a draft model must number its tokens alike.
-    # Not a dict, which MLX would treat as parameters.
+    # The text of each id, if the model was loaded with a tokenizer; target and draft model must use the same ids.
+    # It is not a dict, because MLX would treat a dict as parameters.
     pieces: Mapping[int, str] | None = None
     generation_config: GenerationConfig = GenerationConfig()
     _compiled: Compiled | None = None
 
     @property
     def max_positions(self) -> int | None:
-        """The maximum length of a source, and of an output. None: unlimited."""
+        """The maximum length of a source and of an output. None: unlimited."""
         return None
 
     @property
@@ -76,7 +76,7 @@ class EncoderDecoder(nn.Module):
         return [layer.cross_attention.project(encoder_output) for layer in self.decoder.layers]
 
     def position_table(self, capacity: int) -> mx.array | None:
-        """The position weights as `decoder_hidden` uses them with `capacity` keys. None: positions have no weights.
+        """Return the position weights for `decoder_hidden` with `capacity` keys, or None if positions have no weights.
 
         `states` evaluates it once per capacity rather than in every pass.
         """
@@ -91,26 +91,26 @@ class EncoderDecoder(nn.Module):
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
-        """Must be a pure function of its arrays, because it is compiled: token ids (B, L) -> the hidden states after
-        each layer, all (B, L, d_model).
+        """Token ids (B, L) -> the hidden states after each layer, all (B, L, d_model).
 
-        The number of operations must not depend on B.
+        Implementations must be pure functions of their arrays, because they are compiled. The number of operations must
+        not depend on B.
 
         Args:
             tokens: (B, L).
             offsets: (B,), or (1,) for all rows: token i of a row has position offset + i. Key j has position j.
             position_table: `self.position_table(layers[0].num_keys(L))`.
             source_mask: Additive, (P, 1, 1, S). Several rows may share one of P prompts; see `CrossAttentionCache`.
-            layers: One per decoder layer. `append` takes the keys and values of this pass and returns all.
+            layers: One per decoder layer. `append` adds the keys and values of this pass and returns all of them.
         """
 
     @abstractmethod
     def final_states(self, hidden: mx.array) -> mx.array:
-        """The hidden states after the last layer -> the input of the head, both (B, L, d_model)."""
+        """Hidden states after the last layer -> the input of the head, both (B, L, d_model)."""
 
     @abstractmethod
     def embed(self, tokens: mx.array) -> mx.array:
-        """Token ids of the decoder (B, L) -> (B, L, d_model)."""
+        """Decoder token ids (B, L) -> embeddings (B, L, d_model)."""
 
     def make_cache(self, encoder_output: mx.array, mask: mx.array | None = None, beams: int = 1) -> DecoderCache:
         """Project the encoder output (P, S, M) to cross keys and values, and make a cache with P * beams rows."""
@@ -168,8 +168,10 @@ class EncoderDecoder(nn.Module):
         layer_arrays: list[list[mx.array]],
         kept_layers: tuple[int, ...],
     ) -> tuple[mx.array, list[mx.array], list[tuple[mx.array, mx.array]]]:
-        """A pass as a pure function: returns the states, the hidden states of the kept layers, and the new keys and
-        values of each layer.
+        """Run a pass as a pure function.
+
+        Returns:
+            The states, the hidden states of the kept layers, and the new keys and values of each layer.
         """
         layers = [
             LayerCache(cross_keys, cross_values, keys, values, write_index)
@@ -180,9 +182,9 @@ class EncoderDecoder(nn.Module):
         return self.final_states(hidden[-1]), [hidden[layer] for layer in kept_layers], buffers
 
     def teacher_forced(self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Run the decoder on complete outputs (B, L), for training and scoring; the states equal those of `states`.
+        """Run the decoder on complete outputs (B, L), for training and scoring, and return the same states as `states`.
 
-        A pure function of the weights and the encoder output: differentiable, and never compiled.
+        This is a pure function of the weights and the encoder output: differentiable, and never compiled.
 
         Args:
             tokens: (B, L).
@@ -201,10 +203,9 @@ class EncoderDecoder(nn.Module):
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
 
     def finalize(self) -> Compiled:
-        """Call this after changing the weights of a model that has decoded: `states` uses the current weights from now
-        on.
+        """Prepare `states` for the current weights. Call this after changing the weights of a model that has decoded.
 
-        Drops compiled passes and position tables, and evaluates what layers derive from their weights. `encode` and
+        Drops compiled passes and position tables, and evaluates the derived weights of layers. `encode` and
         `teacher_forced` always use the current weights.
         """
         finalize_layers(self)
@@ -218,7 +219,7 @@ class EncoderDecoder(nn.Module):
         return capped(products + self.logits_bias[0] if self.has_logits_bias else products, self.logit_cap)
 
     def head_of(self, ids: mx.array) -> Head:
-        """The head for these ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
+        """Return the head for these ids (N,) only: a function from states (B, L, d_model) to raw logits (B, L, N)."""
         head = rows_of(self.head if "head" in self else self.embedding, ids)
         if not self.has_logits_bias:
             return lambda states: capped(head(states), self.logit_cap)
@@ -230,7 +231,7 @@ class EncoderDecoder(nn.Module):
         return self.logits(self.states(tokens, cache))
 
     def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
-        """Encode sources as one padded batch. Returns an encoder output (1, S, M) without padding for each."""
+        """Encode sources as one padded batch. Returns an encoder output (1, S, M) without padding for each source."""
         lengths = [len(source) for source in sources]
         longest = max(lengths)
         if longest > MAX_BATCHED_SOURCE and len(sources) > 1:
@@ -249,7 +250,7 @@ class EncoderDecoder(nn.Module):
         """Put a new request with this encoder output (1, S, M) into a slot of the cache.
 
         Args:
-            cache: Updated in place. None: a new cache is made.
+            cache: Updated in place; None makes a new cache.
             slot: The index of the request.
             slots: The number of requests in a new cache.
             encoder_output: (1, S, M).
@@ -267,13 +268,13 @@ class EncoderDecoder(nn.Module):
     @classmethod
     @abstractmethod
     def parameter_sources(cls, config: Any, names: Set[str]) -> Sources:
-        """The Hugging Face tensors that make up each parameter, joined along their first axis.
+        """Return the Hugging Face tensors that make up each parameter, joined along their first axis.
 
-        This is the only place where names are translated.
+        All translation of tensor names happens here.
 
         Args:
             config: The model's configuration.
-            names: The tensors of the checkpoint; some families store one table under several names.
+            names: The tensor names of the checkpoint; some families store one table under several names.
         """
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -282,18 +283,18 @@ class EncoderDecoder(nn.Module):
         Layers become quantized layers if their tensors are quantized.
 
         Raises:
-            CheckpointError: A tensor is missing or has a wrong shape. This is checked before any data is read.
+            CheckpointError: A tensor is missing or has the wrong shape. No data has been read in this case.
         """
         for path, names in checked_sources(self, checkpoint).items():
             arrays = [checkpoint[name] for name in names]
             value = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
-            mx.eval(value)  # one parameter at a time, so the model is never in memory twice
+            mx.eval(value)  # evaluate one parameter at a time, so that the model is never in memory twice
             self.load_weights([(path, value)], strict=False)
         self.finalize()
 
 
 def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:
-    """`parameter_sources`, after checking every name, shape and kind of number. Reads no data.
+    """Return `parameter_sources` after checking every name, shape and dtype. Reads no data.
 
     Layers of the model become quantized layers if their tensors are quantized.
 
@@ -313,7 +314,7 @@ def checked_sources(model: EncoderDecoder, checkpoint: Checkpoint) -> Sources:
             found = checkpoint.info(name)
             if found.shape != shape:
                 raise CheckpointError(
-                    f"{checkpoint}: tensor {name!r} has shape {found.shape}, but config.json asks for {shape}"
+                    f"{checkpoint}: tensor {name!r} has shape {found.shape}, but config.json requires {shape}"
                 )
             is_packed = expected[path].dtype == mx.uint32
             if not (found.dtype == mx.uint32 if is_packed else mx.issubdtype(found.dtype, mx.floating)):
@@ -343,7 +344,7 @@ def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoi
             expanded |= {
                 part_name(path, kind): tuple(part_name(name, kind) for name in names) for kind in QUANTIZED_PARTS
             }
-        nn.quantize(  # leaves layers that are quantized already
+        nn.quantize(  # skips layers that are already quantized
             model, class_predicate=lambda path, module: hasattr(module, "to_quantized") and settings.get(path, False)
         )
     except (IndexError, ValueError, ZeroDivisionError) as error:
@@ -352,7 +353,7 @@ def with_quantized(model: EncoderDecoder, sources: Sources, checkpoint: Checkpoi
 
 
 def quantizable(model: EncoderDecoder, sources: Mapping[str, tuple[str, ...]], group_size: int) -> dict[str, set[str]]:
-    """The tensors of each layer that can be quantized, by path. Its columns must divide into groups."""
+    """Return the tensors of each layer that can be quantized, by path. Columns must divide evenly into groups."""
     shapes = dict(tree_flatten(model.parameters()))
     layers = {path for path, module in model.named_modules() if hasattr(module, "to_quantized")}
     return {

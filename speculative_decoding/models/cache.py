@@ -1,11 +1,11 @@
 """The KV cache of a decoder: its own keys and values, and the cross keys and values of the source.
 
-A cache has one row per output, and each row has its own offset. All rows grow together. Each is rewound separately, to
-an absolute offset, which moves no data. With beams, a request has several adjacent rows that share its cross keys and
-values. The cache knows nothing of drafts or of what a position means.
+A cache has one row per output, and each row has its own offset. All rows grow together, but each can be rolled back
+separately, to an absolute offset, without moving data. With beams, a request has several adjacent rows that share its
+cross keys and values. The cache is independent of drafts and of the model's position scheme.
 
-Buffers have few sizes, and a pass attends over the whole buffer. So passes have few shapes, each compiled once. The
-model masks the stale contents after a row's offset.
+Buffers have few sizes, and a pass attends over the whole buffer, so passes have few shapes, each compiled once. The
+model masks stale entries after a row's offset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_CAPACITY = 32  # tokens of the output; doubled when full
 
 @dataclass
 class CrossAttentionCache:
-    """What one decoder layer attends over in a pass over complete outputs: the cross keys and values.
+    """The cross keys and values of one decoder layer, which are all that a pass over complete outputs needs.
 
     Shapes: P prompts, H heads of width D, S source tokens. P divides the number of rows B; B / P adjacent rows attend
     over the same prompt.
@@ -55,11 +55,11 @@ class CrossAttentionCache:
             buffer[slot, :, length:] = 0
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """New keys and values (B, H, L, D) -> all keys and values; here there are no earlier ones."""
+        """New keys and values (B, H, L, D) -> all keys and values. Without buffers, there are no earlier ones."""
         return keys, values
 
     def num_keys(self, length: int) -> int:
-        """The number of keys T over which self-attention over `length` new tokens computes."""
+        """Return the number of keys T for self-attention over `length` new tokens."""
         return length
 
 
@@ -76,7 +76,7 @@ class LayerCache(CrossAttentionCache):
 
     @classmethod
     def empty(cls, cross_keys: mx.array, cross_values: mx.array, beams: int = 1) -> LayerCache:
-        """Empty buffers for `beams` rows per prompt."""
+        """Return empty buffers for `beams` rows per prompt."""
         prompts, heads, _, width = cross_keys.shape
         shape = (prompts * beams, heads, MIN_CAPACITY, width)
         keys = mx.zeros(shape, cross_keys.dtype)
@@ -120,9 +120,9 @@ def grow(buffer: mx.array, extra: int) -> mx.array:
 
 
 def padding_mask(mask: mx.array, dtype: mx.Dtype) -> mx.array:
-    """A bool mask (B, S) -> an additive mask (B, 1, 1, S): 0 on tokens, -inf on padding.
+    """Bool mask (B, S) -> additive mask (B, 1, 1, S): 0 on tokens, -inf on padding.
 
-    A row without tokens, such as a free slot, is not masked: a softmax over nothing would be NaN.
+    Rows without tokens, such as free slots, are not masked, because a softmax over no keys would be NaN.
     """
     hidden = ~mask & mask.any(axis=1, keepdims=True)
     return mx.where(hidden, mx.array(-mx.inf, dtype), mx.array(0, dtype))[:, None, None, :]
@@ -130,14 +130,14 @@ def padding_mask(mask: mx.array, dtype: mx.Dtype) -> mx.array:
 
 @dataclass
 class DecoderCache:
-    """The caches of all layers, for one request or a batch of requests.
+    """The caches of all layers for one request or a batch of requests.
 
-    Methods that return a value change nothing. Wrappers rely on this to recognize changes.
+    Methods that return a value must not change the cache; wrappers rely on this to detect changes.
 
     Attributes:
         source_mask: Additive, (P, 1, 1, S): -inf after the end of each source.
         kept_layers: Layers whose hidden states `hidden` keeps from the last pass, for a draft head.
-        hidden: (B, L, d_model) for each of them.
+        hidden: (B, L, d_model) for each kept layer.
         beams: Rows per request; B = P * beams.
         offsets: The number of tokens in each row.
     """
@@ -181,11 +181,11 @@ class DecoderCache:
         return self.layers[-1]
 
     def rows_of(self, request: int) -> range:
-        """The rows of a request's beams."""
+        """Return the rows of a request's beams."""
         return range(request * self.beams, (request + 1) * self.beams)
 
     def write_index(self, length: int) -> mx.array:
-        """Where `length` new tokens of each row go, as `write` takes it."""
+        """Return the `index` argument of `write` for `length` new tokens per row."""
         if self.rows == 1:
             return mx.array(self.offsets)
         batch, heads, _, width = self.layers[0].keys.shape
@@ -207,7 +207,7 @@ class DecoderCache:
         self.offsets = [offset + length for offset in self.offsets]
 
     def trim_to(self, offset: int | Sequence[int]) -> None:
-        """Rewind all rows to one offset, or each row to its own. Rows never move forward."""
+        """Roll back all rows to one offset, or each row to its own. Rows never move forward."""
         offsets = [offset] * self.rows if isinstance(offset, int) else list(offset)
         if len(offsets) != self.rows:
             raise ValueError(f"{len(offsets)} offsets for {self.rows} rows")
@@ -218,7 +218,7 @@ class DecoderCache:
     def zero_after(self, row: int, offset: int | None = None) -> None:
         """Zero the buffers of a row after an offset; by default, after the row's own offset.
 
-        A mask hides finite values only, so this removes NaN and infinity.
+        Masks hide only finite values, so NaN and infinity must be overwritten.
         """
         start = self.offsets[row] if offset is None else offset
         for layer in self.layers:
@@ -226,7 +226,7 @@ class DecoderCache:
                 buffer[row, :, start:] = 0
 
     def select(self, requests: Sequence[int]) -> None:
-        """Keep only these requests, in this order, and free the others' buffers."""
+        """Keep only these requests, in this order, and free the buffers of all others."""
         index = mx.array(list(requests))
         self.source_mask = mx.take(self.source_mask, index, axis=0)
         for layer in self.layers:
@@ -234,7 +234,7 @@ class DecoderCache:
         self._take_rows([row for request in requests for row in self.rows_of(request)])
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Move row `rows[i]` to row i, within one request. Cross keys and values stay."""
+        """Move row `rows[i]` to row i, within one request. Cross keys and values do not move."""
         if list(rows) != list(range(self.rows)):
             self._take_rows(rows)
 
@@ -253,9 +253,9 @@ class DecoderCache:
         count = fresh.rows // fresh.beams
         size = self.rows // self.beams
         if len(set(slots)) != len(slots) or len(slots) != count or not all(0 <= slot < size for slot in slots):
-            raise ValueError(f"cannot assign {count} requests to rows {list(slots)} of {size}")
+            raise ValueError(f"cannot assign {count} requests to slots {list(slots)} of {size}")
         if fresh.offset != 0:
-            raise ValueError("only a cache that has decoded nothing can be assigned")
+            raise ValueError("cannot assign from a cache that has already decoded tokens")
         length = fresh.source_capacity
         if (extra := length - self.source_capacity) > 0:
             self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, extra)], constant_values=-mx.inf)

@@ -1,4 +1,4 @@
-"""A function of arrays, compiled once per shape."""
+"""Compiles a function of arrays once per shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface that all model configurations share, and checks of config.json fields."""
+"""Interface shared by all model configurations, and validation of config.json fields."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """The sizes and variants of a Transformer layer.
+    """Sizes and variants of a Transformer layer.
 
     scale: multiplies attention scores.
     attention_cap: the soft cap on attention scores, see `attend`.
-    is_gated: activations of the first half of the feed-forward's units multiply the second half (Shazeer 2020,
+    is_gated: whether the activations of the first half of the feed-forward units gate the second half (Shazeer 2020,
         2002.05202).
-    norm_first: whether a norm precedes each block, or follows it and the residual sum.
+    norm_first: whether a norm precedes each block; otherwise it follows the residual sum.
     """
 
     d_model: int
@@ -56,13 +56,13 @@ class LayerConfig:
         return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "d_ff": self.d_ff}
 
     def shard(self, ranks: int) -> Self:
-        """The sizes on one rank. With fewer key-value heads than ranks, several ranks hold the same head."""
+        """Return the sizes on one rank. With fewer key-value heads than ranks, several ranks hold the same head."""
         sizes: dict[str, Any] = {name: max(size // ranks, 1) for name, size in self.sharded_sizes.items()}
         return replace(self, **sizes)
 
 
 class EncoderDecoderConfig(Protocol):
-    """The configuration that the rest of the package reads, for any architecture."""
+    """The configuration fields of any architecture that the rest of the package reads."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -98,7 +98,7 @@ class EncoderDecoderConfig(Protocol):
 
 
 def require(name: str, value: Value, found: object, file: str = "config.json") -> None:
-    """Raise `CheckpointError` if `value` does not accept what was found in the field `name` of the file."""
+    """Raise `CheckpointError` if `value` does not accept the content of the field `name` of the file."""
     try:
         value.accept(found)
     except (ValueError, TypeError):
@@ -107,12 +107,12 @@ def require(name: str, value: Value, found: object, file: str = "config.json") -
 
 
 def with_defaults(raw: RawConfig, defaults: RawConfig) -> RawConfig:
-    """The fields of `raw`, with defaults for those that are missing or null."""
+    """Return the fields of `raw`, with defaults for missing and null fields."""
     return {**defaults, **{name: value for name, value in raw.items() if value is not None}}
 
 
 def checked_fields(config: type, raw: RawConfig, path: str = "") -> dict[str, Any]:
-    """The annotated fields of a configuration class, checked. Unknown keys are ignored.
+    """Validate and return the annotated fields of a configuration class. Unknown keys are ignored.
 
     Args:
         config: A dataclass whose fields are annotated with a `Value`.
@@ -131,7 +131,7 @@ def checked_fields(config: type, raw: RawConfig, path: str = "") -> dict[str, An
 
 
 def checked_ids(raw: RawConfig, vocab_size: int) -> dict[str, Any]:
-    """The special token ids, by field of a configuration. `eos_token_id` may be a list.
+    """Validate and return the special token ids by field name. `eos_token_id` may be a list.
 
     Raises:
         CheckpointError: An id is outside the vocabulary.

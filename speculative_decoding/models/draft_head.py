@@ -1,8 +1,9 @@
-"""A draft head: a small network that reads the target's hidden states and drafts tokens one by one.
+"""Draft head: a small network that reads the target's hidden states and drafts tokens one by one.
 
 It has no encoder and no KV cache; its state is one vector. A step combines the last token with the state and attends
-over the target's cross-attention cache of the last layer. It ends with a feed-forward and the only norm: each operation
-makes a step slower (docs/decisions/draft-head.md). The target's output head turns the state into logits.
+over the target's cross-attention cache of the last layer. It ends with a feed-forward block and the only norm, because
+every additional operation slows down a step (docs/decisions/draft-head.md). The target's output head turns the state
+into logits.
 
 After a verification, the state is computed from the target's hidden states of several layers ("features"; Li et al.
 2024, EAGLE, 2401.15077, which uses one layer).
@@ -29,16 +30,16 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class DraftHeadConfig:
-    """The sizes of a draft head, and the tokens that it may propose.
+    """Sizes of a draft head, and the tokens that it may propose.
 
     d_model: the width of the target's decoder.
-    heads, head_width: those of the target's cross-attention.
-    d_ff: units of the feed-forward.
+    heads, head_width: as in the target's cross-attention.
+    d_ff: number of feed-forward units.
     layers: the target's decoder layers whose states are the features; the last layer is one of them.
-    frequent: ids that it may propose for any source, most frequent first; empty: all ids.
-    by_source: for each source id, other ids that it may propose.
+    frequent: ids that the head may propose for any source, most frequent first; empty means all ids.
+    by_source: for each source id, additional ids that the head may propose.
     acceptance: the acceptance rate by draft position on held-out text, given that the previous tokens were accepted;
-        empty: unknown.
+        empty means unknown.
     """
 
     d_model: int
@@ -75,7 +76,7 @@ class DraftHead(nn.Module):
 
     @classmethod
     def for_target(cls, target: EncoderDecoder, layers: Sequence[int], seed: int = 0) -> DraftHead:
-        """An untrained head for this target, which reads the states of these decoder layers."""
+        """Return an untrained head for this target, which reads the states of these decoder layers."""
         width = target.config.d_model
         decoder = target.config.decoder
         head = cls(
@@ -92,14 +93,14 @@ class DraftHead(nn.Module):
         ids = mx.arange(min(1024, target.config.vocab_size))
         probe = 0.01 * mx.random.normal((64, width), key=mx.random.key(seed))
         output_head = target.head_of(ids)
-        products = (output_head(probe) - output_head(-probe)) / 0.02  # without a bias, and below any soft cap
+        products = (output_head(probe) - output_head(-probe)) / 0.02  # cancels the bias, and stays below any soft cap
         weights = head.initial_weights(root_mean_square(target.embed(ids[None])), root_mean_square(products), seed)
         head.load_weights([*weights.items()])
         mx.eval(head.parameters())
         return head
 
     def initial_weights(self, embedding_size: float, logit_size: float, seed: int) -> dict[str, mx.array]:
-        """Random weights with which a state is close to a weighted sum of its inputs.
+        """Return random weights that make a state approximately a weighted sum of its inputs.
 
         See docs/decisions/head-initialisation.md.
 
@@ -125,11 +126,11 @@ class DraftHead(nn.Module):
 
     @property
     def start_state(self) -> mx.array:
-        """The state before any token was verified, (d,)."""
+        """The initial state (d,), before any token was verified."""
         return normed(self.start)
 
     def features(self, hidden: mx.array) -> mx.array:
-        """The state after a verification.
+        """Return the state after a verification.
 
         hidden: the target's states after each of `config.layers`, concatenated, (B, L, layers * d) -> (B, L, d).
         """
@@ -139,7 +140,7 @@ class DraftHead(nn.Module):
     def step(
         self, embedded: mx.array, state: mx.array, keys: mx.array, values: mx.array, source_mask: mx.array
     ) -> mx.array:
-        """The state after one more token.
+        """Return the state after one additional token.
 
         Args:
             embedded: The target's embedding of the token, (B, L, d) or (B, d).
@@ -166,16 +167,16 @@ class DraftHead(nn.Module):
         return normed(x).reshape(shape)
 
     def outputs(self, state: mx.array) -> mx.array:
-        """The input of the target's output head, with the shape of the state."""
+        """Return the input of the target's output head; it has the shape of the state."""
         return state * self.norm
 
     def with_frequent(self, ids: Sequence[int], by_source: Mapping[int, Sequence[int]] | None = None) -> DraftHead:
-        """A copy of the head that may propose other ids. by_source: None keeps the current lists."""
+        """Return a copy of the head that may propose other ids. by_source: None keeps the current lists."""
         by_source = self.config.by_source if by_source is None else by_source
         return self._with(replace(self.config, frequent=tuple(ids), by_source=by_source))
 
     def with_acceptance(self, acceptance: Sequence[float]) -> DraftHead:
-        """A copy of the head with measured acceptance rates."""
+        """Return a copy of the head with measured acceptance rates."""
         return self._with(replace(self.config, acceptance=tuple(acceptance)))
 
     def _with(self, config: DraftHeadConfig) -> DraftHead:
@@ -233,5 +234,5 @@ def root_mean_square(x: mx.array) -> float:
 
 
 def default_layers(decoder_layers: int) -> tuple[int, ...]:
-    """The layers that a head reads, from 0: at a third of the depth, at two thirds, and the last one."""
+    """Return the layers that a head reads, from 0: at a third of the depth, at two thirds, and the last one."""
     return tuple(sorted({max(0, decoder_layers * part // 3 - 1) for part in (1, 2, 3)}))

@@ -1,6 +1,6 @@
-"""The parts that T5Gemma and T5Gemma 2 share with Gemma 2 (Riviere et al. 2024, 2408.00118, section 2).
+"""Layers that T5Gemma and T5Gemma 2 share with Gemma 2 (Riviere et al. 2024, 2408.00118, section 2).
 
-Norms before and after each block, rotary positions, grouped queries, sliding windows in some layers, and soft caps.
+They have norms before and after each block, rotary positions, grouped queries, sliding windows, and soft caps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Norm(DerivedWeight):
 
 
 class SelfAttention(nn.Module):
-    """norm_heads: whether the queries and keys of each head are normed (Henry et al. 2020, 2010.04245)."""
+    """norm_heads: whether to normalize the queries and keys of each head (Henry et al. 2020, 2010.04245)."""
 
     def __init__(self, config: StackConfig, kind: LayerKind, *, norm_heads: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class SelfAttention(nn.Module):
         return self.kind.rope(self.q_norm(queries) if self.norm_heads else queries, offsets)
 
     def keys_and_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
-        """Keys without positions, and values."""
+        """Return the keys before rotation, and the values."""
         keys, values = split_heads(self.kv(x), batch, 2, self.config.num_kv_heads)
         return (self.k_norm(keys) if self.norm_heads else keys), values
 
@@ -97,7 +97,7 @@ class EncoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The layers of the encoder or the decoder, and the final norm."""
+    """The layers of the encoder or decoder, and the final norm."""
 
     def __init__(self, config: StackConfig, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Stack(nn.Module):
 
 
 class Gemma(EncoderDecoder):
-    """The base class of both models. `embedding` is the decoder's table, and also the head's if they are tied."""
+    """Base class of both models. `embedding` is the decoder's table, and also the head's if they are tied."""
 
     config: GemmaConfig
 
@@ -167,7 +167,8 @@ def encoder_masks(config: StackConfig, length: int, mask: mx.array | None, dtype
         if mask is not None:
             padding = ~mask[:, None, None, :]
             masked = padding if masked is None else masked | padding
-            masked = masked & mask[:, None, :, None]  # padding attends to all keys: without keys it would be NaN
+            # Padding attends to all keys, because a softmax over no keys would be NaN.
+            masked = masked & mask[:, None, :, None]
         masks[window] = additive_mask(masked, dtype)
     return masks
 
@@ -185,7 +186,7 @@ FEED_FORWARD_NAMES = {
 
 
 def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
-    """The parameters of an attention block with its norms, and their tensors, for `named`."""
+    """Return the parameters of an attention block with its norms, and their tensors, for `named`."""
     return {
         f"{block}_norm": [f"pre_{tensor}_layernorm"],
         f"{block}_post_norm": [f"post_{tensor}_layernorm"],
@@ -196,7 +197,7 @@ def attention_names(block: str, tensor: str) -> dict[str, list[str]]:
 
 
 def stack_sources(stack: str, prefix: str, depth: int, layer: Mapping[str, Sequence[str]]) -> Sources:
-    """The sources of a stack whose tensor names start with `prefix`. layer: as for `named`."""
+    """Return the sources of a stack whose tensor names start with `prefix`. layer: as for `named`."""
     sources = named({"norm": ["norm"]}, f"{stack}.", f"{prefix}.")
     for i in range(depth):
         sources |= named(layer, f"{stack}.layers.{i}.", f"{prefix}.layers.{i}.")

@@ -1,4 +1,4 @@
-"""The configuration of T5Gemma and T5Gemma 2, and the parts of config.json that they share."""
+"""Configuration of T5Gemma and T5Gemma 2, and parsing of the config.json sections that they share."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class GemmaConfig:
 
 
 def joined_config(raw: RawConfig, decoder_section: Section, encoder: StackConfig, decoder: StackConfig) -> GemmaConfig:
-    """The configuration of a model with these stacks; special tokens may be in `raw` or in the decoder's section."""
+    """Combine the configurations of both stacks. Special tokens may be in `raw` or in the decoder's section."""
     if encoder.vocab_size != decoder.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
     is_tied = raw.get("tie_word_embeddings", True)
@@ -117,7 +117,7 @@ def joined_config(raw: RawConfig, decoder_section: Section, encoder: StackConfig
 
 
 def nested(raw: RawConfig, name: str) -> RawConfig:
-    """The object in the field `name`."""
+    """Return the object in the field `name`."""
     found = raw.get(name)
     if not isinstance(found, dict):
         raise CheckpointError(f"config.json: {name!r} must be an object, not {short_repr(found)}")
@@ -125,7 +125,7 @@ def nested(raw: RawConfig, name: str) -> RawConfig:
 
 
 class Section:
-    """The part of config.json for one stack, at `path`."""
+    """The section of config.json for one stack, at `path`."""
 
     def __init__(self, path: str, raw: RawConfig, defaults: Defaults) -> None:
         self.path = path
@@ -155,12 +155,12 @@ class Section:
         rope_per_kind: bool = False,
         caps_scores: bool = True,
     ) -> StackConfig:
-        """The configuration of the stack.
+        """Return the configuration of the stack.
 
         Args:
             windows: The window of each type of layer.
-            full_attention_every: If config.json has no layer types, every N-th layer has full attention.
-            rope_per_kind: Whether the types of layers have separate rotary positions.
+            full_attention_every: N: every N-th layer has full attention if config.json has no layer types.
+            rope_per_kind: Whether each type of layer has its own rotary settings.
             caps_scores: Whether `attn_logit_softcapping` applies.
         """
         fields = self.fields
@@ -194,9 +194,10 @@ class Section:
         return list(types)
 
     def rope(self, kind: str, *, per_kind: bool) -> Rope:
-        """The rotary positions of one type of layer.
+        """Return the rotary settings of one type of layer.
 
-        transformers 5 writes `rope_parameters`, per type of layer or for all; 4 writes `rope_theta` and other fields.
+        transformers 5 writes `rope_parameters`, for each type of layer or for all layers; transformers 4 writes
+        `rope_theta` and other fields.
         """
         name = "rope_parameters"
         parameters = self.raw.get(name)

@@ -1,4 +1,4 @@
-"""Parses generation_config.json: the fields that this package applies, and a note about those that it ignores."""
+"""Parses generation_config.json: the fields that this package applies, and a note about the ignored ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OFF_AT_ONE = ("num_beams", "encoder_repetition_penalty", "guidance_scale")
 class GenerationConfig:
     """Fields with their Hugging Face names.
 
-    min_length counts the start token and the decoder prefix too. ignored: a line about the ignored fields, or "".
+    min_length includes the start token and the decoder prefix. ignored: a note about the ignored fields, or "".
     """
 
     forced_bos_token_id: int | None = None
@@ -88,7 +88,7 @@ class GenerationConfig:
         return cls(**found, ignored=ignored(known))
 
     def with_defaults(self, options: GenerationOptions, prefix_length: int) -> GenerationOptions:
-        """The options, with this model's values for those that are None.
+        """Return the options with None replaced by this model's values.
 
         prefix_length: the number of tokens before the output, including the start token.
         """
@@ -107,7 +107,7 @@ class GenerationConfig:
     def constraints(
         self, options: GenerationOptions, eos_token_ids: Sequence[int], prefix_length: int, first: int | None
     ) -> Constraints:
-        """The constraints on one output.
+        """Return the constraints on one output.
 
         Args:
             options: The options `with_defaults`.
@@ -129,7 +129,7 @@ class GenerationConfig:
 
 
 def ignored(known: Mapping[str, Any]) -> str:
-    """A line about the ignored fields that would change the output."""
+    """Return a note about the ignored fields that would change the output."""
     notes = []
     for name, instead in IGNORED.items():
         if known.get(name) and not (name in OFF_AT_ONE and known[name] == 1):

@@ -27,7 +27,7 @@ TF32_TOLERANCE = 5e-3  # TF32 keeps 10 bits of the fraction
 
 
 class KernelCheck(NamedTuple):
-    """The deviation is the largest absolute difference, divided by the reference's largest absolute value."""
+    """Result of one check. deviation: the largest absolute difference, relative to the largest reference value."""
 
     kernel: str
     shape: str
@@ -108,8 +108,8 @@ def norm_case(norm: nn.Module, dtype: mx.Dtype) -> Case:
     with mx.stream(mx.cpu):
         x = x.astype(mx.float32)
         weight = (norm.scale if isinstance(norm, Norm) else norm.weight).astype(mx.float32)
-        centred = x - x.mean(axis=-1, keepdims=True) if isinstance(norm, nn.LayerNorm) else x
-        expected = centred / mx.sqrt(mx.square(centred).mean(axis=-1, keepdims=True) + norm.eps) * weight
+        centered = x - x.mean(axis=-1, keepdims=True) if isinstance(norm, nn.LayerNorm) else x
+        expected = centered / mx.sqrt(mx.square(centered).mean(axis=-1, keepdims=True) + norm.eps) * weight
         if "bias" in norm:
             expected = expected + norm.bias.astype(mx.float32)
     return "layer_norm" if isinstance(norm, nn.LayerNorm) else "rms_norm", f"width {width}", found, expected

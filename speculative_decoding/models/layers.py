@@ -1,6 +1,6 @@
 """Transformer layers (Vaswani et al. 2017, arXiv 1706.03762) for T5 and BART. Gemma's layers share some parts.
 
-Positions enter through the masks and the embeddings, which the caller computes.
+The caller computes the masks and embeddings, which encode positions.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of an encoder, or of a decoder, which also attends over the encoder output.
+    """An encoder layer, or a decoder layer, which also attends over the encoder output.
 
-    Each block has a norm: before it (`norm_first`), or after the residual connection.
+    Each block has a norm, either before it (`norm_first`) or after the residual connection.
     """
 
     def __init__(

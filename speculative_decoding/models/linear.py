@@ -13,9 +13,9 @@ Head = Callable[[mx.array], mx.array]
 
 
 class DerivedWeight(nn.Module):
-    """A layer that computes with a function of its weight, which `finalize` evaluates once for all passes.
+    """A layer that uses a value derived from its weight; `finalize` evaluates this value once for all passes.
 
-    After the weight has been replaced, as in a training step, the layer derives the value in every pass again.
+    After the weight is replaced, as in a training step, the layer derives the value in every pass again.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -24,7 +24,7 @@ class DerivedWeight(nn.Module):
 
     @abstractmethod
     def derive(self) -> mx.array:
-        """The value, computed from the weight."""
+        """Compute the value from the weight."""
 
     def finalize(self) -> None:
         """Evaluate the derived value."""
@@ -49,7 +49,7 @@ def finalize_layers(module: nn.Module) -> None:
 class Linear(DerivedWeight, nn.Linear):
     """x (..., inputs) -> (..., outputs), with a weight (outputs, inputs).
 
-    `nn.Linear` transposes the weight in every pass, which is a graph node each time.
+    `nn.Linear` transposes the weight in every pass, which adds a graph node each time.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
@@ -60,7 +60,7 @@ class Linear(DerivedWeight, nn.Linear):
 
     @property
     def transposed(self) -> mx.array:
-        """(inputs, outputs)."""
+        """The transposed weight, (inputs, outputs)."""
         return self.derived
 
     def derive(self) -> mx.array:
@@ -68,17 +68,17 @@ class Linear(DerivedWeight, nn.Linear):
 
 
 def matrix(layer: nn.Module) -> mx.array:
-    """The layer's weight (outputs, inputs), dequantised if necessary."""
+    """Return the layer's weight (outputs, inputs), dequantized if necessary."""
     if "scales" not in layer:
         return layer.weight
     return mx.dequantize(layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
 
 
 def rows_of(layer: nn.Module, ids: mx.array) -> Head:
-    """A function (B, L, d) -> (B, L, N): the product with N rows of the layer's weight, which may be quantised."""
+    """Return a function (B, L, d) -> (B, L, N) that multiplies by N rows of the weight, which may be quantized."""
     parts = {name: layer[name][ids] for name in ("weight", "scales", "biases") if name in layer}
     if "scales" not in parts:
-        transposed = parts["weight"].T  # here rather than in every product
+        transposed = parts["weight"].T  # once, rather than in every product
         return lambda x: x @ transposed
     settings = {"bits": layer.bits, "group_size": layer.group_size, "mode": layer.mode}
     return lambda x: mx.quantized_matmul(x, parts["weight"], parts["scales"], parts.get("biases"), **settings)

@@ -1,4 +1,4 @@
-"""How much memory a prompt and a slot of a batch need, and whether it is available."""
+"""Estimates the memory that a prompt and a batch slot need, and checks that it is available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def slots_within(
     max_tokens: int,
     num_beams: int = 1,
 ) -> int:
-    """Limit the slots to the memory left by the weights, for the longest sources and outputs of `max_tokens` tokens.
+    """Limit the slots to the memory that the weights leave, for the longest sources and outputs of `max_tokens` tokens.
 
     Raises `InputError` if not even one slot fits.
     """
@@ -41,10 +41,10 @@ def slots_within(
 
 
 def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
-    """The size of the caches of one prompt, and of the logits of a round.
+    """Return the size of one prompt's caches and of a round's logits in bytes.
 
-    A round has the logits of 17 positions (16 draft tokens). With beams it has logits, log-probabilities, sums and
-    sorted numbers for each beam.
+    A round has the logits of 17 positions (16 draft tokens). With beams, it has logits, logprobs, their sums and sorted
+    indices for each beam.
     """
     cache = model.make_cache(model.encode(mx.zeros((1, source_tokens), mx.uint32)), beams=num_beams)
     cache.reserve(max_tokens)
@@ -56,7 +56,7 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
     """Raise `InputError` for a source that does not fit into memory; attention grows with the square of its length."""
     if source_tokens <= MAX_BATCHED_SOURCE:
         return
-    matrices = 5  # float32 attention matrices of one layer that exist at the same time; measured: 3.3 to 4.7
+    matrices = 5  # float32 attention matrices of one layer that exist at the same time (measured: 3.3 to 4.7)
     needed = matrices * 4 * model.config.encoder.num_heads * source_tokens**2
     available = available_memory()
     if needed > available:
@@ -67,7 +67,7 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
 
 
 def available_memory() -> int:
-    """Bytes: the available memory on Linux, the total memory elsewhere."""
+    """Return the available memory on Linux, and the total memory on other systems, in bytes."""
     with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

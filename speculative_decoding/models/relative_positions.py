@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 
 class RelativePositionBias(nn.Module):
-    """The learned bias of each (distance bucket, head), for all layers of a stack.
+    """Learned biases for each distance bucket and head, for all layers of a stack.
 
-    The layers share one table, or each layer has a table. weight: (tables * num_buckets, H).
+    The layers share one table, or each layer has its own. weight: (tables * num_buckets, H).
     """
 
     def __init__(self, tables: int, num_buckets: int, heads: int, max_distance: int, *, causal: bool) -> None:
@@ -26,7 +26,7 @@ class RelativePositionBias(nn.Module):
         self.causal = causal
 
     def __call__(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
-        """The additive mask of each table, (B, H, length, T).
+        """Return the additive mask of each table, (B, H, length, T).
 
         Query i of a row has position offset + i, and key j has position j. Causal biases mask the future with -inf.
         One gather serves all rows, tables and positions.
@@ -36,17 +36,17 @@ class RelativePositionBias(nn.Module):
             offsets: (B,), one per row.
         """
         capacity = windows.shape[1]
-        # Which window each query of a row at offset 0 adds to its scores, (tables * H, length).
+        # The index of the window that each query of a row at offset 0 adds to its scores, (tables * H, length).
         first = (2 * capacity - 1) * np.arange(self.tables * self.heads)[:, None] + capacity - 1
         numbers = mx.array((first - np.arange(length)).astype(np.int32))
         masks = mx.take(windows, numbers - offsets[:, None, None], axis=0)
         return [masks] if self.tables == 1 else [*mx.split(masks, self.tables, axis=1)]
 
     def windows(self, capacity: int) -> mx.array:
-        """All windows of `capacity` biases, as views of one line of biases.
+        """Return all windows of `capacity` biases, as views of one array of biases.
 
-        The line holds 2 * capacity - 1 biases, ordered by distance, for each (table, head). The biases that a query at
-        one position adds to its scores are one window of the line.
+        For each (table, head), the array holds 2 * capacity - 1 biases ordered by distance. A query at one position
+        adds one window of the array to its scores.
         """
         tables = self.weight.reshape(self.tables, self.num_buckets, self.heads)
         if self.causal:
@@ -59,10 +59,10 @@ class RelativePositionBias(nn.Module):
 
 @lru_cache(maxsize=32)
 def buckets_by_distance(length: int, causal: bool, num_buckets: int, max_distance: int) -> NDArray[np.int32]:
-    """The bucket of each distance, key position minus query position, from -(length - 1) to length - 1.
+    """Return the bucket of each distance, key position minus query position, from -(length - 1) to length - 1.
 
-    Short distances have a bucket each; longer distances share buckets on a logarithmic scale. Past and future have half
-    of the buckets each. If causal, the past has all buckets, and the masked future has an additional one.
+    Each short distance has a bucket; longer distances share buckets on a logarithmic scale. Past and future have half
+    of the buckets each. If causal, the past has all buckets, and the masked future has an extra one.
     """
     signed = np.arange(-(length - 1), length)
     distance = np.abs(signed)

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class Rope:
-    """base: of the wavelengths. factor: divides positions ("linear" scaling)."""
+    """Rotary embedding. base: base of the wavelengths. factor: positions are divided by it ("linear" scaling)."""
 
     base: float
     factor: float = 1.0
@@ -25,13 +25,13 @@ class Rope:
 
 @dataclass(frozen=True)
 class Window:
-    """How many positions before and after its own a query attends to; None: no limit."""
+    """Number of positions before and after its own that a query attends to; None: no limit."""
 
     past: int | None = None
     future: int | None = None
 
     def masked(self, offsets: mx.array, length: int, capacity: int) -> mx.array | None:
-        """Which keys j < capacity are outside the window of token i of a row, at position offset + i.
+        """Return a mask of the keys j < capacity outside the window of token i of a row, at position offset + i.
 
         Args:
             offsets: (B,), or (1,) for all rows.
@@ -53,7 +53,7 @@ class Window:
 
 
 def additive_mask(masked: mx.array | None, dtype: mx.Dtype) -> mx.array:
-    """-inf where masked, 0 elsewhere."""
+    """Return -inf where masked, 0 elsewhere."""
     if masked is None:
         return mx.zeros((1, 1, 1, 1), dtype)
     return mx.where(masked, mx.array(-mx.inf, dtype), mx.array(0, dtype))

@@ -1,6 +1,6 @@
-"""Draft models that have the target's encoder: its weights are held once, and each source is encoded once.
+"""Shares the target's encoder with a draft model that has the same one: one copy of the weights, one encoder pass.
 
-Examples are distilbart with bart-large-cnn, and drafts with a distilled decoder only (Shleifer and Rush 2020,
+Examples are distilbart with bart-large-cnn, and drafts with only the decoder distilled (Shleifer and Rush 2020,
 2010.13002, "shrink and fine-tune").
 """
 
@@ -19,7 +19,7 @@ DECODER_PREFIXES = ("decoder.", "head.")
 
 
 def share_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Let the draft use the target's encoder arrays if all of them are equal, bit for bit. Returns whether they are."""
+    """Make the draft use the target's encoder arrays if all are bit-identical. Returns whether they are."""
     ours, theirs = encoder_parameters(target), encoder_parameters(draft)
     if not same_shape(target, draft) or ours.keys() != theirs.keys():
         return False
@@ -33,20 +33,20 @@ def share_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
 
 
 def shares_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Whether both models hold the same encoder arrays."""
+    """Return whether both models hold the same encoder arrays."""
     ours, theirs = encoder_parameters(target), encoder_parameters(draft)
     same = ours.keys() == theirs.keys() and all(array is theirs[name] for name, array in ours.items())
     return same and same_shape(target, draft)
 
 
 def encoder_parameters(model: EncoderDecoder) -> Mapping[str, mx.array]:
-    """The parameters that an encoder may use, by path."""
+    """Return the parameters that an encoder may use, by path."""
     parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
     return {path: array for path, array in parameters if not path.startswith(DECODER_PREFIXES)}
 
 
 def same_shape(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
-    """Whether the configurations are equal except for the decoder."""
+    """Return whether the configurations are equal except for the decoder."""
 
     def facts(model: EncoderDecoder) -> dict[str, Any]:
         return {name: value for name, value in asdict(model.config).items() if "decoder" not in name}  # type: ignore[call-overload]

@@ -25,7 +25,7 @@ from .linear import Linear
 from .relative_positions import RelativePositionBias
 from .tensors import HEAD, Sources, embedding_table, is_same_table, named
 
-# Hugging Face's defaults for fields that config.json omits, beyond the defaults of `T5Config`.
+# Hugging Face's defaults for omitted config.json fields, where they differ from the defaults of `T5Config`.
 SPECIAL_TOKENS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 FAMILY_DEFAULTS: Mapping[str, dict[str, Any]] = {
     "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -73,7 +73,7 @@ class T5Config:
         return config if checkpoint is None else config.resolved(checkpoint)
 
     def resolved(self, checkpoint: Checkpoint) -> T5Config:
-        """The config with `tie_word_embeddings` as the checkpoint's tensors imply.
+        """Return the config with `tie_word_embeddings` set from the checkpoint's tensors.
 
         transformers 5 saves the flag as true for every T5, and PyTorch files also store a tied head. If the flag is
         true and the file has a head, the head is tied only if it equals the embedding.
@@ -92,7 +92,7 @@ class T5Config:
 
     @property
     def head_is_scaled(self) -> bool:
-        """Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if the head is tied."""
+        """Whether decoder outputs are multiplied by d_model^-0.5 before the head; by default, if it is tied."""
         return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     @property
@@ -127,7 +127,7 @@ class T5Config:
 
 
 class Stack(nn.Module):
-    """The layers of the encoder or the decoder, their position biases, and the final norm."""
+    """The layers of the encoder or decoder, their position biases, and the final norm."""
 
     def __init__(self, config: T5Config, layers: Sequence[Layer], *, causal: bool) -> None:
         super().__init__()
@@ -142,9 +142,9 @@ class Stack(nn.Module):
         )
 
     def biases(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
-        """The additive self-attention mask of each layer; layers with a shared bias get the same array.
+        """Return the additive self-attention mask of each layer; layers with a shared bias get the same array.
 
-        windows: those of `position_biases`.
+        windows: from `position_biases.windows`.
         """
         biases = self.position_biases(windows, offsets, length)
         return biases if len(biases) == len(self.layers) else biases * len(self.layers)
@@ -222,7 +222,7 @@ class T5(EncoderDecoder):
 
 
 def layer_names(config: T5Config, *, has_cross_attention: bool) -> dict[str, list[str]]:
-    """The parameters of a layer and their tensors, for `named`."""
+    """Return the parameters of a layer and their tensors, for `named`."""
     names = {
         "self_norm": ["0.layer_norm"],
         "self_attention.qkv": ["0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v"],

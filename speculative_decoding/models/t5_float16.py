@@ -1,10 +1,10 @@
-"""Rescales T5's weights such that activations fit in float16 and logits do not change.
+"""Rescales T5's weights so that activations fit in float16 and logits do not change.
 
 The residual stream of T5 can exceed float16's maximum of 65504. Every layer norm divides by the size of the stream, so
 the whole stream can be scaled by 2^-k: the embeddings and the output of each block by 2^-k, the norms' epsilon by 4^-k.
-Scaling by a power of two rounds nothing, so the logits are equal. The head keeps the original embedding.
+Scaling by a power of two does not round, so the logits are equal. The head keeps the original embedding.
 
-k follows from an upper bound on the stream, computed from the weights, that holds for every input.
+k is computed from an upper bound on the stream, which follows from the weights and holds for every input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STACKS = ("encoder", "decoder")
 
 
 def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
-    """config.json and weights of an equivalent model that fits in float16. Many models need no rescaling."""
+    """Return config.json and weights of an equivalent model that fits in float16. Many models need no rescaling."""
     config = T5Config.from_dict(raw, checkpoint)
     exponent = needed_exponent(config, checkpoint)
     if exponent == 0:
@@ -42,14 +42,14 @@ def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping
 
 
 class RescaledCheckpoint(Checkpoint):
-    """A checkpoint whose embedding and blocks are scaled by powers of two, and whose head is the original one."""
+    """A checkpoint with the embedding and blocks scaled by powers of two, and with the original head."""
 
     def __init__(self, inner: Checkpoint, config: T5Config, exponent: int) -> None:
         table = embedding_table(inner.keys())
         self._inner = inner
         self._origin = {HEAD: table} if config.tie_word_embeddings else {}
         self._exponents = {table: exponent}
-        # Both matrices of a block take half of the exponent, which keeps their values away from float16's subnormals.
+        # Split the exponent between both matrices of a block, to keep their values away from float16's subnormals.
         for block in chain.from_iterable(blocks(config, stack) for stack in STACKS):
             half = exponent // 2 if block.is_homogeneous else 0
             self._exponents |= {block.inputs[-1]: half, block.output: exponent - half}
@@ -65,7 +65,7 @@ class RescaledCheckpoint(Checkpoint):
 class Block(NamedTuple):
     """The tensor names of an attention or feed-forward block.
 
-    inputs: matrices that the normed input is multiplied by; the products of several are multiplied (gated).
+    inputs: matrices that multiply the normed input; with a gate, there are several, whose products are multiplied.
     output: the matrix whose result is added to the residual stream.
     is_homogeneous: whether scaling the last input matrix scales the block's output by the same factor.
     """
@@ -77,7 +77,7 @@ class Block(NamedTuple):
 
 
 def blocks(config: T5Config, stack: str) -> Iterator[Block]:
-    """All blocks of "encoder" or "decoder", in order."""
+    """Yield all blocks of "encoder" or "decoder", in order."""
     names = layer_names(config, has_cross_attention=stack == "decoder")
     is_homogeneous = config.is_gated or config.decoder.activation == "relu"
     for i in range(config.num_layers if stack == "encoder" else config.decoder_layers):
@@ -90,7 +90,7 @@ def blocks(config: T5Config, stack: str) -> Iterator[Block]:
 
 
 def needed_exponent(config: T5Config, checkpoint: Checkpoint) -> int:
-    """The smallest k for which no value in the residual stream or inside a block exceeds `LIMIT`."""
+    """Return the smallest k for which no value in the residual stream or inside a block exceeds `LIMIT`."""
     stream, inside = bounds(config, checkpoint)
     if not math.isfinite(stream + inside):
         raise CheckpointError(
@@ -100,12 +100,12 @@ def needed_exponent(config: T5Config, checkpoint: Checkpoint) -> int:
 
 
 def excess_exponent(bound: float) -> int:
-    """The smallest k with bound * 2^-k <= LIMIT."""
+    """Return the smallest k with bound * 2^-k <= LIMIT."""
     return max(0, math.ceil(math.log2(bound / LIMIT))) if bound > 0 else 0
 
 
 def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
-    """Upper bounds, for any input, on the residual stream and on the values inside blocks.
+    """Return upper bounds, for any input, on the residual stream and on the values inside blocks.
 
     A norm with weight g outputs g * u with |u| = sqrt(d_model). By Cauchy-Schwarz, row w of the next matrix yields at
     most sqrt(d_model) * |w * g|. Attention averages its values, and activations do not increase magnitudes.

@@ -1,6 +1,6 @@
 """T5Gemma (Zhang et al. 2025, 2504.06225): an encoder and a decoder with Gemma 2's layers.
 
-Their widths may differ. The decoder's layers have a cross-attention without positions before the feed-forward.
+Their widths may differ. Decoder layers have cross-attention without positions before the feed-forward block.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def t5gemma2_config(raw: RawConfig) -> GemmaConfig:
 
 
 class MergedAttention(SelfAttention):
-    """One softmax over the previous tokens, whose keys have positions, and the encoder output, whose keys have none."""
+    """One softmax over the previous tokens, whose keys are rotated, and the encoder output, whose keys are not."""
 
     def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
         return self.keys_and_values(encoder_output.flatten(0, 1), encoder_output.shape[0])
@@ -118,7 +118,7 @@ class DecoderLayer(nn.Module):
 
 
 class T5Gemma2(Gemma):
-    """One table embeds sources and outputs; the end-of-image token has a separate embedding."""
+    """T5Gemma 2. One table embeds sources and outputs; the end-of-image token has a separate embedding."""
 
     def __init__(self, config: GemmaConfig, ranks: int = 1) -> None:
         super().__init__(config, ranks, norm_heads=True)

@@ -14,10 +14,10 @@ Sources = dict[str, tuple[str, ...]]  # see `EncoderDecoder.parameter_sources`
 
 
 def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Sequence[str] = ("weight",)) -> Sources:
-    """The sources of a part of a model.
+    """Return the sources of one part of a model.
 
     Args:
-        table: From our parameter names to tensor names, both without prefix and suffix.
+        table: Maps our parameter names to tensor names, both without prefix and suffix.
         ours: Prefix of our parameter names.
         theirs: Prefix of the tensor names.
         kinds: Suffixes of both.
@@ -30,12 +30,12 @@ def named(table: Mapping[str, Sequence[str]], ours: str, theirs: str, kinds: Seq
 
 
 def embedding_table(names: Set[str], prefix: str = "") -> str:
-    """The name of the embedding in a checkpoint with these tensor names, all of which start with `prefix`."""
+    """Return the name of the embedding in a checkpoint with these tensor names, all of which start with `prefix`."""
     return prefix + next((name for name in EMBEDDING_TABLES if prefix + name in names), EMBEDDING_TABLES[0])
 
 
 def is_same_table(checkpoint: Checkpoint, first: str, second: str) -> bool:
-    """Whether both tensors exist and are equal. PyTorch files store tied heads twice, and tie flags can be wrong."""
+    """Return whether both tensors exist and are equal. PyTorch files store tied heads twice; tie flags can be wrong."""
     if first not in checkpoint or second not in checkpoint:
         return False
     if checkpoint.info(first).shape != checkpoint.info(second).shape:

@@ -214,7 +214,8 @@ class GenerationOptions:
             is_off = value == "none" if name == "drafter" else value is False
             if value != default(name) and not is_off:
                 raise InputError(
-                    f"{name} {short_repr(value)} does not go with num_beams {self.num_beams}; leave one of them out"
+                    f"{name} {short_repr(value)} cannot be combined with num_beams {self.num_beams}; "
+                    "leave one of them out"
                 )
 
     @property

@@ -86,9 +86,9 @@ def test_draft_and_verify_times_are_shown_with_show_draft_and_trace(tmp_path: Pa
 def test_the_prompt_may_be_a_positional_argument(main_py) -> None:  # type: ignore[no-untyped-def]
     assert main_py(PROMPT)[:2] == main_py("--prompt", PROMPT)[:2]
     status, _, error = main_py(PROMPT, "--prompt", PROMPT)
-    assert status == 2 and "--prompt: the prompt is given already" in error
+    assert status == 2 and "--prompt: cannot be combined with a positional prompt" in error
     status, _, error = main_py(PROMPT, "--input", "x")
-    assert status == 2 and "--prompt does not go with --input" in error
+    assert status == 2 and "--prompt cannot be combined with --input" in error
 
 
 def test_every_step_from_prompt_to_text_runs_once(monkeypatch: pytest.MonkeyPatch, main_py) -> None:  # type: ignore[no-untyped-def]
@@ -138,7 +138,7 @@ def test_the_draft_is_shown_on_standard_error(capsys: pytest.CaptureFixture[str]
     assert "Diese Funktion" in err and "[- " in err and "{+ " in err
     assert main_command.main(["--prompt", HARDER, "--show-draft", "rounds", "--regular-decode"]) == 0
     err = capsys.readouterr().err
-    assert "round 10: nothing drafted, " in err and "accepted" not in err.replace("accepted [-", "")
+    assert "round 10: no draft, " in err and "accepted" not in err.replace("accepted [-", "")
 
 
 def test_an_output_prefix_is_continued(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,9 +308,9 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         ),
         (["--verify", "--regular-decode"], "--verify compares with and without a draft"),
         (["--compare", "--num-draft", "0"], "--compare compares with and without a draft"),
-        (["--compare", "--regular-decode"], "--baseline does not go with --compare"),
-        (["--compare", "--verify"], "--verify does not go with --compare"),
-        (["--interactive"], "--prompt does not go with --interactive"),
+        (["--compare", "--regular-decode"], "--baseline cannot be combined with --compare"),
+        (["--compare", "--verify"], "--verify cannot be combined with --compare"),
+        (["--interactive"], "--prompt cannot be combined with --interactive"),
         (
             ["--show-draft", "He go home."],
             "text, rounds, not 'He go home.'; put a prompt before this flag, or use --prompt",
@@ -425,7 +425,9 @@ def test_a_full_disk_is_a_one_line_error(
         monkeypatch.chdir(ROOT)
         assert main_command.main(more or ["--prompt", PROMPT]) == 2
         err = capfd.readouterr().err
-    assert err.splitlines()[1:] == ["main.py: error: standard output: No space left on device; send it elsewhere"]
+    assert err.splitlines()[1:] == [
+        "main.py: error: standard output: No space left on device; redirect it to another disk"
+    ]
     for name in ("--stats-json", "--trace"):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         assert main_command.main(["--prompt", PROMPT, name, "/dev/full"]) == 2
@@ -466,7 +468,7 @@ def test_a_closed_standard_stream_is_never_written_to(tmp_path: Path) -> None:
     out = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert out.split("\n") == ["2", "Die Methode gibt den Wert zurück.", "0", ""]
     assert (tmp_path / "err").read_text() == (
-        "main.py: error: standard output is closed; send it to a file, or to /dev/null\n"
+        "main.py: error: standard output is closed; redirect it to a file or to /dev/null\n"
     )
     assert json.loads((tmp_path / "s").read_text())["lossless"]
 

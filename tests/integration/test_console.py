@@ -89,7 +89,7 @@ def test_prompts_are_decoded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert status == 0
     first, second, *rest = out.splitlines()
     assert first == TEXT and second and not rest
-    assert "t5-web-docs" in err and "/help lists the commands" in err and " draft tokens" in err
+    assert "t5-web-docs" in err and "/help for the commands" in err and " draft tokens" in err
     status, out, err = in_process(
         monkeypatch, capsys, GERMAN, "--show-draft", *FIXED
     )  # the end of the input also ends the console
@@ -257,7 +257,7 @@ def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[
 
 
 def test_stats_sum_up_all_prompts(talk) -> None:  # type: ignore[no-untyped-def]
-    assert "no prompt was decoded yet" in talk("/stats")[1]
+    assert "no prompt has been decoded yet" in talk("/stats")[1]
     talk(GERMAN, GRAMMAR)
     err = talk("/stats")[1]
     assert re.search(r"speculative +18 .*%", err)
@@ -319,11 +319,11 @@ def test_an_ngram_store_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--prompt", "x"], "--prompt does not go with --interactive"),
-        (["--compare"], "--compare does not go with --interactive"),
-        (["--verify"], "--verify does not go with --interactive"),
-        (["--stats-json", "x.json"], "--stats-json does not go with --interactive"),
-        (["--input", "x.txt"], "--interactive does not go with --input"),
+        (["--prompt", "x"], "--prompt cannot be combined with --interactive"),
+        (["--compare"], "--compare cannot be combined with --interactive"),
+        (["--verify"], "--verify cannot be combined with --interactive"),
+        (["--stats-json", "x.json"], "--stats-json cannot be combined with --interactive"),
+        (["--input", "x.txt"], "--interactive cannot be combined with --input"),
     ],
 )
 def test_options_without_effect_in_the_console_are_refused(

@@ -312,7 +312,7 @@ def test_float16_is_refused_for_growing_residual_streams(family: str, tmp_path: 
         lambda: convert(str(folder), tmp_path / "out", Storage("float16", 8, 32)),
     ):
         if adds_up:
-            with pytest.raises(InputError, match=f"a {family} model may overflow in float16; choose bfloat16"):
+            with pytest.raises(InputError, match=f"{family} models may overflow in float16; use bfloat16"):
                 attempt()
         else:
             attempt()

@@ -120,7 +120,7 @@ def test_converted_weights_approximate_the_model(name: str, storage: Storage, mo
 def test_float16_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     folder = folder_of(name, tmp_path)
     for attempt in (lambda: load(folder, dtype="float16"), lambda: convert(str(folder), None, Storage("float16"))):
-        with pytest.raises(InputError, match="float16; choose bfloat16"):
+        with pytest.raises(InputError, match="float16; use bfloat16"):
             attempt()
 
 

@@ -162,7 +162,7 @@ IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
-    """Random weights, far from those of any initializer; see make_goldens.py."""
+    """Return random weights, far from those of any initializer; see make_goldens.py."""
     noise = rng.standard_normal(shape)
     if name == TABLE:
         weight = 0.15 * noise
@@ -184,13 +184,13 @@ def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.r
 
 
 def last_norms(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The last norm of the decoder: at the end of the stack, or of its last layer."""
+    """Return the last norm of the decoder: at the end of the stack, or of its last layer."""
     is_behind = config["model_type"] in ("bart", "marian")
     return (f"layers.{config['decoder_layers'] - 1}.final_layer_norm",) if is_behind else ("layer_norm",)
 
 
 def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
-    """The tensors, with the names in the Hub's file; tied tables appear once, or under every name."""
+    """Return the tensors, with the names in the Hub's file; tied tables appear once, or under every name."""
     config, rng = family.config, np.random.default_rng(family.seed)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
@@ -277,7 +277,7 @@ def translated(
 
 
 def adds_to_all_scores(name: str) -> bool:
-    """Whether a tensor adds the same to all scores of a query, which softmax ignores."""
+    """Return whether a tensor adds the same to all scores of a query, which softmax ignores."""
     return name.endswith("k_proj.bias")
 
 

@@ -40,7 +40,7 @@ TOGETHER = 10  # prompts
 
 
 def bundled_target() -> T5ForConditionalGeneration:
-    """The bundled target: stored in bfloat16, computed in float32."""
+    """Return the bundled target: stored in bfloat16, computed in float32."""
     stored = np.load(FOLDER / "weights.npz")
     tensors = {name: torch.from_numpy(stored[name].view(np.int16).copy()).view(torch.bfloat16) for name in stored}
     model = T5ForConditionalGeneration(T5Config.from_pretrained(FOLDER)).eval()

@@ -108,7 +108,7 @@ def is_tower(name: str) -> bool:
 
 
 def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Random weights, far from those of any initializer.
+    """Return random weights, far from those of any initializer.
 
     The current token weighs more than the source, and attention is sharp; otherwise outputs repeat a single token. The
     row of EOS is long; otherwise EOS is rarely predicted.

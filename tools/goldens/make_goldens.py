@@ -264,7 +264,7 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
-    """Random weights, far from those of any initializer.
+    """Return random weights, far from those of any initializer.
 
     The tables are small and the layers' outputs large; otherwise a tied head predicts its own input token. The rows of
     `wo` sum to zero; otherwise the mean of the ReLU gives every token the same prediction. The row of EOS is long;
@@ -291,7 +291,7 @@ def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.r
 
 
 def make_checkpoint(family: Family) -> dict[str, torch.Tensor]:
-    """The tensors, with the names in the Hub's file."""
+    """Return the tensors, with the names in the Hub's file."""
     config, rng = family.meaning, np.random.default_rng(family.seed)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
@@ -362,7 +362,7 @@ def greedy(model: PreTrainedModel, source: torch.Tensor) -> list[int]:
 
 
 def top_two_gap(model: PreTrainedModel, family: Family, golden: Mapping[str, np.ndarray]) -> float:
-    """The smallest top-2 gap of any greedy token; checks that one pass without a cache chooses the same tokens."""
+    """Return the smallest top-2 gap of any greedy token. Asserts that a pass without a cache yields the same tokens."""
     gaps = []
     for i, (source_length, length) in enumerate(zip(family.lengths, golden["greedy_lengths"], strict=True)):
         tokens = torch.tensor(golden["greedy_ids"][i, :length], dtype=torch.long)

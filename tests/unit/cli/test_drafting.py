@@ -60,23 +60,23 @@ def test_defaults_depend_on_the_draft_model_and_the_flags_given(folders: ModelPa
 
 STORE = ["--ngram-store", "s.json"]
 REFUSED = [
-    (["--regular-decode", "--drafter", "ngram"], "--drafter does not go with --baseline; leave one of them out"),
+    (["--regular-decode", "--drafter", "ngram"], "--drafter cannot be combined with --baseline; leave one of them out"),
     (["--regular-decode", "--num-draft", "7"], "--num-draft has no effect with --drafter none; leave one"),
     (["--num-draft", "0", "--drafter", "auto"], "--drafter has no effect with --num-draft 0; leave one"),
     (["--drafter", "none", "--num-draft", "7"], "--num-draft has no effect with --drafter none"),
     (["--regular-decode", "--delta", "0.5"], "--delta has no effect with --drafter none"),
     (
         ["--drafter", "ngram", "--draft-vocab", "9", "--draft-vocab-text", "f"],
-        "--draft-vocab belongs to --drafter model",
+        "--draft-vocab only applies to --drafter model",
     ),
     (
         ["--drafter", "none", "--draft-vocab", "9", "--draft-vocab-text", "f"],
-        "--draft-vocab belongs to --drafter model or auto, not none",
+        "--draft-vocab only applies to --drafter model or auto, not none",
     ),
     (["--max-ngram-size", "4", "--drafter", "model"], "--max-ngram-size has no effect with --drafter model, only with"),
-    ([*STORE, "--drafter", "model"], "--ngram-store belongs to --drafter ngram or auto, not model"),
-    (["--draft-vocab", "100"], "--draft-vocab and --draft-vocab-text: one needs the other"),
-    (["--draft-vocab-text", "f"], "--draft-vocab and --draft-vocab-text: one needs the other"),
+    ([*STORE, "--drafter", "model"], "--ngram-store only applies to --drafter ngram or auto, not model"),
+    (["--draft-vocab", "100"], "--draft-vocab and --draft-vocab-text: must be given together"),
+    (["--draft-vocab-text", "f"], "--draft-vocab and --draft-vocab-text: must be given together"),
 ]
 REFUSED_ALONE = [
     (["--drafter", "model"], "--drafter model has no effect without a draft model; name one with --draft-model"),
@@ -109,7 +109,7 @@ def test_every_option_is_refused_with_every_drafter_that_would_ignore_it(folders
             if drafter in drafters:
                 assert drafting_of(folders, "--drafter", drafter, *own)[0] == drafter
             else:
-                with pytest.raises(InputError, match=f"{own[0]} (belongs to|has no effect with)"):
+                with pytest.raises(InputError, match=f"{own[0]} (only applies to|has no effect with)"):
                     drafting_of(folders, "--drafter", drafter, *own)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from speculative_decoding import Session
 from speculative_decoding.cli import main as main_command
-from speculative_decoding.cli.views import DraftView, has_colour, visible, watch
+from speculative_decoding.cli.views import DraftView, has_color, visible, watch
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.tokenizer import Tokenizer
 from speculative_decoding.models.base import EncoderDecoder
@@ -137,7 +137,7 @@ def test_lines_of_rounds_add_up_to_the_text(color: bool) -> None:
     lines = Text.from_ansi(shown).plain.splitlines()
     assert len(lines) == len(events)
     for number, (line, event) in enumerate(zip(lines, events, strict=True), start=1):
-        drafted = f"{event.accepted} of {event.drafted} accepted, model" if event.drafted else "nothing drafted"
+        drafted = f"{event.accepted} of {event.drafted} accepted, model" if event.drafted else "no draft"
         assert line.startswith(f"round {number}: {drafted}, ")
     if not color:
         bare = [re.sub(r"\[-.*?-\]|\{\+|\+\}", "", line.split("ms", 1)[1].split(": ", 1)[1]) for line in lines]
@@ -148,13 +148,13 @@ def test_no_color_pipes_and_dumb_terminals_get_marks(monkeypatch: pytest.MonkeyP
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert has_colour(Console(file=io.StringIO(), force_terminal=True))
-    assert not has_colour(Console(file=io.StringIO()))
+    assert has_color(Console(file=io.StringIO(), force_terminal=True))
+    assert not has_color(Console(file=io.StringIO()))
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not has_colour(Console(file=io.StringIO(), force_terminal=True))
+    assert not has_color(Console(file=io.StringIO(), force_terminal=True))
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
-    assert not has_colour(Console(file=io.StringIO(), force_terminal=True))
+    assert not has_color(Console(file=io.StringIO(), force_terminal=True))
 
 
 def test_the_legend_uses_the_marks_it_explains() -> None:

@@ -222,12 +222,12 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
             "num_return_sequences 2 would return one text 2 times at temperature 0; give num_beams >= 2",
         ),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences must be <= num_beams (2), not 3"),
-        ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5 does not go with num_beams 2"),
-        ({"num_beams": 2, "drafter": "model"}, "drafter 'model' does not go with num_beams 2"),
-        ({"num_beams": 2, "num_draft_tokens": 3}, "num_draft_tokens 3 does not go with num_beams 2"),
-        ({"num_beams": 2, "stop": ["a"]}, "stop ('a',) does not go with num_beams 2"),
-        ({"num_beams": 2, "strict": True}, "strict True does not go with num_beams 2"),
-        ({"num_beams": 2, "logprobs": True}, "logprobs True does not go with num_beams 2"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5 cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "drafter": "model"}, "drafter 'model' cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "num_draft_tokens": 3}, "num_draft_tokens 3 cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "stop": ["a"]}, "stop ('a',) cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "strict": True}, "strict True cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "logprobs": True}, "logprobs True cannot be combined with num_beams 2"),
     ],
 )
 def test_conflicting_options_are_refused_in_one_line(options: dict[str, Any], named: str) -> None:
@@ -307,12 +307,15 @@ def test_command_line_prints_all_sequences_and_refuses_conflicting_options(
             ["--draft-model", "t5-web-docs-draft"],
             "--draft-model t5-web-docs-draft: has no effect with --num-beams 3",
         ),
-        (["--drafter", "auto"], "--drafter 'auto' does not go with --num-beams 3"),
+        (["--drafter", "auto"], "--drafter 'auto' cannot be combined with --num-beams 3"),
         (
             ["--num-return-sequences", "2", "--show-draft"],
             "--show-draft needs a single output (got --num-return-sequences 2)",
         ),
-        (["--interactive", "--num-return-sequences", "2"], "--num-return-sequences does not go with --interactive"),
+        (
+            ["--interactive", "--num-return-sequences", "2"],
+            "--num-return-sequences cannot be combined with --interactive",
+        ),
     ):
         given = [*prompt, *more] if "--interactive" not in more else more
         assert main(given) == 2

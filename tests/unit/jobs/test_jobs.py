@@ -696,8 +696,8 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
         (["--resume"], "--resume has no effect without --output"),
         (["--slots", "3"], "--slots has no effect without --input"),
         (["--max-memory", "3"], "--max-memory has no effect without --input"),
-        (["--input", "-", "--prompt", "x"], "--prompt does not go with --input; leave"),
-        (["--input", "-", "--verify"], "--verify does not go with --input; leave"),
+        (["--input", "-", "--prompt", "x"], "--prompt cannot be combined with --input; leave"),
+        (["--input", "-", "--verify"], "--verify cannot be combined with --input; leave"),
         (["--input", "-", "--resume"], "--resume has no effect without --output"),
         (["--input", "-", "--force"], "--force has no effect without --output"),
         (["--input", "-", "--output", "x", "--force", "--resume"], "leave one of them out"),
@@ -705,14 +705,14 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
         (["--input", "-", "--max-memory", "0"], "--max-memory: must be a number above 0"),
         (["--input", "/nowhere"], "--input /nowhere: No such file or directory"),
         (["--input", "/"], "--input /: Is a directory"),
-        (["--input", "README.md", "--output", "./README.md"], "--output README.md: is the file of --input too; name"),
+        (["--input", "README.md", "--output", "./README.md"], "--output README.md: is already used by --input; name"),
         (
             ["--input", "x.job", "--output", "x"],
-            "--output's journal x.job: is the file of --input too; name another",
+            "--output's journal x.job: is already used by --input; name another",
         ),
         (
             ["--input", "README.md", "--stats-json", "LICENSE", "--output", "LICENSE"],
-            "--output LICENSE: is the file of",
+            "--output LICENSE: is already used by",
         ),
         (
             ["--input", "README.md", "--stats-json", "-"],

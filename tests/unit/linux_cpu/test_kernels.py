@@ -164,7 +164,7 @@ def test_kernel_that_cannot_be_compiled_ends_the_command_in_one_line(
     assert run("generate", lambda: bool(client.step())) == 2
     err = capsys.readouterr().err
     assert err.startswith(
-        "generate: error: no kernel can be compiled (No space left); free space, or name another folder"
+        "generate: error: MLX cannot compile kernels (No space left); free space, or name another folder"
     )
     assert err.count("\n") == 1
 

@@ -128,5 +128,5 @@ def test_a_draft_is_suggested_if_none_was_given() -> None:
             ModelPaths(Path("models/flan-t5-xl"), draft), GenerationOptions(**options), DraftFlags()
         ).describe()
 
-    assert said(None).endswith("; a draft model for it: --draft-model google/flan-t5-small")
+    assert said(None).endswith("; to use a draft model, add --draft-model google/flan-t5-small")
     assert "flan-t5-small" not in said(Path("other")) + said(None, drafter="none")
