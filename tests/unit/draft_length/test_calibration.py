@@ -31,7 +31,7 @@ from tests.support.fake_probe import KEY, FakeProbe, calibrated, metal
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
 
-CACHES = os.environ.get("XDG_CACHE_HOME", "")  # with compiled kernels; the fixture `folder` changes it
+CACHES = os.environ.get("XDG_CACHE_HOME", "")  # compiled kernels are here; the fixture `folder` sets another folder
 pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 
