@@ -1,6 +1,6 @@
-"""`python -m benchmarks`: drafts against baseline decoding, against other programs, and against the memory bandwidth.
+"""`python -m benchmarks`: compares drafts with baseline decoding, other programs, and the memory bandwidth limit.
 
-docs/benchmarks.md explains the output. This file parses the options and combines the other files.
+docs/benchmarks.md explains the output. This file combines the other files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .ours import Ours, ours
 from .peers import ASSISTED, fastest_peers
 from .replay import replays
 from .report import fastest_lines, report
-from .summary import SummaryRow, summarise
+from .summary import SummaryRow, summarize
 from .tasks import Task, at_slots, random_task, tasks_from_files
 
 FILE_LIMIT = 25  # prompts per file
@@ -61,7 +61,7 @@ def benchmark(chosen: argparse.Namespace) -> int:
         tasks = [replace(task, num_beams=chosen.num_beams) for task in tasks]
         runs = measure(name, models, tasks, chosen, where)
         dtype = str(dtype_of(models.target)).removeprefix("mlx.core.")
-        rows += summarise(f"{name}, {dtype}", runs, bytes_per_pass(models.target), bandwidth)
+        rows += summarize(f"{name}, {dtype}", runs, bytes_per_pass(models.target), bandwidth)
     warnings = notes(where, others, used_by_others(), chosen.repeats)
     fastest = [] if "acceptance" in chosen else fastest_lines(rows)
     summary = {"environment": where, "notes": warnings, "fastest": fastest, "rows": [asdict(row) for row in rows]}
@@ -116,7 +116,7 @@ def open_assistant(name: str | None, pair: ModelPair) -> EncoderDecoder:
 def measure(
     name: str, models: Models, tasks: Sequence[Task], chosen: argparse.Namespace, where: dict[str, Any]
 ) -> list[Run]:
-    """Run all contenders on all tasks of a model or pair. Adds the versions of the peers' libraries to `where`."""
+    """Run all contenders on all tasks of a model or pair, and add the versions of the peers' libraries to `where`."""
     contenders: list[tuple[Task, list[Contender]]] = [(task, [*ours_of(chosen, models, task)]) for task in tasks]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculative-decoding-")))
@@ -131,10 +131,10 @@ def measure(
 
 
 def ours_of(chosen: argparse.Namespace, models: Models, task: Task) -> list[Ours]:
-    """Return our contenders, the baseline first.
+    """Return our contenders, starting with the baseline.
 
-    Without --drafter and --num-draft these are all modes that the models support, or only `auto` with --slots. Random
-    weights have the baseline and replayed drafts.
+    Without --drafter and --num-draft, these are all modes that the models support, or only `auto` with --slots. For
+    random weights, they are the baseline and replayed drafts.
     """
     if "acceptance" in chosen:
         return replays(task, models.target, chosen.draft, chosen.acceptance)

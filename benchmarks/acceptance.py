@@ -1,13 +1,13 @@
 """Recorded acceptance: the number of correct draft tokens at each position. record.py writes it, replay.py reads it.
 
-A line of the file holds a task, a kind and the task's outputs. An output has a digit (base 36) for each of its tokens:
-the number of correct tokens in a draft that starts there. Kinds:
+Each line of the file holds a task, a kind and the task's outputs. An output has one base-36 digit per token: the number
+of correct tokens in a draft that starts there. Kinds:
 
 - "head", "model": drafts of a draft head or draft model
 - "copy": copies, at the positions where the drafter `auto` copies
 - "found": the lengths of these copies
 
-A draft never covers the last token of an output, because the target adds a token in each round.
+Drafts never cover the last token of an output, because the target adds a token in each round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from speculative_decoding.errors import InputError, writing
 from speculative_decoding.loading.atomic_io import atomic_write
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-PIECE = 16  # consecutive tokens that an excerpt keeps together
+PIECE = 16  # length of the consecutive pieces in an excerpt
 
 Recorded = Mapping[str, Sequence[Sequence[int]]]  # kind -> outputs
 

@@ -1,8 +1,9 @@
-"""The gain and the cost of a draft: `python -m benchmarks.drafts [FILE ...] [--draft-model NAME]`.
+"""Measures the gain and the cost of a draft: `python -m benchmarks.drafts [FILE ...] [--draft-model NAME]`.
 
 Prints the tokens per target call of each file, with drafts of seven tokens. Then decodes prompts one at a time with
 drafts of 1, 3 and 7 tokens. A least-squares fit gives the cost of a source, of starting a draft and of a draft token.
-Costs are relative to a target pass over one position: the last one is c of Leviathan et al. 2023, section 3.3.
+Costs are relative to a target pass over one position; the cost of a draft token is c in Leviathan et al. 2023, section
+3.3.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def tokens_per_call(models: Models, task: Task) -> float:
 
 
 def timed(session: Session, number: int, num_draft_tokens: int) -> tuple[float, float, int, int]:
-    """Decode a prompt. Returns the seconds of its drafts, the seconds of its passes, target calls, draft tokens."""
+    """Decode a prompt. Returns the seconds for drafts, the seconds for passes, target calls, and draft tokens."""
     drafter = (
         {"drafter": "model", "num_draft_tokens": num_draft_tokens}
         if num_draft_tokens

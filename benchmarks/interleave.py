@@ -1,4 +1,4 @@
-"""Runs contenders in turns: each decodes each task in every repeat, so that all see the machine in the same state."""
+"""Runs contenders in turns: each decodes every task in every repeat, so that all run under the same conditions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from speculative_decoding.decoding.stats import GenerationStats
 
 from .tasks import Task
 
-SLICE = 0.5  # seconds of a turn, shorter than typical changes of a machine's speed
-SETTLE = 0.1  # seconds between turns, until the idle threads of the previous contender stop spinning
+SLICE = 0.5  # seconds per turn; shorter than typical fluctuations in a machine's speed
+SETTLE = 0.1  # seconds between turns, in which idle threads of the previous contender stop spinning
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Output:
         tokens: the output.
         seconds: wall-clock time from source ids to output ids, including the encoder. In a batch, the time since the
             previous prompt finished.
-        stats: of our contenders only.
+        stats: statistics, for our contenders only.
     """
 
     tokens: list[int]
@@ -37,9 +37,9 @@ class Contender(ABC):
     """A program in one setting.
 
     Args:
-        label: its name in tables.
+        label: name in tables.
         setting: our command-line flags, or the setting of a peer.
-        temperature: of sampling.
+        temperature: sampling temperature.
     """
 
     label: str
@@ -48,7 +48,7 @@ class Contender(ABC):
 
     @abstractmethod
     def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
-        """Yield (index of the source, its output) in the order in which they finish."""
+        """Yield (index of the source, its output) in order of completion."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def take_turns(
 
     Args:
         contenders: the contenders of each task.
-        repeats: that are measured.
-        warm_ups: repeats before them, whose runs are dropped.
+        repeats: number of measured repeats.
+        warm_ups: number of unmeasured repeats before them.
         say: receives a line for each repeat.
     """
     for repeat in range(-warm_ups, repeats):

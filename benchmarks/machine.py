@@ -1,4 +1,4 @@
-"""The machine: what it is, its memory bandwidth, and whether other processes use it."""
+"""Describes the machine, measures its memory bandwidth, and detects load from other processes."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def output(*command: str) -> str:
 def measure_bandwidth() -> float:
     """Return the bytes per second that the fastest matrix-vector product reads.
 
-    On a CPU this includes NumPy's product, because the bandwidth is a limit of the machine and not of MLX.
+    On a CPU, this includes NumPy's product, because the bandwidth is a limit of the machine, not of MLX.
     """
-    rows = 8192  # 268 MB in float32, more than any cache holds
+    rows = 8192  # 268 MB in float32, larger than any cache
     matrix = mx.ones((rows, rows))
     vector = mx.ones((1, rows))
     mx.eval(matrix, vector)
@@ -68,7 +68,7 @@ def measure_bandwidth() -> float:
 def used_by_others() -> tuple[float, float]:
     """Return the processor seconds that other processes used since boot, and the total; zeros if unknown.
 
-    Subprocesses count as ours after they have ended.
+    Our subprocesses count as other processes until they end.
     """
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
@@ -86,7 +86,7 @@ def notes(where: Mapping[str, Any], before: tuple[float, float], after: tuple[fl
         where: from `environment`.
         before: from `used_by_others`, before the measurement.
         after: from `used_by_others`, after it.
-        repeats: that were measured.
+        repeats: number of measured repeats.
     """
     warnings = []
     if where["load_before"] > 0.5:

@@ -1,4 +1,4 @@
-"""Models to measure: random weights of published shapes, export for peers, bytes that a pass reads."""
+"""Models to measure: builds random weights of published shapes, exports them for peers, counts bytes per pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "t5-base": COMMON | {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
     "t5-large": COMMON | {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
 }  # Raffel et al. 2020, section 3.1.1 and appendix; v1.0
-HEAD = "head"  # the name of a draft head among shapes
+HEAD = "head"  # names a draft head in the list of shapes
 GROUP_SIZE = 64  # of quantization
 
 
@@ -53,8 +53,8 @@ def head_of(sources: Mapping[str, Any]) -> str:
 def bytes_per_pass(model: EncoderDecoder) -> int:
     """Return the bytes of weights that one decoder pass reads: the decoder's layers and the output matrix.
 
-    This excludes the encoder and the cross-attention's key and value projections, which run once per request. It
-    excludes the embedding, of which a pass reads one row, unless it is tied to the output matrix.
+    This excludes the encoder and the cross-attention's key and value projections, which run once per request. It also
+    excludes the embedding, because a pass reads only one row of it, unless it is tied to the output matrix.
     """
     sizes = {path: value.nbytes for path, value in parameters_of(model).items()}
     sources = model.parameter_sources(model.config, set())
@@ -74,19 +74,19 @@ def random_model(
 ) -> EncoderDecoder:
     """Return a model whose matrices are normal with variance 1 / columns and whose scales are 1.
 
-    Activations then stay in range.
+    This keeps activations in range.
 
     Args:
         shape: fields of config.json.
-        dtype: of the weights.
-        bits: quantize all matrices except the output matrix, as `load` does.
-        seed: of the weights.
+        dtype: data type of the weights.
+        bits: if given, all matrices except the output matrix are quantized, as in `load`.
+        seed: random seed of the weights.
     """
     model = build(shape)
     parameters = parameters_of(model)
     for (path, old), key in zip(parameters.items(), mx.random.split(mx.random.key(seed), len(parameters)), strict=True):
         new = mx.ones(old.shape) if old.ndim == 1 else mx.random.normal(old.shape, key=key) * old.shape[-1] ** -0.5
-        mx.eval(new := new.astype(dtype))  # one at a time, to avoid a second copy of a large model
+        mx.eval(new := new.astype(dtype))  # evaluate one at a time, to avoid a second copy of a large model
         model.load_weights([(path, new)], strict=False)
     if bits is not None:
         sources = model.parameter_sources(model.config, set())
@@ -108,7 +108,7 @@ def random_draft(name: str, target: EncoderDecoder) -> EncoderDecoder | DraftHea
 def exported(model: EncoderDecoder, folder: Path) -> Path:
     """Write config.json, model.safetensors (float32) and a tokenizer, unless the folder exists. Returns the folder.
 
-    Peers receive ids instead of text, so the tokenizer spells token i as "t<i>".
+    Peers receive ids instead of text, so the tokenizer represents token i as "t<i>".
 
     Raises:
         InputError: the model is quantized.
@@ -122,7 +122,7 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     for path, names in model.parameter_sources(model.config, set()).items():
         for name, part in zip(names, mx.split(parameters[path].astype(mx.float32), len(names)), strict=True):
             tensors[name] = mx.contiguous(part)
-    settings: Any = model.config  # its fields carry Hugging Face's names
+    settings: Any = model.config  # its fields have Hugging Face's names
     eos = list(settings.eos_token_ids)
     config = asdict(settings) | {
         "num_decoder_layers": settings.decoder_layers,

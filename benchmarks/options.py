@@ -1,4 +1,4 @@
-"""The options of `python -m benchmarks`, and which of them exclude each other."""
+"""Defines the options of `python -m benchmarks` and rejects contradictory combinations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT = argument_type(Int(1))
 
 
 def benchmark_parser() -> Parser:
-    """Return the parser. An option without default is not an attribute of the result unless it was given."""
+    """Return the parser. An option without a default sets an attribute of the result only if it was given."""
     description = "Measure decoding speed. Prints tables, one line of JSON, and the fastest flags."
     parser = Parser(prog="python -m benchmarks", description=description, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
@@ -40,7 +40,7 @@ def benchmark_parser() -> Parser:
         help="temperatures to test (default: 0)",
     )
     add("--slots", type=COUNT, nargs="+", metavar="N", help="batch sizes to test (default: one prompt at a time)")
-    beams = "beam search with N beams, for us and for --peers; excludes drafts (default: 1)"
+    beams = "beam search with N beams, for this package and --peers; excludes drafts (default: 1)"
     add("--num-beams", type=argument_type(option_specs()["num_beams"].type), default=1, metavar="N", help=beams)
     add("--repeats", type=COUNT, default=5, metavar="N", help="measured repeats (default: 5)")
     add(
@@ -52,7 +52,7 @@ def benchmark_parser() -> Parser:
     )
     names = f"other programs to compare with, separated by commas: {', '.join(PEERS)}"
     add("--peers", type=comma_separated(PEERS), default=[], metavar="NAMES", help=names)
-    add("--peer-python", metavar="PATH", help="a Python in which the peers are installed (default: this one)")
+    add("--peer-python", metavar="PATH", help="Python interpreter in which the peers are installed (default: this one)")
     assistant = f"draft model for --peers {ASSISTED}, which does not support draft heads (default: --draft-model)"
     add("--assistant", metavar="NAME", help=assistant)
     shapes = f"baseline decoding with random weights of these shapes, separated by commas: {', '.join(SHAPES)}"
@@ -71,7 +71,7 @@ def benchmark_parser() -> Parser:
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Refuse options that exclude each other, and read --acceptance. Raises `InputError`."""
+    """Reject contradictory options, and read --acceptance. Raises `InputError`."""
     given = vars(chosen)
     files = ", ".join(map(str, chosen.prompts))
     is_random = "random" in given
@@ -81,12 +81,12 @@ def check(chosen: argparse.Namespace) -> None:
     is_greedy = set(chosen.temperature) == {0}
     has_drafts = is_replay or has_assisted or bool(given.keys() & {"drafter", "num_draft"})
     conflicts = {
-        "--peers: only compared at temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
+        "--peers: requires temperature 0; add 0 to --temperature": chosen.peers and 0 not in chosen.temperature,
         "--peer-python: no effect without --peers": "peer_python" in given and not chosen.peers,
         f"--assistant: no effect without --peers {ASSISTED}": "assistant" in given and not has_assisted,
         f"--peers {ASSISTED}: cannot be combined with --slots (it has no batches)": has_slots and has_assisted,
         f"--peers {ASSISTED}: cannot be combined with --random (no draft matches)": is_random and has_assisted,
-        f"prompts {files}: cannot be combined with --random, which has random sources": is_random and files,
+        f"prompts {files}: cannot be combined with --random, which uses random sources": is_random and files,
         "--draft, --acceptance: need each other and --random": is_replay != bool(chosen.draft)
         or (is_replay and not is_random),
         "--acceptance: needs temperature 0 and excludes --slots": is_replay and (has_slots or not is_greedy),

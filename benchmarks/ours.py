@@ -1,4 +1,4 @@
-"""Our decoding modes as contenders, each with a separate session; one prompt at a time, or in batches."""
+"""Contenders for our decoding modes, each with a separate session, for single prompts or batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tasks import Task
 
 
 class Ids:
-    """A tokenizer that takes no time, as peers receive and return ids. Text "3" is source 3; each token is a letter."""
+    """A tokenizer without cost, because peers receive and return ids. Text "3" is source 3; each token is a letter."""
 
     vocabulary = Vocabulary({})
     languages = MappingProxyType[str, int]({})
@@ -41,12 +41,12 @@ class Ids:
 
 @dataclass(frozen=True)
 class Ours(Contender):
-    """A decoding mode on one task. Its session keeps its statistics from request to request."""
+    """A decoding mode on one task. Its session keeps learned statistics across requests."""
 
     session: Session
 
     def decode(self, task: Task) -> Iterator[tuple[int, Output]]:
-        """Measure each prompt separately, so that the turns of other contenders do not count."""
+        """Time each prompt separately, to exclude the turns of other contenders."""
         results = self._results(task)
         for _ in task.sources:
             started = time.perf_counter()
@@ -54,7 +54,7 @@ class Ours(Contender):
             yield number, Output(result.tokens, time.perf_counter() - started, result.stats)
 
     def _results(self, task: Task) -> Iterator[tuple[int, GenerationResult]]:
-        """Yield (index of a prompt, its result) in the order in which they finish."""
+        """Yield (index of a prompt, its result) in order of completion."""
         numbers = range(len(task.sources))
         if task.slots is None:
             yield from ((number, self.session.generate(str(number), seed=number)) for number in numbers)
@@ -65,7 +65,7 @@ class Ours(Contender):
 
 
 def ours(task: Task, modes: Sequence[DecodingMode], temperatures: Sequence[float], models: Models) -> list[Ours]:
-    """Return a contender for each mode and temperature. They have no text store, which would hold every output."""
+    """Return a contender for each mode and temperature, without text stores, which would contain earlier outputs."""
     contenders = []
     for temperature in temperatures:
         for mode in modes:

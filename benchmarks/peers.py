@@ -20,11 +20,11 @@ from .tasks import Task
 
 WORKER = Path(__file__).with_name("worker.py")
 THREADS = sorted({1, 2, os.cpu_count() or 1})
-ASSISTED = "hf-assisted"  # needs a draft model and has no batches
+ASSISTED = "hf-assisted"  # requires a draft model and does not support batches
 Mode = Mapping[str, Any]
 MODES: list[Mode] = [{"threads": n} for n in THREADS]
 CONSTANT: list[Mode] = [{**mode, "num_assistant_tokens": k} for mode in MODES for k in (1, 3, 5, 8)]
-# Peer -> label in tables, including the arithmetic -> its modes, of which the fastest is measured.
+# Peer -> label in tables, including the data type -> modes to try; the fastest one is measured.
 PEERS: dict[str, dict[str, list[Mode]]] = {
     "hf": {"hf float32": MODES},
     ASSISTED: {f"{ASSISTED} float32, default": MODES, f"{ASSISTED} float32, constant": CONSTANT},
@@ -63,14 +63,14 @@ class Worker:
         try:
             answer = json.loads(line)
         except ValueError:
-            answer = {"error": f"unexpected output {line!r}" if line else "its process ended"}
+            answer = {"error": f"unexpected output {line!r}" if line else "process ended"}
         if "error" in answer:
             way_out = "install it in the Python of --peer-python, or omit this peer"
             raise InputError(f"--peers {self._peer}: {answer['error']}; {way_out}")
         return dict(answer)
 
     def close(self) -> None:
-        self._process.kill()  # it has nothing to save
+        self._process.kill()  # there is nothing to save
         with suppress(BrokenPipeError):
             self._process.communicate()
 
@@ -88,15 +88,15 @@ class Peer(Contender):
 def fastest_peers(
     name: str, python: str | None, models: Models, tasks: Sequence[Task], scratch: Path, stack: ExitStack
 ) -> list[list[Peer]]:
-    """Return, for each task, a contender for each label of the peer, in the mode that is fastest on the first prompts.
+    """Return a contender for each task and label of the peer, in the fastest mode on the first prompts.
 
     Args:
         name: a key of `PEERS`.
-        python: the Python in which the peer is installed; None for this one.
+        python: the interpreter in which the peer is installed; None for this one.
         models: to export for the peer.
         tasks: to decode.
         scratch: a folder for exported weights.
-        stack: ends the processes.
+        stack: ends the peer processes when it closes.
     """
     job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))
@@ -123,7 +123,7 @@ def fastest_peers(
 
 
 def trial_ms(worker: Worker, task: Task) -> float:
-    """Return the ms per token on the first prompts: the better of two runs."""
+    """Return the ms per token on the first prompts, from the faster of two runs."""
     few = replace(task, sources=task.sources[: max(4, 2 * (task.slots or 1))])
     _, *runs = (worker.decode(few) for _ in range(3))  # the first run is a warm-up
     return min(1e3 * sum(each.seconds for each in run) / sum(len(each.tokens) for each in run) for run in runs)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.record FILE`: record the acceptance of the bundled drafts, for --acceptance to replay."""
+"""`python -m benchmarks.record FILE`: records the acceptance of the bundled drafts, which --acceptance replays."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DRAFTS = ("t5-web-docs-draft", "t5-web-docs-head")
 
 
 class Recorder(AutoDrafter):
-    """Drafts before each token, with the model and, where `auto` would copy, with a copy; proposes nothing itself.
+    """Records a draft before each token, from the model and, where `auto` would copy, from a copy. Proposes no tokens.
 
-    Supports one row. `drafts` holds the draft tokens before each token of the last request, by kind.
+    Supports a single row. `drafts` holds the draft tokens before each token of the last request, by kind.
     """
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
@@ -42,13 +42,13 @@ class Recorder(AutoDrafter):
         for kind, drafts in self.drafts.items():
             is_tried = kind in (MODEL, one.kind)
             draft = super().propose([replace(one, kind=kind)], slots) if is_tried else Draft.empty()
-            place = len(one.request.decoder_tokens) - 1  # may be asked again
+            place = len(one.request.decoder_tokens) - 1  # a position may be drafted more than once
             drafts[place:] = [token_rows(draft.tokens)[0][: draft.length(0)]]
         return Draft.empty()
 
 
 def record(pair: Session, task: Task) -> Recorded:
-    """Count the correct tokens of the pair's draft, and of copies, before each token of the task's outputs."""
+    """Count the correct tokens of the pair's drafts and of copies, before each token of the task's outputs."""
     recorder = Recorder(*auto_parts(pair.model, pair.draft_model))
     session = Session(pair.model, Ids(task.sources))
     model = "head" if isinstance(pair.draft_model, DraftHead) else "model"

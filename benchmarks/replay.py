@@ -1,4 +1,4 @@
-"""Drafts for random weights: computed in full, then replaced by tokens that are accepted as often as recorded."""
+"""Replays recorded acceptance for random weights: computes drafts, then replaces their tokens to match the record."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .tasks import Task
 
 
 class Script(NamedTuple):
-    """The target's output for a source, and the recorded acceptance at each of its tokens.
+    """The target's output for a source, with the recorded acceptance at each token.
 
     Args:
         output: the target's tokens.
-        right: number of correct tokens in a draft of the model.
-        found: length of a copy, or 0.
-        copied: number of correct tokens in the copy.
+        right: at each token, the number of correct tokens in the model's draft.
+        found: at each token, the length of a copy, or 0.
+        copied: at each token, the number of correct tokens in the copy.
     """
 
     output: list[int]
@@ -38,14 +38,14 @@ class Script(NamedTuple):
 
 
 class ReplayDrafter(AutoDrafter):
-    """Computes drafts and searches for copies, then proposes tokens of the source's script. Supports one row."""
+    """Computes drafts and searches for copies, then proposes tokens from the source's script. Supports one row."""
 
     scripts: Mapping[tuple[int, ...], Script]
 
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         super().begin(request, encoder_output)
         self._script = self.scripts[tuple(request.source_tokens)]
-        # What the model has written: its own tokens where a draft was accepted.
+        # The model's own tokens, also where a draft was accepted.
         self._seen = RequestView(request.options, request.source_tokens, [*request.decoder_tokens], request.slot)
 
     def kind(self, request: RequestView) -> str:
@@ -64,7 +64,9 @@ class ReplayDrafter(AutoDrafter):
             return Draft.certain([self._ids(place, min(one.count, self._script.found[place]), self._script.copied)])
         draft = super().propose([replace(one, request=self._seen)], slots)
         ids = mx.array([self._ids(place, draft.num_tokens, self._script.right)], mx.uint32)
-        return Draft(ids + 0 * draft.tokens, lengths=draft.lengths)  # depends on the draft, as a real target pass does
+        return Draft(
+            ids + 0 * draft.tokens, lengths=draft.lengths
+        )  # keeps a dependency on the draft, as in a real target pass
 
     def _ids(self, place: int, count: int, right: Sequence[int]) -> list[int]:
         ids = self._script.output[place : place + count]
@@ -79,14 +81,14 @@ class ReplayDrafter(AutoDrafter):
         super().observe([self._seen], counts)
 
     def end(self, request: RequestView) -> None:
-        """Check that the output is the script's. Raises `InputError` if it differs from baseline decoding."""
+        """Check that the output equals the script. Raises `InputError` if it differs from baseline decoding."""
         super().end(request)
         if request.decoder_tokens[1:] != self._script.output:
             raise InputError("--acceptance: the target's output depends on the width of a pass; use --dtype float32")
 
 
 def replays(task: Task, target: EncoderDecoder, drafts: Sequence[str], tasks: Mapping[str, Recorded]) -> list[Ours]:
-    """Return the baseline, then contenders with copies and each draft (`random_draft`) for each recorded task."""
+    """Return the baseline, then a contender with copies and each draft (`random_draft`) for each recorded task."""
     (baseline,) = ours(task, [BASELINE], [0.0], Models(target, None))
     outputs = [output.tokens for _, output in baseline.decode(task)]
     size = task.max_tokens

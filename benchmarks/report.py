@@ -44,9 +44,9 @@ def report(rows: Sequence[SummaryRow], environment: Mapping[str, Any], notes: Se
 
 
 def fastest_lines(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a line with our fastest flags for each task, and for all tasks of a model weighted by their tokens.
+    """Return a line with our fastest flags for each task, and for all tasks of a model, weighted by tokens.
 
-    There are lines for each temperature and batch size, but none if only one mode was measured.
+    Each temperature and batch size has its own lines. There are none if only one mode was measured.
     """
     lines = []
     own = (row for row in rows if row.is_ours)

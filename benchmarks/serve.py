@@ -1,6 +1,6 @@
-"""`python -m benchmarks.serve`: many clients of a server against one client and against a file job, in turns.
+"""`python -m benchmarks.serve`: compares many clients of a server with a single client and with a file job, in turns.
 
-Requests are bundled prompts with mixed options. Every text must equal the text of `main.py` for the same prompt.
+Requests are bundled prompts with mixed options. Every text must equal the output of `main.py` for the same prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MIXED: Sequence[dict[str, Any]] = (
 
 
 def requests_of(count: int) -> list[dict[str, Any]]:
-    """Return prompts of all files alternately, each with one of the option sets."""
+    """Return prompts from all files in turn, each with one of the option sets."""
     files = map(read_prompts, bundled_prompts())
     prompts = [prompt for row in zip(*files, strict=False) for prompt in row][:count]
     if len(prompts) < count:
@@ -50,7 +50,7 @@ def requests_of(count: int) -> list[dict[str, Any]]:
 
 
 def job(requests: Sequence[dict[str, Any]], slots: int, folder: Path) -> tuple[list[str], float, int]:
-    """Decode requests with main.py. Returns the texts, the seconds without loading, and the number of tokens."""
+    """Decode requests with main.py. Returns the texts, the seconds excluding loading, and the number of tokens."""
     rows = folder / "in.jsonl"
     out = folder / "out.jsonl"
     stats = folder / "stats.json"

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.simulated_devices [FILE]`: the adaptive draft length on simulated devices.
+"""`python -m benchmarks.simulated_devices [FILE]`: tests the adaptive draft length on simulated devices.
 
 Replays recorded drafts (acceptance.txt) round by round under published and generated cost curves. Prints the speed of
-each session and exits with status 1 if one misses a bound. No model runs, nothing is timed, every number is seeded.
+each session, and exits with status 1 if one misses a bound. It runs no model and measures no time, so results are
+deterministic.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LONGEST_OUTPUT = 100  # tokens
 LONGEST_DRAFT = 16
 MEASUREMENT_ERROR = 0.05
 ROUND_NOISE = 0.1
-SLOWDOWN = 2.0  # halfway, in half of the sessions
+SLOWDOWN = 2.0  # factor of a slowdown halfway through half of the sessions
 SEEDS = (0, 1, 2)
 
 
@@ -54,9 +55,9 @@ class Drafts(NamedTuple):
     """A source of drafts.
 
     Args:
-        name: in the output.
-        recorded: its kind in acceptance.txt; empty for none.
-        copies: whether it also copies.
+        name: name in the output.
+        recorded: kind in acceptance.txt; empty for none.
+        copies: whether it also drafts copies.
         step: as in `RoundCosts`.
         start: as in `RoundCosts`.
     """
@@ -85,7 +86,7 @@ class Position(NamedTuple):
 
 
 class SimulatedRound(NamedTuple):
-    """A round: draft tokens, and steps of the draft model or head."""
+    """A round: the number of draft tokens, and of steps of the draft model or head."""
 
     drafted: int
     steps: int
@@ -114,7 +115,7 @@ def read_devices(path: Path) -> list[Device]:
 
 
 def generated_devices() -> list[Device]:
-    """Return made-up curves."""
+    """Return synthetic cost curves."""
     devices = [Device("flat after the first position", {1: 1.0, 2: 1.97, 64: 1.97})]
     rng = random.Random("devices")
     for at in (2, 3, 5, 7, 10, 14):
@@ -129,7 +130,7 @@ def generated_devices() -> list[Device]:
 
 
 def positions(task: acceptance.Recorded, drafts: Drafts) -> list[list[Position]]:
-    """Return the drafts by output and token."""
+    """Return the drafts for each output and token."""
     outputs = []
     for i, output in enumerate(task["found"]):
         own = []
@@ -150,7 +151,7 @@ def head_prior(tasks: Mapping[str, acceptance.Recorded]) -> list[float]:
 
 
 def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound]:
-    """Decode one output. Returns its rounds."""
+    """Decode one output, and return its rounds."""
     rounds = []
     done = 0
     while done < len(output):
@@ -167,7 +168,7 @@ def play(length: DraftLength, output: Sequence[Position]) -> list[SimulatedRound
 
 
 class SimulatedSession:
-    """An adaptive length on one device, whose costs were measured with an error."""
+    """An adaptive draft length on one device, whose costs are measured with an error."""
 
     def __init__(self, device: Device, drafts: Drafts, prior: Sequence[float], seed: str) -> None:
         self._device = device
@@ -199,7 +200,7 @@ class SimulatedSession:
         self._costs = self._costs.scaled(factors)
 
     def _measure(self, width: int) -> float:
-        """Return the cost with an error, which depends on the width until the device is measured again."""
+        """Return the cost with an error that is fixed for each width until the device is measured again."""
         error = random.Random(f"{self._seed} {width}").uniform(-MEASUREMENT_ERROR, MEASUREMENT_ERROR)
         return self._slowdown * self._device.cost(width) * (1.0 + error)
 
@@ -209,7 +210,7 @@ class SimulatedSession:
 
 
 class FixedRounds:
-    """The rounds of every fixed length over a task, which are the same on all devices."""
+    """The rounds of every fixed draft length over a task, which are the same on all devices."""
 
     def __init__(self, outputs: Sequence[Sequence[Position]]) -> None:
         self._rounds = [
@@ -218,7 +219,7 @@ class FixedRounds:
         ]
 
     def seconds(self, device: Device, drafts: Drafts) -> list[float]:
-        """Return the seconds by length, without padding of passes."""
+        """Return the seconds for each length, without padded passes."""
         return [
             sum(
                 times * (device.cost(each.drafted + 1) + (drafts.start + each.steps * drafts.step) * (each.steps > 0))
@@ -277,7 +278,7 @@ def simulate(devices: Sequence[Device]) -> list[Result]:
 
 
 def missed_bounds(results: Sequence[Result]) -> list[str]:
-    """Print each bound with its figure. Returns the names of missed bounds."""
+    """Print each bound with its result, and return the names of missed bounds."""
     of_best = sorted(each.of_best for each in results)
     figures = {
         "minimum of the best fixed length": (of_best[0], 0.92),

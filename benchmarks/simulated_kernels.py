@@ -1,6 +1,6 @@
-"""Tests exact mode where the last bits of logits depend on the width of a pass.
+"""Tests exact mode on devices where the last bits of logits depend on the width of a pass.
 
-Uses a tiny model with simulated kernels: passes of different width classes round differently, as published for Metal
+The tiny model has simulated kernels: passes of different width classes round differently, as published for Metal
 (devices.json, "agreement").
 """
 
@@ -22,7 +22,7 @@ from speculative_decoding.session import Session
 from .models import random_draft, random_model
 from .ours import Ids
 
-ERROR = 0.03  # size of the simulated rounding; about one token in a hundred differs
+ERROR = 0.03  # magnitude of the simulated rounding error; about 1 % of the tokens differ
 SHAPE: dict[str, Any] = {
     "model_type": "t5",
     "vocab_size": 128,
@@ -44,7 +44,7 @@ TOKENS = 64
 
 
 def model_with_kernels(first: Sequence[int]) -> EncoderDecoder:
-    """Return a model that adds a different error in each width class. `first` has the first width of each class."""
+    """Return a model that adds a different error in each width class. `first` holds the first width of each class."""
     model = random_model(SHAPE)
     errors = ERROR * mx.random.normal((len(first) + 1, SHAPE["d_model"]), key=mx.random.key(1))
 
@@ -88,9 +88,9 @@ def differing_tokens(ours: Sequence[Sequence[int]], others: Sequence[Sequence[in
 
 
 def problems(say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
-    """Yield a line for each problem of exact mode: outputs that differ from the baseline, by kernels, draft and length.
+    """Yield a line for each kernel, draft and length whose outputs in exact mode differ from the baseline.
 
-    Inexact mode must differ somewhere; otherwise this check could not find anything, which is a problem as well.
+    Outputs in inexact mode must differ somewhere; otherwise this check could not detect errors, which is also reported.
     """
     warnings.filterwarnings("ignore", "measuring this device")
     for name, first in KERNELS.items():

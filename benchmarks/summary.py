@@ -35,15 +35,15 @@ class SummaryRow:
         model: name and dtype.
         task: name.
         slots: batch size.
-        label: of the contender.
-        setting: of the contender.
-        temperature: of the contender.
-        is_ours: false for peers.
+        label: label of the contender.
+        setting: setting of the contender.
+        temperature: temperature of the contender.
+        is_ours: False for peers.
         tokens: generated in one repeat.
-        ms_per_token: over all prompts of a repeat, including the encoder.
-        speedup: over baseline decoding in the same run, on the same task at the same temperature.
-        same_ids: share of the greedy baseline's ids that this contender has at the same position.
-        decode_ms_per_token: without the encoder.
+        ms_per_token: time over all prompts of a repeat, including the encoder.
+        speedup: speedup over baseline decoding in the same run, on the same task and at the same temperature.
+        same_ids: share of positions at which this contender has the same id as the greedy baseline.
+        decode_ms_per_token: time without the encoder.
         tokens_per_target_call: see `GenerationStats`.
         acceptance: acceptance rate.
         share_of_limit: share of the baseline's `decode_ms_per_token` that reading the weights once takes.
@@ -73,14 +73,14 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     return found
 
 
-def summarise(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: float) -> list[SummaryRow]:
-    """Return rows in the order in which contenders first ran. Every task needs baseline runs at every temperature.
+def summarize(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: float) -> list[SummaryRow]:
+    """Return rows in the order of the contenders' first runs. Every task needs baseline runs at every temperature.
 
     Args:
         model: name and dtype.
-        runs: of all tasks.
+        runs: runs of all tasks.
         target_bytes: bytes of weights that a pass of the target reads.
-        bandwidth: bytes per second that the machine reads.
+        bandwidth: memory bandwidth in bytes per second.
     """
     model += f", {target_bytes / 1e6:.1f} MB per pass"
     groups = grouped(runs, lambda run: (run.task, run.contender.temperature, run.contender.label))

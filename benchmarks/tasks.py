@@ -21,15 +21,15 @@ RANDOM_LENGTH = 40  # tokens of a random source
 
 @dataclass(frozen=True)
 class Task:
-    """Sources to decode, and how.
+    """Sources to decode, with settings.
 
     Args:
-        name: of the prompt file.
+        name: name of the prompt file.
         sources: token ids for the encoder.
-        max_tokens: per output.
+        max_tokens: maximum number of tokens per output.
         ends: whether an end-of-sequence token ends an output.
         slots: batch size; None decodes one prompt at a time.
-        num_beams: of beam search.
+        num_beams: number of beams; 1 disables beam search.
     """
 
     name: str
@@ -60,7 +60,7 @@ def at_slots(tasks: list[Task], slots: Sequence[int]) -> list[Task]:
 
 
 def random_task(vocab_size: int, count: int, max_tokens: int) -> Task:
-    """Return `count` sources of random ids, which depend on the arguments only. Outputs have `max_tokens` tokens."""
+    """Return `count` sources of random ids, determined by the arguments. Outputs have `max_tokens` tokens."""
     ids = mx.random.randint(2, vocab_size, (count, RANDOM_LENGTH), key=mx.random.key(RANDOM_LENGTH))
     sources = cast(list[list[int]], ids.tolist())
     return Task(f"{RANDOM_LENGTH} tokens to {max_tokens}", tuple(map(tuple, sources)), max_tokens, ends=False)

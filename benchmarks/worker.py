@@ -1,7 +1,8 @@
-"""A peer behind a pipe: token ids in, token ids and seconds out, one JSON object per line.
+"""Runs a peer that reads token ids and writes token ids and seconds, one JSON object per line.
 
-peers.py runs this file in the peers' Python, to keep their libraries and threads out of our process, so it imports
-nothing from this package. It loads the peer of the first line, then answers requests until its input ends:
+peers.py runs this file with the peers' interpreter, to keep their libraries and threads out of our process. It
+therefore imports nothing from this package. It loads the peer named in the first line, then answers requests until its
+input ends:
 
     {"peer": "ct2", "target": FOLDER, "draft": FOLDER or null, "scratch": FOLDER, "mode": {"threads": 2, ...},
      "ends": whether the end-of-sequence token ends an output}
@@ -9,8 +10,8 @@ nothing from this package. It loads the peer of the first line, then answers req
     {"sources": [[ids], ...], "max_tokens": N, "slots": 1}
         -> {"tokens": [[ids], ...], "seconds": [s, ...]}
 
-Errors are {"error": "one line"}. Times include encoder and decoder, at temperature 0. Sources are sorted by length, to
-reduce padding, and decoded in batches of `slots`; each source gets an equal share of its batch's time.
+Errors are {"error": "one line"}. Decoding is greedy, and times include encoder and decoder. Sources are sorted by
+length, to reduce padding, and decoded in batches of `slots`; each source gets an equal share of its batch's time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, whose files must not shadow modules
+    sys.path.pop(0)  # remove this folder, whose files must not shadow other modules
 
 
 class HuggingFace:
@@ -51,7 +52,7 @@ class HuggingFace:
                 fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
                 assistant.generation_config.update(
                     num_assistant_tokens=constant, **fixed
-                )  # a threshold would end drafts early
+                )  # a confidence threshold would end drafts early
 
     def decode(self, sources: list[list[int]], max_tokens: int, beams: int) -> tuple[list[list[int]], float]:
         width = max(map(len, sources))

@@ -1,8 +1,8 @@
-"""Long-running checks and generators of test data, started by hand: `python -m tools.NAME --help`. Not installed.
+"""Long-running checks and generators of test data, run manually: `python -m tools.NAME --help`. Not installed.
 
 check_beams            beam search against Hugging Face's, on recorded outputs
-concepts               the size of the package: classes, functions, constants, import paths, records
-default_runs           speed of main.py with its defaults against baseline decoding, in fresh processes
+concepts               size of the package: classes, functions, constants, import paths, records
+default_runs           speed of main.py with its defaults compared with baseline decoding, in fresh processes
 fuzz_checkpoints       random damage to checkpoints of every format
 fuzz_conversion        conversions that are killed or run out of disk space
 fuzz_server            random request bodies to a server
@@ -10,7 +10,7 @@ goldens/               outputs of Hugging Face, recorded for tests/parity (needs
 kill_ranks             a job over several processes, one of which is killed
 random_interruptions   jobs and training runs that are killed and resumed
 replay_drafters        drafters on recorded outputs
-several_machines       a model sharded over several processes against the same model in one process
+several_machines       a model sharded over several processes compared with the same model in one process
 soak_server            random clients against a server for a long time
 sparse_t5_11b          a sparse checkpoint with the shapes of T5-11B, to measure memory
 useless_draft          a draft model with random weights

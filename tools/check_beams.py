@@ -1,8 +1,8 @@
-"""Compares beam search with the outputs that `python tools/goldens/make_beam_goldens.py COUNT FILE` recorded.
+"""Compares beam search with outputs recorded by `python tools/goldens/make_beam_goldens.py COUNT FILE`.
 
     python -m tools.check_beams [--golden FILE] [--num-beams N ...] [--slots N]
 
-Prints the distance of the scores for each output that differs.
+Prints both scores of each output that differs.
 """
 
 from __future__ import annotations

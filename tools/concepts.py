@@ -1,13 +1,14 @@
-"""How much a reader of the package must hold in mind: `python -m tools.concepts [FOLDER]`.
+"""Counts the concepts in the package: `python -m tools.concepts [FOLDER]`.
 
-FOLDER is the root of a checkout (default: this one); the tool reads source files only, so any commit will do. It prints
+FOLDER is the root of a checkout (default: this one); the tool only reads source files, so it works for any commit. It
+prints
 
-- lines of Python by room (a folder or a loose file of the package),
-- classes, functions (methods and nested functions included) and module constants (names in capitals),
-- the longest path of imports from module to module,
-- record types between a prompt and its text: dataclasses and named tuples in session.py and in the modules that it
-  imports, directly or indirectly, of the rooms that decode (`DECODING_ROOMS`),
-- functions with more than 8 parameters, `self` and `cls` excluded.
+- lines of Python by room (a folder or a top-level file of the package),
+- classes, functions (including methods and nested functions) and module constants (names in capitals),
+- the longest import path from module to module,
+- record types between a prompt and its text: dataclasses and named tuples in session.py and in the decoding rooms
+  (`DECODING_ROOMS`) that it imports, directly or indirectly,
+- functions with more than 8 parameters, excluding `self` and `cls`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def room_of(module: str) -> str:
 
 
 def imports_of(name: str, modules: Modules) -> Iterator[str]:
-    """Yield the package's modules that a module imports with relative imports, also inside functions."""
+    """Yield the package's modules that a module imports with relative imports, including those inside functions."""
     is_package = any(other.startswith(f"{name}.") for other in modules)
     for node in ast.walk(modules[name]):
         if not isinstance(node, ast.ImportFrom) or not node.level:
@@ -98,7 +99,7 @@ def reachable(start: str, imports: dict[str, list[str]]) -> set[str]:
 
 
 def longest_path(imports: dict[str, list[str]]) -> list[str]:
-    """Return the longest path without the package's own `__init__`; an import that closes a cycle is left out."""
+    """Return the longest path without the package's own `__init__`; imports that close a cycle are ignored."""
     longest: dict[str, list[str]] = {}
 
     def path_from(name: str, above: frozenset[str]) -> list[str]:
@@ -115,7 +116,7 @@ def count_nodes(modules: Modules, *kinds: type[ast.AST]) -> int:
 
 
 def constants(tree: ast.Module) -> list[str]:
-    """Return the names in capitals that a module assigns at its top level."""
+    """Return the uppercase names that a module assigns at its top level."""
     names: list[str] = []
     for node in tree.body:
         targets = (

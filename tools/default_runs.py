@@ -1,4 +1,4 @@
-"""Runs main.py as a user does, in fresh processes and in turns: are its defaults faster than baseline decoding?
+"""Compares the speed of main.py's defaults with baseline decoding, in fresh processes that take turns.
 
     python -m tools.default_runs
     python -m tools.default_runs --folders . OTHER --options "--drafter model --num-draft 5" "--drafter none"

@@ -3,10 +3,9 @@
     python -m tools.fuzz_checkpoints --count 5000
     python -m tools.fuzz_checkpoints --format config --count 1000
 
-Runs each format in a separate process, with limits for additional address space and for processor time per file (2 s).
-Prints one line per format. File i depends only on the format, the seed and i, so a failure can be reproduced. "config"
-stands for complete folders with damage in their small files, which are loaded or converted
-(tests/support/damaged_folders.py).
+Runs each format in a separate process, with limits on additional address space and on processor time per file (2 s).
+Prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The format
+"config" loads or converts complete folders whose small files are damaged (tests/support/damaged_folders.py).
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ Mutation = Callable[[bytes, Random], bytes]
 
 
 def position_in(data: bytes, rng: Random) -> int:
-    """Return a random position; most are near one of the ends, where headers and directories are."""
+    """Return a random position, usually near one of the ends, where headers and directories are."""
     near = min(len(data), 512)
     return rng.choice((rng.randrange(len(data) + 1), rng.randrange(near + 1), len(data) - rng.randrange(near + 1)))
 
@@ -108,7 +107,7 @@ def write_huge(data: bytes, rng: Random) -> bytes:
 
 
 def write_huge_text(data: bytes, rng: Random) -> bytes:
-    """Replace a digit by a huge number."""
+    """Replace a digit with a huge number."""
     digits = [at for at, byte in enumerate(data[:4096]) if 48 <= byte < 58]
     at = rng.choice(digits) if digits else 0
     return data[:at] + str(rng.choice(HUGE)).encode() + data[at + 1 :]
@@ -152,7 +151,7 @@ def tricked(entries: list[Entry], rng: Random) -> list[Entry]:
 
 
 def zipped(entries: list[Entry], rng: Random) -> bytes:
-    """Return a valid zip with one damaged entry and a correct CRC, a zip with a trick, or a damaged zip."""
+    """Return a valid zip with one damaged entry and a correct CRC, a zip with one trick, or a damaged zip."""
     kind = rng.randrange(3)
     if kind == 0:
         at = rng.randrange(len(entries)) if rng.random() < 0.3 else 0
@@ -163,7 +162,7 @@ def zipped(entries: list[Entry], rng: Random) -> bytes:
 
 
 def hostile_state_dict(rng: Random) -> Ordered:
-    """Return a state dict with an additional view, some of whose numbers are impossible."""
+    """Return a state dict with an additional view that has some impossible numbers."""
 
     def number(value: int) -> int:
         return value if rng.random() < 0.6 else rng.choice((*HUGE, 0, 1, 2, 23, 24, 25))
@@ -241,7 +240,7 @@ def write_damaged(name: str, seed: int, index: int, path: Path) -> None:
 
 
 class TooSlow(BaseException):
-    """A `BaseException`, so that no reader handles it as a damaged file."""
+    """A `BaseException`, so that readers do not treat it as a damaged file."""
 
 
 def alarm(signum: int, frame: FrameType | None) -> None:
@@ -251,7 +250,7 @@ def alarm(signum: int, frame: FrameType | None) -> None:
 def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
     """Run an action. Returns a problem, or None if it succeeded or raised a one-line `InputError`.
 
-    Using more processor time than `seconds` is a problem, as is taking thirty times as long on the wall clock.
+    Problems include more processor time than `seconds`, and more than thirty times that in wall-clock time.
     """
     signal.signal(signal.SIGALRM, alarm)
     started = time.process_time()
@@ -272,7 +271,7 @@ def failure(act: Callable[[], object], seconds: float = SECONDS) -> str | None:
 def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
     """Return a summary line, and whether there were no problems. Limits the memory of this process."""
     limit = MEMORY_BYTES.get(name, 1 << 30)
-    os.fsync = lambda descriptor: None  # conversions need not reach the disk
+    os.fsync = lambda descriptor: None  # skip the sync of conversions, for speed
     mx.disable_compile()  # type: ignore[no-untyped-call]  # avoids the C++ compiler
     for index in range(20):  # triggers late imports of readers
         warm = Path(f"{index}.warm")
@@ -312,7 +311,7 @@ def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
 
 
 def fuzz_in_subprocess(name: str, count: int, seed: int = 0) -> tuple[str, bool]:
-    """Run `fuzz` in a separate process and folder, because it may crash."""
+    """Run `fuzz` in a separate process and folder, because a reader may crash."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", name, "--inside"]

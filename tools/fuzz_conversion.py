@@ -1,9 +1,9 @@
-"""Kills real conversions at random moments, and fills a real disk.
+"""Kills conversions at random moments, and runs conversions on a full disk.
 
     python -m tools.fuzz_conversion [--kills 20] [--seed 0] [--tmpfs DIR]
 
---tmpfs names an empty folder on which to mount a small tmpfs; this needs root. After each kill, the output folder must
-be complete (checked with its manifest) or, if there was none before, absent.
+--tmpfs names an empty folder on which to mount a small tmpfs, which requires root. After each kill, the output folder
+must be complete (according to its manifest) or, if there was none before, absent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def kills(count: int, seed: int) -> None:
         full_run = time.perf_counter() - started
         absent = killed = 0
         for i in range(count):
-            # half of the kills hit a first conversion, half one that replaces an older folder
+            # the first half of the kills hits new conversions, the other half conversions that replace a folder
             if i == count // 2:
                 subprocess.run(command(output, "--force"), check=True, capture_output=True)
             process = subprocess.Popen(
@@ -66,7 +66,7 @@ def full_disk(mount: Path) -> None:
         done = subprocess.run(command(mount / "model", "--dtype", "float32", "--force"), capture_output=True, text=True)
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
         print("refused before writing:", done.stderr.strip().splitlines()[-1].split("/model: ")[-1])
-        # a conversion that runs out of space, because another file takes it after the check
+        # disable the check, as if another file took the free space after it
         code = (
             "import sys; from pathlib import Path; import speculative_decoding.loading.conversion as c;"
             "c.check_space = lambda *_: None; from speculative_decoding.cli.convert import main; "

@@ -1,7 +1,7 @@
 """Sends random bodies to a real server: `python -m tools.fuzz_server --count 5000`.
 
-Each must be answered within the time limit, with a status below 500. Errors must be one line; accepted prompts are
-decoded.
+The server must answer each request within the time limit and with a status below 500. Errors must be one line; accepted
+prompts are decoded.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def value(rng: random.Random) -> Any:
 
 
 def valid_fields(rng: random.Random) -> dict[str, Any]:
-    """Return mostly valid options, at the limits of their ranges."""
+    """Return options that are mostly valid, with values at the limits of their ranges."""
     fields: dict[str, Any] = {
         "prompt": rng.choice([GRAMMAR, ["grammar: He go home.", "describe: a = b"], "\U0001f600 \u4e2d", "a" * 2000]),
         "max_tokens": rng.choice([1, 2, 7]),
@@ -94,7 +94,7 @@ def valid_fields(rng: random.Random) -> dict[str, Any]:
 
 
 def body(rng: random.Random) -> bytes:
-    """Return fields with random changes as JSON; some bodies are truncated or have random bytes."""
+    """Return fields with random changes as JSON; some bodies are truncated or contain random bytes."""
     fields = valid_fields(rng) if rng.random() < 0.7 else {"prompt": GRAMMAR, "max_tokens": 3}
     for _ in range(rng.choice([0, 0, 1, 1, 2, 5])):
         fields[rng.choice(NAMES)] = value(rng)

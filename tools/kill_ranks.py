@@ -1,4 +1,4 @@
-"""Kills random ranks of a job over several processes and resumes it. The output must equal that of one process.
+"""Kills random ranks of a multi-process job and resumes it. The output must equal that of a single process.
 
 python -m tools.kill_ranks [--count 20] [--processes 4] [--prompts 1500] [--seed 1]
 """

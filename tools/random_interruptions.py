@@ -1,8 +1,8 @@
 """Interrupts programs at random moments: `python -m tools.random_interruptions [ROUNDS]`.
 
-The tests interrupt at chosen moments; this tool searches for others. It kills and resumes a job and a training run, and
-stops the texts of a console. Results must equal those of uninterrupted programs. It is not a test, because its coverage
-depends on chance and on the load of the machine.
+The tests interrupt at fixed moments; this tool searches for others. It kills and resumes a job and a training run, and
+interrupts texts of a console. Results must equal those of uninterrupted programs. It is not a test, because its
+coverage depends on chance and on the load of the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def size_of(path: Path) -> int:
 
 
 def jobs_killed(folder: Path, kills: int) -> int:
-    """Kill and resume one job. Returns how often the output was longer than its journal recorded."""
+    """Kill and resume one job. Returns the number of times that the output was ahead of its journal."""
     output.COMMIT_SECONDS = 0.03
     content = sample_input(700)
     path = folder / "results.jsonl"
@@ -77,7 +77,7 @@ def train(folder: Path, output: str) -> int:
 
 
 def trainings_killed(folder: Path, kills: int) -> Counter[str]:
-    """Kill and resume one training run. Returns how often each stage was interrupted."""
+    """Kill and resume one training run. Returns the number of interruptions in each stage."""
 
     def prepare() -> None:
         from tests.integration.test_training import small_target
@@ -125,7 +125,7 @@ def stage_of(work: Path) -> str:
 
 
 def texts_stopped(rounds: int) -> int:
-    """Interrupt texts of a console with one signal, or with two. Returns how many texts were incomplete."""
+    """Interrupt texts of a console with one or two signals. Returns the number of incomplete texts."""
     from speculative_decoding.cli.console import answer as answer_line
     from speculative_decoding.cli.console_commands import ConsoleState
     from speculative_decoding.cli.flags import main_parser
@@ -163,7 +163,9 @@ def texts_stopped(rounds: int) -> int:
 
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    with tempfile.TemporaryDirectory() as name:  # first, because a process that used the device must not fork
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # run this first, because a process that has used the device must not fork
         ahead = jobs_killed(Path(name), count)
         print(f"{count} kills: identical records; the output was ahead of its journal {ahead} times")
         folder = Path(name) / "training"

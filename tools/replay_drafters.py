@@ -1,12 +1,12 @@
-"""Replays n-gram drafters on recorded outputs of the target, without running a model for each variant.
+"""Replays n-gram drafters on recorded outputs of the target, without running a model.
 
     python -m tools.replay_drafters --prompts data/grammar.txt data/translation.txt data/describe.txt
     python -m tools.replay_drafters --tsv grammar=test.tsv --prefix "grammar: " --num-draft 3 5 8 12
     python -m tools.replay_drafters --index-cost
 
-At temperature 0 the output is known: a round accepts the longest prefix of its draft that agrees with the output, and
+At temperature 0, the output is known: a round accepts the longest prefix of its draft that agrees with the output, and
 adds one token. Columns: tokens per target call, acceptance rate, draft tokens per call, tokens per unit of time. The
-last one assumes that a pass over K + 1 positions costs 1 + `--slope` * K passes over one position.
+last column assumes that a pass over K + 1 positions costs 1 + `--slope` * K passes over one position.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RecordedRequest:
 
 @dataclass
 class Replay:
-    """Sums over requests."""
+    """Totals over requests."""
 
     calls: int = 0
     tokens: int = 0
@@ -96,7 +96,7 @@ def num_accepted(draft: Sequence[int], rest: Sequence[int]) -> int:
 def requests_of(
     prompts: Sequence[str], model: str, draft_model: str, cache: Path, max_tokens: int
 ) -> list[RecordedRequest]:
-    """Return the target's greedy outputs. The cache file, with one JSON object per line, keeps them for later runs."""
+    """Return the target's greedy outputs. A cache file with one JSON object per line stores them for later runs."""
     known: dict[str, RecordedRequest] = {}
     if cache.exists():
         for line in cache.read_text(encoding="utf-8").splitlines():
@@ -168,7 +168,7 @@ def print_index_cost(ids: Sequence[int]) -> None:
 
 
 def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[int, str]) -> None:
-    """Print the cost of drafting next to the decoder's passes, which evict Python's data from the processor's caches.
+    """Print the cost of drafting between decoder passes, which evict Python's data from the processor caches.
 
     The output copies the source except for every ninth token. The encoder output is random.
     """
@@ -177,7 +177,7 @@ def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[in
         output = [token for i, token in enumerate(source) if i % 9][:400]
         cache = model.make_cache(mx.random.normal((1, size, model.config.d_model)))
         mx.eval(cache.arrays)
-        for _ in range(3):  # the last run counts; earlier ones compile all shapes
+        for _ in range(3):  # only the last run counts; the others compile all shapes
             drafter = NgramDrafter(pieces=pieces)
             tokens = [START]
             drafting = timed(lambda: drafter.begin(source))  # noqa: B023
@@ -188,7 +188,7 @@ def print_index_share(model: EncoderDecoder, ids: Sequence[int], pieces: dict[in
                 draft = drafter.propose(tokens, 8)
                 drafting += 1e6 * (time.perf_counter() - draft_started)
                 target_inputs = [tokens[-1], *draft]
-                padding = [0] * (9 - len(target_inputs))  # all passes have one width
+                padding = [0] * (9 - len(target_inputs))  # all passes have the same width
                 mx.eval(mx.argmax(model.decode(mx.array([target_inputs + padding], mx.uint32), cache), axis=-1))
                 rest = output[len(tokens) - 1 :]
                 tokens += rest[: num_accepted(draft, rest) + 1]
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--draft-model", default="models/t5-web-docs-draft")
     parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="files with one prompt per line")
     parser.add_argument("--tsv", type=Path, help="a table whose first column is the source")
-    parser.add_argument("--prefix", default="", help="text before each source of --tsv")
+    parser.add_argument("--prefix", default="", help="text to prepend to each source of --tsv")
     parser.add_argument("--limit", type=int, help="maximum prompts per file")
     parser.add_argument("--num-draft", type=int, nargs="+", default=[3, 5, 8, 12])
     parser.add_argument("--max-tokens", type=int, default=100)

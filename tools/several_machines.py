@@ -1,10 +1,10 @@
-"""Compares a model that is sharded over several processes with the same model in one process.
+"""Compares a model sharded over several processes with the same model in one process.
 
     python -m tools.several_machines [--processes 2] [--quantize 4] [--model t5-web-docs t5 bart ...]
 
-main.py decodes a few prompts in all modes below. The output files must be byte-identical, except for scores of beams.
---model names the bundled model or goldens. Goldens get a tokenizer of numbers, a noisy copy as draft model and a random
-draft head.
+main.py decodes a few prompts in all modes below. The output files must be byte-identical, except for beam scores.
+--model names the bundled model or golden models. Golden models get a tokenizer of numbers, a noisy copy as draft model
+and a random draft head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Runs random clients against a server process for some time: `python -m tools.soak_server`.
+"""Runs random clients against a server process for a long time: `python -m tools.soak_server`.
 
-Clients stream, disconnect, send invalid requests and exceed limits. At the end this tool checks that
+Clients stream, disconnect, send invalid requests and exceed limits. At the end, this tool checks that
 
 - every request was answered once, and equal requests got equal texts,
 - all slots are free, and the text of a probe is unchanged,
@@ -124,7 +124,7 @@ class Soak:
         )
         return checked_status(
             client.post("/v1/completions", json=fields).status_code, 400, 429
-        )  # a full queue refuses requests unread
+        )  # a full queue rejects requests before they are read
 
     def malformed(self, client: httpx.Client, rng: random.Random) -> str:
         content = rng.choice([b"{", b"\xff\xfe", b"[" * 5000, b" " * 30_000, os.urandom(100)])
@@ -155,7 +155,7 @@ ACTIONS: dict[str, Callable[[Soak, httpx.Client, random.Random], str]] = {
 
 
 def fields_of(rng: random.Random) -> dict[str, Any]:
-    """Return one of few combinations of prompts and options, so that each occurs several times."""
+    """Return one of a few combinations of prompts and options, so that each occurs several times."""
     fields: dict[str, Any] = {"prompt": rng.choice(PROMPTS[:12]), "max_tokens": rng.choice([5, 20])}
     if rng.random() < 0.3:
         fields |= {"temperature": 1.0, "acceptance": "coupled", "seed": rng.randrange(3)}

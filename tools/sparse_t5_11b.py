@@ -3,8 +3,8 @@
     python -m tools.sparse_t5_11b DIR [--share 20]
     python convert.py --model DIR --quantize 4 --output OUT
 
-A conversion reads every byte, as it would for the real checkpoint. `--share 20` divides the number of heads, the
-feed-forward width and the vocabulary by 20.
+A conversion reads every byte, as for the real checkpoint. `--share 20` divides the number of heads, the feed-forward
+width and the vocabulary by 20.
 """
 
 from __future__ import annotations

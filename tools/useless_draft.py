@@ -1,4 +1,4 @@
-"""Writes a draft model that is never correct, to measure the cost of drafts that do not help.
+"""Writes a draft model that is never correct, to measure the cost of useless drafts.
 
 It has the shape and tokenizer of the bundled draft, and random weights.
 

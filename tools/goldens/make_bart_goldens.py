@@ -1,11 +1,11 @@
-"""Write a tiny random checkpoint for each BART family, with the outputs that Hugging Face computes from it.
+"""Write a tiny random checkpoint for each BART family, with Hugging Face's outputs for it.
 
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     python make_bart_goldens.py [FAMILY ...]
 
-Folders and arrays are those of make_goldens.py, plus a generation_config.json like the Hub's. golden.npz also holds
+Folders and arrays are as in make_goldens.py, plus a generation_config.json as on the Hub. golden.npz also holds
 
-    configured_ids, configured_lengths  like greedy_ids, but with the processors that generation_config.json sets
+    configured_ids, configured_lengths  like greedy_ids, but with the processors of generation_config.json
                                         (forced tokens, banned tokens, repeated n-grams, minimum length; one beam)
 
 and, for mbart (as mBART-50) and m2m_100 (as NLLB-200),
@@ -14,7 +14,7 @@ and, for mbart (as mBART-50) and m2m_100 (as NLLB-200),
     translated_ids, translated_lengths   (3, 3, N) and (3, 3): like configured_ids, for source i with language i as its
                                          first token, into each language (`forced_bos_token_id`)
 
-greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens; the last one of these is a forced EOS.
+greedy_ids use no processors. Outputs have at most `NEW_TOKENS` tokens; the last possible one is a forced EOS.
 """
 
 import json
@@ -216,7 +216,7 @@ def load_oracle(name: str, family: Family) -> PreTrainedModel:
 def generated(
     model: PreTrainedModel, rows: list[torch.Tensor], settings: GenerationConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode each row by itself: new token ids (B, N), padded, and the number of tokens of each row."""
+    """Decode each row separately. Returns new token ids (B, N), padded, and the number of tokens of each row."""
     model.generation_config = settings
     outputs = []
     for row in rows:
@@ -277,12 +277,12 @@ def translated(
 
 
 def adds_to_all_scores(name: str) -> bool:
-    """Return whether a tensor adds the same to all scores of a query, which softmax ignores."""
+    """Return whether a tensor adds the same value to all scores of a query, which softmax ignores."""
     return name.endswith("k_proj.bias")
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
-    """Like the check in make_goldens.py, but weaker: outputs are longer and need not end."""
+    """A weaker form of the check in make_goldens.py, because outputs are longer and need not end."""
     eos, pad = family.config["eos_token_id"], family.config["pad_token_id"]
     outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
     assert gap > 0.005, f"top-2 gap {gap:.4f}"

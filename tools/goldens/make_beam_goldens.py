@@ -1,7 +1,7 @@
 """Record the results of Hugging Face's beam search in float32.
 
 beams.jsonl.gz holds results of the bundled target for the bundled prompts. beams_of_families.json holds results of the
-tiny golden models, each with its generation_config.json and with other options.
+tiny golden models, each with its own generation_config.json and with other options.
 
 Requires torch and transformers 4.46. `python tools/goldens/make_beam_goldens.py [COUNT [FILE]]` decodes the first COUNT
 prompts (default: 10) of each task in groups of ten, and resumes an existing file. `python -m tools.check_beams --golden
@@ -51,7 +51,7 @@ def bundled_target() -> T5ForConditionalGeneration:
 
 
 def found(model: T5ForConditionalGeneration, tokenizer: Any, prompts: list[str]) -> list[dict[str, Any]]:
-    """For each prompt: all sequences, and for each setting the indices of its results, best first, with scores."""
+    """Return, for each prompt, all sequences, and the indices and scores of each setting's results, best first."""
     batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     records: list[dict[str, Any]] = [{"prompt": prompt, "sequences": [], "found": {}} for prompt in prompts]
     for beams, penalty, stopping in GRID:
@@ -79,7 +79,7 @@ def found(model: T5ForConditionalGeneration, tokenizer: Any, prompts: list[str])
 
 
 def of_families() -> dict[str, list[dict[str, Any]]]:
-    """For each family, setting and source: the sequences and their scores. Sources are decoded one at a time."""
+    """Return the sequences and scores for each family, setting and source. Sources are decoded one at a time."""
     made: dict[str, list[dict[str, Any]]] = {}
     for name in FAMILIES:
         model = AutoModelForSeq2SeqLM.from_pretrained(HERE / name).eval()

@@ -3,7 +3,7 @@
     pip install torch==2.13.0 transformers==5.23.0 safetensors numpy
     python make_gemma_goldens.py [NAME ...]
 
-Folders and arrays are those of make_goldens.py, plus generation_config.json; outputs have 40 tokens. transformers 5.23
+Folders and arrays are as in make_goldens.py, plus generation_config.json; outputs have 40 tokens. transformers 5.23
 saves the files of "t5gemma-unequal" and "t5gemma2"; the latter include a vision tower. config.json of "t5gemma" has the
 format of transformers 4.54. Windows, soft caps, scaled positions and the end-of-image embedding all affect the outputs.
 """
@@ -108,10 +108,10 @@ def is_tower(name: str) -> bool:
 
 
 def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Return random weights, far from those of any initializer.
+    """Return random weights that differ from those of any initializer.
 
-    The current token weighs more than the source, and attention is sharp; otherwise outputs repeat a single token. The
-    row of EOS is long; otherwise EOS is rarely predicted.
+    The current token has more weight than the source, and attention is sharp; otherwise outputs repeat a single token.
+    The row of EOS has a large norm; otherwise EOS is rarely predicted.
     """
     noise = rng.standard_normal(shape)
     if name.endswith(("embed_tokens.weight", "lm_head.out_proj.weight")):

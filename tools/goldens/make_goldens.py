@@ -1,16 +1,16 @@
-"""Write a tiny random checkpoint for each T5 family, with the outputs that Hugging Face computes from it.
+"""Write a tiny random checkpoint for each T5 family, with Hugging Face's outputs for it.
 
     pip install torch==2.13.0 transformers==4.46.3 safetensors numpy
     python make_goldens.py [FAMILY ...]
 
-Each family gets a folder in tests/parity/goldens. Its config.json and model.safetensors have the keys that the family's
-checkpoints have on the Hub. Its golden.npz holds (ids int32, everything else float32):
+Each family gets a folder in tests/parity/goldens. Its config.json and model.safetensors have the same keys as the
+family's checkpoints on the Hub. Its golden.npz holds (ids are int32, all other arrays float32):
 
     input_ids, attention_mask         (B, S)     right-padded with the family's pad id; every row ends with EOS
     decoder_input_ids                 (B, L)     the start token, then random tokens
     encoder_last_hidden_state         (B, S, D)
     logits                            (B, L, V)
-    greedy_ids, greedy_lengths        (B, N), (B,)  new tokens including EOS; each row was decoded by itself, unpadded
+    greedy_ids, greedy_lengths        (B, N), (B,)  new tokens including EOS; each row was decoded separately, unpadded
 
 transformers 5 is not a valid reference for these models. It sizes the decoder's cache by num_layers, and scales umT5's
 logits although the head is not tied. Up to 5.15 at least, it embeds MADLAD's source with the head's table.
@@ -264,11 +264,11 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def draw(name: str, shape: tuple[int, ...], config: Mapping[str, Any], rng: np.random.Generator) -> torch.Tensor:
-    """Return random weights, far from those of any initializer.
+    """Return random weights that differ from those of any initializer.
 
     The tables are small and the layers' outputs large; otherwise a tied head predicts its own input token. The rows of
-    `wo` sum to zero; otherwise the mean of the ReLU gives every token the same prediction. The row of EOS is long;
-    otherwise EOS is rarely predicted.
+    `wo` sum to zero; otherwise the mean of the ReLU gives every token the same prediction. The row of EOS has a large
+    norm; otherwise EOS is rarely predicted.
     """
     noise = rng.standard_normal(shape)
     if name in (SHARED, HEAD):
@@ -348,7 +348,7 @@ def make_golden(model: PreTrainedModel, family: Family) -> dict[str, np.ndarray]
 
 
 def padded(outputs: list[list[int]], pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (B, N), padded, and the number of tokens of each row."""
+    """Return padded token ids (B, N) and the number of tokens of each row."""
     ids = np.full((len(outputs), max(map(len, outputs))), pad)
     for row, tokens in zip(ids, outputs, strict=True):
         row[: len(tokens)] = tokens
@@ -376,7 +376,7 @@ def top_two_gap(model: PreTrainedModel, family: Family, golden: Mapping[str, np.
 
 
 def check_health(family: Family, golden: Mapping[str, np.ndarray], gap: float) -> None:
-    """Reject outputs that would hide mistakes: near-ties, loops, equal rows, EOS never or immediately."""
+    """Reject outputs that would hide bugs: near-ties, loops, equal rows, EOS never or immediately."""
     eos, pad = family.meaning["eos_token_id"], family.meaning["pad_token_id"]
     outputs = [row[:length] for row, length in zip(golden["greedy_ids"], golden["greedy_lengths"], strict=True)]
     assert gap > 0.02, f"top-2 gap {gap:.4f}"

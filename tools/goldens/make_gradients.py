@@ -25,7 +25,7 @@ NARROW = 8
 
 def gradients(name: str) -> dict[str, np.ndarray]:
     golden = np.load(HERE / name / "golden.npz")
-    model = load_oracle(HERE / name, ALL[name]).double()  # keeps rounding errors out of the reference
+    model = load_oracle(HERE / name, ALL[name]).double()  # avoids rounding errors in the reference
     source, mask, target = (
         torch.tensor(golden[key].astype(np.int64)) for key in ("input_ids", "attention_mask", "decoder_input_ids")
     )

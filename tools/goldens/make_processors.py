@@ -50,7 +50,7 @@ HISTORY = [0, 2, 2]
 def processors(
     temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0
 ) -> LogitsProcessorList:
-    """In the order of `GenerationMixin._get_logits_processor`."""
+    """Return the processors in the order of `GenerationMixin._get_logits_processor`."""
     chosen = LogitsProcessorList()
     if repetition_penalty != 1:
         chosen.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))

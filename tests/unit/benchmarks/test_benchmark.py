@@ -21,7 +21,7 @@ from benchmarks import drafts, interleave, machine, peers, report, worker
 from benchmarks.interleave import Contender, Output, Run, take_turns
 from benchmarks.models import SHAPES, Models, bytes_per_pass, exported, random_model
 from benchmarks.ours import ours
-from benchmarks.summary import Spread, SummaryRow, summarise
+from benchmarks.summary import Spread, SummaryRow, summarize
 from benchmarks.tasks import Task, at_slots, random_task
 from speculative_decoding import GenerationStats, InputError
 from speculative_decoding.comparison.modes import BASELINE, DecodingMode, combine_modes
@@ -115,7 +115,7 @@ def test_table_rows_are_medians_over_repeats() -> None:
         runs += [fake_run("model 3", repeat, i, [5 * i, 2, 3, 4], 0.008 * factor) for i in range(2)]
         runs += [fake_run("peer", repeat, 0, [1, 2, 3, 4], 0.004 * factor)]
         runs += [fake_run("peer", repeat, 1, [9, 9, 9, 9], 0.004 * factor)]
-    baseline, model, peer = summarise("tiny", runs, 30_000, 1e7)
+    baseline, model, peer = summarize("tiny", runs, 30_000, 1e7)
     assert [row.label for row in (baseline, model, peer)] == ["baseline", "model 3", "peer"]
     assert [row.is_ours for row in (baseline, model, peer)] == [True, True, False]
     assert baseline.ms_per_token == Spread(6.0, 8.0, 14.0) and baseline.tokens == 8
@@ -132,7 +132,7 @@ def test_table_rows_are_medians_over_repeats() -> None:
 def test_outputs_of_different_lengths_are_reported_as_different() -> None:
     runs = [fake_run("baseline", 0, 0, [1, 2, 3, 4], 1.0)]
     for tokens, share in (([1, 2, 3], 3 / 4), ([1, 2, 3, 4, 5], 4 / 5)):
-        peer = summarise("tiny", [*runs, fake_run("peer", 0, 0, tokens, 1.0)], 1, 1.0)[1]
+        peer = summarize("tiny", [*runs, fake_run("peer", 0, 0, tokens, 1.0)], 1, 1.0)[1]
         assert peer.same_ids == pytest.approx(share)
 
 
@@ -329,7 +329,7 @@ def test_fastest_mode_is_chosen_for_each_label_and_task(tmp_path: Path, monkeypa
         assert [*map(len, tokens_by(found[1][0], both[1]))] == [min(5, len(s)) for s in SOURCES]
 
 
-@pytest.mark.parametrize(("failure", "words"), [("raise", "ValueError: no such mode"), ("exit", "its process ended")])
+@pytest.mark.parametrize(("failure", "words"), [("raise", "ValueError: no such mode"), ("exit", "process ended")])
 def test_failing_peer_is_a_one_line_error(failure: str, words: str) -> None:
     expected = pytest.raises(InputError, match=f"--peers fake: {words}.*omit this peer")
     with closing(fake_worker(fail=failure)) as started, expected:
@@ -337,7 +337,7 @@ def test_failing_peer_is_a_one_line_error(failure: str, words: str) -> None:
 
 
 def test_missing_peer_is_a_one_line_error() -> None:
-    with pytest.raises(InputError, match="--peers missing: its process ended; install it"):
+    with pytest.raises(InputError, match="--peers missing: process ended; install it"):
         fake_worker("missing")
     with pytest.raises(InputError, match="--peer-python /no/python: cannot be run"):
         peers.Worker(["/no/python"], {"peer": "fake", "mode": {}})
@@ -475,7 +475,7 @@ def test_the_command_measures_random_weights(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--peers", "ct2", "--temperature", "1"], "--peers: only compared at temperature 0"),
+        (["--peers", "ct2", "--temperature", "1"], "--peers: requires temperature 0"),
         (["--peer-python", "python"], "--peer-python: no effect without --peers"),
         (["--random", "t5-small", "--model", "x"], "--model: cannot be combined with --random"),
         (["--random", "t5-small", "file.txt"], "prompts file.txt: cannot be combined with --random"),
