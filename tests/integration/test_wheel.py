@@ -54,7 +54,7 @@ def test_missing_bundled_models_are_one_line_errors(program: Run) -> None:
     done = program("generate", *PROMPT, by=module)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.startswith(
-        "speculative-decoding generate: error: no --model is given, and this installation has"
+        "speculative-decoding generate: error: no --model was given, and this installation has"
     )
     assert "speculative-decoding convert --model" in done.stderr and done.stderr.count("\n") == 1
     done = program("verify", "--model", ROOT / "models/t5-web-docs", "--drafter", "ngram", by=module)
