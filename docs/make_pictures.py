@@ -120,14 +120,14 @@ def run(name: str, commands: Sequence[str], columns: int, rows: int, **environme
 
 def console() -> None:
     terminal = Terminal(92, 34, **python())
-    terminal.type("python main.py --interactive", "/quit leaves.")
-    terminal.type("/prefix translate English to German:", "prefix: '")
+    terminal.type("python main.py --interactive", "/quit to exit.")
+    terminal.type("/prefix translate English to German:", "prefix: ")
     terminal.type("The method returns the value of the property.", "tokens/s")
     terminal.type("/show-draft", "show-draft: text")
     terminal.type("This method can be used to access the elements of an array.", "tokens/s", 2)
     terminal.type("/compare", "compare: on")
     terminal.type("The method returns the value of the property.", "identical")
-    terminal.type("/num-draft", "usage: /num-draft N")
+    terminal.type("/num-draft", "usage: /num-draft")
     terminal.picture("console", "main.py --interactive")
 
 
@@ -135,27 +135,27 @@ def every_command() -> None:
     """Each once, with a wrong argument and an interruption among them."""
     terminal = Terminal(100, 160, **python())
     pair = "--model t5-web-docs --draft-model t5-web-docs-draft"  # for /compare: a head cannot write without its target
-    terminal.type(f"python main.py --interactive {pair}", "/quit leaves.")
+    terminal.type(f"python main.py --interactive {pair}", "/quit to exit.")
     for line, *then in (
-        ("/help", "is written with two"),
+        ("/help", "type //."),
         ("/model", "model: target models"),
         ("/max-tokens ten", "usage: /max-tokens N"),
         ("/max-tokens 60", "max-tokens: 60"),
         ("/num-draft 4", "drafts 4"),
         ("/drafter model", "drafter: model"),
-        ("/prefix grammar:", "prefix: 'grammar:'"),
+        ("/prefix grammar:", "prefix: grammar:"),
         ("He were reading a old book.", "tokens/s"),
-        ("/prefix", "prefix: ''"),
+        ("/prefix", "prefix: not set"),
         ("/show-draft rounds", "show-draft: rounds"),
-        (GERMAN, "round 3"),
+        (GERMAN, "round 2"),
         ("/show-draft rounds", "show-draft: off"),
         ("/compare", "compare: on"),
         (GERMAN, "identical"),
         ("/stats", "speculative", 2),
         ("/compare", "compare: off"),
-        ("/regular-decode", "regular-decode: on"),
-        (GERMAN, "zurück.", 4),
-        ("/regular-decode", "regular-decode: off"),
+        ("/baseline", "baseline: on"),
+        (GERMAN, "zurück.", 5),
+        ("/baseline", "baseline: off"),
         ("/temperature 0.8", "temperature: 0.8"),
         ("/top-p 0.9", "top-p: 0.9"),
         ("/seed 7", "seed: 7"),
@@ -166,9 +166,9 @@ def every_command() -> None:
         ("/delta 0.5", "delta: 0.5"),
         (GERMAN, "LOSSY"),
         ("/delta 0", "delta: 0"),
-        ("/output-prefix Diese Methode", "output-prefix: 'Diese"),
+        ("/output-prefix Diese Methode", "output-prefix: Diese"),
         (GERMAN, "gibt"),
-        ("/output-prefix", "output-prefix: ''"),
+        ("/output-prefix", "output-prefix: not set"),
         ("/max-token 3", "did you mean /max-tokens?"),
         ("/max-tokens 100000", "max-tokens: 100000"),
         ("/temperature 5", "temperature: 5"),

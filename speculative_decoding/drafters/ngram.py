@@ -123,7 +123,7 @@ class NgramDrafter(Drafter):
 
     def match(self, tokens: Sequence[int], num_draft_tokens: int = LOOKAHEAD) -> Match:
         """Return the best match for the committed decoder ids, however low its chance."""
-        self._synchronise(tokens)
+        self._synchronize(tokens)
         if self._match is None or num_draft_tokens > LOOKAHEAD:
             best = Match()
             for origin, length, continuation in self._find(tokens, max(num_draft_tokens, LOOKAHEAD)):
@@ -135,13 +135,13 @@ class NgramDrafter(Drafter):
 
     def end(self, tokens: Sequence[int]) -> None:
         """Add the tokens that the store has not learned yet."""
-        self._synchronise(tokens)
+        self._synchronize(tokens)
         if self._store is not None and len(tokens) > max(self._num_stored, 1):  # there is more than a start token
             start = len(self._source) + self._num_stored if self._num_stored else 0
             self._store.learn([*self._source, *tokens], start)
             self._num_stored = len(tokens)
 
-    def _synchronise(self, tokens: Sequence[int]) -> None:
+    def _synchronize(self, tokens: Sequence[int]) -> None:
         """Read the tokens that were committed since the last call, and compare them with the last match."""
         seen = len(self._output.tokens)
         if self._output.tokens != tokens[:seen]:  # another request

@@ -28,7 +28,7 @@ def scores(logits: mx.array, rows: Sequence[GenerationOptions], history: History
     """(B, L, V) raw logits -> (B, L, V) with penalties and constraints. Temperature 0 needs no further steps."""
     if any(row.has_penalty for row in rows):
         penalty = mx.array([row.repetition_penalty or 1.0 for row in rows])[:, None, None]
-        logits = penalise_repetition(logits.astype(mx.float32), penalty, history)
+        logits = penalize_repetition(logits.astype(mx.float32), penalty, history)
     return constrain(logits, history)
 
 
@@ -90,7 +90,7 @@ def column(rows: Sequence[GenerationOptions], name: str) -> mx.array:
     return mx.array([getattr(row, name) for row in rows])[:, None, None]
 
 
-def penalise_repetition(logits: mx.array, penalty: mx.array, history: History) -> mx.array:
+def penalize_repetition(logits: mx.array, penalty: mx.array, history: History) -> mx.array:
     """(B, L, V) logits, (B, 1, 1) penalty: divide positive and multiply negative logits of ids that occurred."""
     rows, length, vocab_size = logits.shape
     index = mx.arange(rows)[:, None]

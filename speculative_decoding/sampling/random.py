@@ -45,7 +45,7 @@ def gumbel(keys: mx.array, size: int) -> mx.array:
 
 
 def categorical(logprobs: mx.array, keys: mx.array) -> mx.array:
-    """(N, V) log-probabilities, which need not be normalised, and (N, 2) keys -> (N,) ids."""
+    """(N, V) log-probabilities, which need not be normalized, and (N, 2) keys -> (N,) ids."""
     return mx.argmax(logprobs + gumbel(keys, logprobs.shape[-1]), axis=-1)
 
 
