@@ -35,7 +35,7 @@ def speculative_decode(
     while len(tokens) <= max_tokens and tokens[-1] not in target.config.eos_token_ids:
         # Draft: K tokens x_1..x_K, each sampled from the draft's distribution q.
         count = min(num_draft_tokens, max_tokens - len(tokens))
-        # The engine splits into as many keys whatever K is, so that both sample the same tokens.
+        # The engine always makes this number of keys, for any K; the same keys give the same tokens.
         draft_keys = split(random_keys([(seed, len(tokens), Use.DRAFT)]), MAX_DRAFT_TOKENS)
         drafted: list[int] = []
         q: list[mx.array] = []
