@@ -16,8 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from speculative_decoding import linux_cpu
 from speculative_decoding.cli.common import run, say
 from speculative_decoding.cli.parser import flags_from
@@ -27,6 +25,7 @@ from speculative_decoding.errors import InputError
 from speculative_decoding.loading.load import DTYPES, open_model
 from speculative_decoding.loading.pair import ModelPair, require_same_tokens
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.device import on_gpu
 
 from .interleave import Contender, Run, take_turns
 from .machine import environment, measure_bandwidth, notes, used_by_others
@@ -91,8 +90,7 @@ def subjects(chosen: argparse.Namespace) -> Iterator[tuple[str, Models, list[Tas
         return
     if sys.platform.startswith("linux"):
         linux_cpu.check()
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    dtype = DTYPES[given.get("dtype", "float32" if on_cpu else "bfloat16")]
+    dtype = DTYPES[given.get("dtype", "bfloat16" if on_gpu() else "float32")]
     for name, bits in product(chosen.random, chosen.bits):
         target = random_model(SHAPES[name], dtype, bits)
         task = random_task(target.config.vocab_size, given.get("limit", RANDOM_LIMIT), chosen.max_tokens)

@@ -18,6 +18,7 @@ import numpy as np
 
 from speculative_decoding.draft_length.calibration import device_name
 from speculative_decoding.linux_cpu import blas
+from speculative_decoding.models.device import on_gpu
 from speculative_decoding.version import __version__
 
 
@@ -57,7 +58,7 @@ def measure_bandwidth() -> float:
     vector = mx.ones((1, rows))
     mx.eval(matrix, vector)
     jobs: list[Callable[[], Any]] = [lambda: mx.eval(vector @ matrix.T), lambda: mx.eval(matrix @ vector[0])]
-    if mx.default_device() == mx.Device(mx.cpu):
+    if not on_gpu():
         numpy_matrix = np.array(matrix)
         numpy_vector = np.array(vector)[0]
         jobs.append(lambda: numpy_matrix @ numpy_vector)

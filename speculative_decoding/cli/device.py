@@ -11,19 +11,19 @@ from typing import Any
 import mlx.core as mx
 
 from ..draft_length.calibration import device_name
+from ..models.device import on_gpu
 from ..models.memory_budget import available_memory
 from ..version import __version__
 
 
 def device_facts() -> dict[str, Any]:
     """Describe the device. memory_limit is the maximum recommended size of the weights in bytes."""
-    is_gpu = mx.default_device().type == mx.gpu
-    info = mx.device_info() if is_gpu else {}
+    info = mx.device_info() if on_gpu() else {}
     architecture = str(info["architecture"]) if "architecture" in info else None
     recommended = info.get("max_recommended_working_set_size")
     return {
         "name": device_name(),
-        "kind": "GPU" if is_gpu else "CPU",
+        "kind": "GPU" if on_gpu() else "CPU",
         "architecture": architecture,
         "generation": gpu_generation(architecture or ""),
         "cores": os.cpu_count(),

@@ -23,6 +23,7 @@ from ..draft_length.costs import RoundCosts
 from ..errors import InputError
 from ..loading.load import BUNDLED, HUB_NAME, Storage, build_model, checked_config
 from ..models.base import checked_sources
+from ..models.device import on_gpu
 from ..models.draft_head import DraftHead
 from ..models.kernel_checks import KernelCheck, kernel_checks
 from ..session import Session
@@ -150,7 +151,7 @@ def precisions_to_test(own: WeightSizes) -> list[Precision]:
 
 def weight_sizes(folder: Path, dtype: str | None, quantize: int | None = None) -> WeightSizes:
     """Compute the sizes without reading weights. Raises `InputError` if the model has no such precision."""
-    if dtype is None and mx.default_device() == mx.Device(mx.cpu):
+    if dtype is None and not on_gpu():
         dtype = "float32"  # as in `open_model`
     _, raw, checkpoint = build_model(checked_config(folder), checkpoints.read(folder), Storage(dtype, quantize, 64))
     model = models.build(raw, checkpoint)

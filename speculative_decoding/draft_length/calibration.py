@@ -30,6 +30,7 @@ from ..distributed import number_of_ranks
 from ..errors import InputError
 from ..loading.atomic_io import atomic_write
 from ..models.base import EncoderDecoder
+from ..models.device import on_gpu
 from ..version import __version__, native_libraries
 from .costs import ALL_WIDTHS, MAX_MEASURED_WIDTHS, RoundCosts, measure_widths
 from .probe import SWEEPS, Bits, Probe
@@ -345,7 +346,7 @@ def calibration_key(target: EncoderDecoder) -> str:
 
 def device_name() -> str:
     """The name of the GPU or CPU that computes."""
-    if mx.default_device().type == mx.gpu:
+    if on_gpu():
         return str(mx.device_info().get("device_name", "GPU"))
     with suppress(OSError, subprocess.SubprocessError):
         if sys.platform == "darwin":

@@ -19,6 +19,7 @@ from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..distributed import ProcessGroup, shard_model
 from ..errors import InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
+from ..models.device import on_gpu
 from ..models.generation_config import GenerationConfig
 from . import hub, manifest
 from .tokenizer import Tokenizer, load_tokenizer
@@ -99,7 +100,7 @@ def open_model(
         gguf = next(filter(Path.is_file, (Path(str(gguf_file)), folder / str(gguf_file))), None)
         if gguf is None:
             raise InputError(f"gguf_file {str(gguf_file)!r}: no such file, here or in {folder}; name a GGUF file")
-    if dtype is None and mx.default_device() == mx.Device(mx.cpu):
+    if dtype is None and not on_gpu():
         dtype = "float32"
     storage = Storage(dtype, quantize, group_size)
     manifest.check_sizes(folder)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from .device import on_gpu
+
 
 def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.array]:
     """(B * L, parts * H * D) -> a list of `parts` arrays (B, H, L, D)."""
@@ -43,7 +45,7 @@ def attend(
     Args:
         soft_cap: Scaled scores s become soft_cap * tanh(s / soft_cap) before the mask is added.
     """
-    if soft_cap is None and mx.default_device() != mx.Device(mx.cpu):
+    if soft_cap is None and on_gpu():
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
     return attend_together(queries, [Keys(keys, values, mask)], scale=scale, soft_cap=soft_cap)
 

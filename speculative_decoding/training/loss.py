@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..models.attention import capped
+from ..models.device import on_gpu
 from .batches import Labels
 
 CE_SHARE = 0.1  # of the loss: the cross-entropy of the target's output
@@ -41,7 +42,7 @@ def training_loss(
         soft_cap: of the logits (Gemma).
         trains_output_matrix: whether the gradient with respect to `output_matrix` is needed.
     """
-    if mx.default_device() != mx.Device(mx.cpu):
+    if on_gpu():
         return distance(capped(states @ output_matrix, soft_cap), labels, total_variation=total_variation)
 
     mx.eval(states, output_matrix)
