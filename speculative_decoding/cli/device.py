@@ -15,6 +15,8 @@ from ..models.device import on_gpu
 from ..models.memory_budget import available_memory
 from ..version import __version__
 
+MINIMUM_MLX = (0, 32, 4)  # as in pyproject.toml; a scan over an empty axis crashes before 0.32.3 (ml-explore/mlx#4340)
+
 
 def device_facts() -> dict[str, Any]:
     """Describe the device. memory_limit is the maximum recommended size of the weights in bytes."""
@@ -56,16 +58,11 @@ def uses_tf32(device: dict[str, Any]) -> bool | None:
 def mlx_notes(device: dict[str, Any], version: str) -> list[str]:
     """Return the known limitations of this version of MLX on this device, with workarounds."""
     notes = []
-    if device["generation"] is not None:
-        if device["generation"] < 15:
-            notes.append("M1 and M2: in 16 bits, a pass over 2 or more positions costs about 2x a pass over one")
-        elif version_numbers(version) < (0, 32, 1):
-            notes.append(
-                f"MLX {version} has no gemv_wide: in 16 bits, a pass over 2 or more positions costs about 2x a pass "
-                "over one; install mlx>=0.32.1"
-            )
-    if version_numbers(version) < (0, 32, 3):  # ml-explore/mlx#4340
-        notes.append(f"MLX {version} can crash when it samples without a draft; install mlx>=0.32.3")
+    if device["generation"] is not None and device["generation"] < 15:
+        notes.append("M1 and M2: in 16 bits, a pass over 2 or more positions costs about 2x a pass over one")
+    if version_numbers(version) < MINIMUM_MLX:
+        minimum = ".".join(map(str, MINIMUM_MLX))
+        notes.append(f"MLX {version} is older than this package requires; install mlx>={minimum}")
     return notes
 
 

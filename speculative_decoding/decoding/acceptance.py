@@ -53,9 +53,12 @@ class AcceptanceRule(ABC):
         """logits (B, K + 1, V), raw, after each row's committed tokens and each of its draft tokens."""
         options = [request.options for request in requests]
         probs = mx.exp(logprobs(logits, options, history_of(requests, draft.tokens)))
-        stop, weights = self(draft, probs)
         starts = [(request.options.seed, len(request.decoder_tokens)) for request in requests]
-        accept_keys, next_keys = (random_keys([(*start, use) for start in starts]) for use in (Use.ACCEPT, Use.NEXT))
+        next_keys = random_keys([(*start, Use.NEXT) for start in starts])
+        if not draft.num_tokens:
+            return AcceptanceResult(mx.zeros(len(starts), mx.int32), categorical(mx.log(probs[:, 0]), next_keys))
+        stop, weights = self(draft, probs)
+        accept_keys = random_keys([(*start, Use.ACCEPT) for start in starts])
         accepted, next_token = sample_acceptance(draft, probs, stop, weights, accept_keys, next_keys)
         return AcceptanceResult(accepted, next_token, self.total_variation(draft, probs))
 
@@ -116,8 +119,7 @@ class Block(AcceptanceRule):
         ends = lengths[:, None]
         passes = mx.where(at < ends, passes, mx.where(at == ends, weights, 0.0))
         passes = mx.where(at == 0, 1.0, passes)  # the empty prefix always passes
-        none_longer = mx.cumprod((1 - passes)[:, ::-1], axis=1)[:, ::-1]
-        none_longer = mx.concatenate([none_longer[:, 1:], mx.ones((rows, 1))], axis=1)
+        none_longer = mx.cumprod(1 - passes, axis=1, reverse=True, inclusive=False)
         return passes * none_longer, weights
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import platform
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.kernel_checks import kernel_checks
 from tests.parity.test_families import FOLDERS
 from tests.parity.test_t5 import load_golden
+from tests.support.paths import ROOT
 from tests.support.tiny import CONFIG, noisy_copy, save_hugging_face, tiny_model
 
 SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
@@ -236,17 +241,24 @@ CPU: dict[str, Any] = {"system": "Linux", "generation": None}
 @pytest.mark.parametrize(
     ("facts", "version", "words"),
     [
-        (M3, "0.32.0", ["gemv_wide", "crash"]),
-        (M3, "0.32.2", ["crash"]),
+        (M3, "0.32.3", ["mlx>=0.32.4"]),
         (M3, "0.32.4", []),
+        (M2, "0.32.0", ["M1 and M2", "mlx>=0.32.4"]),
         (M2, "0.32.4", ["M1 and M2"]),
-        (CPU, "0.32.0", ["crash"]),
+        (CPU, "0.32.2", ["mlx>=0.32.4"]),
         (CPU, "0.32.10.dev3", []),
     ],
 )
 def test_limitations_of_the_mlx_version_are_reported(facts: dict[str, Any], version: str, words: list[str]) -> None:
     notes = device.mlx_notes(facts, version)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_reported_minimum_version_of_mlx_is_the_required_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = [each.split(";")[0] for each in project["dependencies"] if each.startswith("mlx")]
+    minimum = ".".join(map(str, device.MINIMUM_MLX))
+    assert versions == [f"mlx>={minimum}", f"mlx[cpu]>={minimum}"]
 
 
 def test_tf32_is_reported_only_for_new_macs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +268,21 @@ def test_tf32_is_reported_only_for_new_macs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("MLX_ENABLE_TF32", "0")
     assert device.uses_tf32(M5) is False
     assert [device.gpu_generation(each) for each in ("applegpu_g15s", "applegpu_g13g", "x86_64")] == [15, 13, None]
+
+
+@pytest.mark.parametrize(("set_by_user", "expected"), [({}, "0"), ({"MLX_ENABLE_TF32": "1"}, "1")])
+def test_tf32_is_off_before_mlx_is_imported(set_by_user: dict[str, str], expected: str) -> None:
+    code = """
+import os, sys
+sys.modules["mlx"] = None  # importing it raises ImportError
+try:
+    import speculative_decoding
+except ImportError:
+    print(os.environ["MLX_ENABLE_TF32"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"} | set_by_user
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{expected}\n"
 
 
 def test_lines_fit_the_terminal(pair: list[str]) -> None:
