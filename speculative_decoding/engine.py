@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -207,15 +207,18 @@ class Engine:
             rounds = speculate(batch, on_phase)
         else:
             rounds = speculate(batch)
-        times: dict[str, Any] = {"seconds": time.perf_counter() - started}
-        if phase_ends:
-            drafted_at, verified_at = phase_ends
-            times |= {"draft_seconds": drafted_at - started, "verify_seconds": verified_at - drafted_at}
+        seconds = time.perf_counter() - started
+        for round in rounds.values():
+            round.seconds = seconds
+            if phase_ends:
+                drafted_at, verified_at = phase_ends
+                round.draft_seconds = drafted_at - started
+                round.verify_seconds = verified_at - drafted_at
 
         drafted = max(round.drafted for round in rounds.values())
         steps = max(round.drafted * (round.kind == MODEL) for round in rounds.values())
-        self._widths.observe(len(batch.requests), drafted, steps, times["seconds"])
-        return {slot: replace(round, **times) for slot, round in rounds.items()}
+        self._widths.observe(len(batch.requests), drafted, steps, seconds)
+        return rounds
 
     def _count(self, request: Request, round: Round) -> None:
         """Add a round to the request's statistics."""

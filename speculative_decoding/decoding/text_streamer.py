@@ -56,6 +56,8 @@ class TextStreamer:
 
     def _release(self, text: str) -> str:
         """Add text, and return the part that cannot belong to a stop string."""
+        if not self._stop:
+            return text
         if self._found_stop:
             return ""
         self._held += text

@@ -240,27 +240,34 @@ def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequenc
     return text
 
 
+WINDOW = 8  # ids that are decoded together; each window of fewer ids costs a second call of the tokenizer
+
+
 class StreamingDetokenizer:
     """Decodes ids to text incrementally. Never returns an incomplete character and never changes returned text.
 
-    Each call decodes only the last few ids: the text of `ids[anchor:]` minus the text of `ids[anchor:done]`.
+    Each call decodes a window of the last few ids, and returns its text without the part that was returned before.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._anchor = 0  # start of the decoded window: early enough to get spaces right
-        self._done = 0  # the text of the ids before this one has been returned
+        self._window: list[int] = []
+        self._done = 0  # the text of the window's ids before this one has been returned
+        self._returned = 0  # characters of that text
 
     def add(self, token: int) -> str:
         """Return the text that this id completes; empty while a character is incomplete."""
-        self._tokens.append(token)
+        self._window.append(token)
         text = self._pending()
         if text.endswith(REPLACEMENT):
             return ""
-        if text:  # a special token has no text, so starting the window at it would lose the next token's space
-            self._anchor = self._done
-        self._done = len(self._tokens)
+        # A window that starts at a special token, which has no text, would lose the next token's space.
+        if text and len(self._window) >= WINDOW:
+            self._window = self._window[self._done :]
+            self._returned = len(self._tokenizer.decode(self._window))
+        else:
+            self._returned += len(text)
+        self._done = len(self._window)
         return text
 
     def finish(self) -> str:
@@ -268,5 +275,4 @@ class StreamingDetokenizer:
         return self._pending()
 
     def _pending(self) -> str:
-        before = self._tokenizer.decode(self._tokens[self._anchor : self._done])
-        return self._tokenizer.decode(self._tokens[self._anchor :])[len(before) :]
+        return self._tokenizer.decode(self._window)[self._returned :]

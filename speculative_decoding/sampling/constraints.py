@@ -37,6 +37,10 @@ class Constraints:
     not_before: tuple[tuple[int, int], ...] = ()
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.no_repeat_ngram_size or self.banned or self.not_before or self.forced)
+
     def forces(self, position: int) -> bool:
         return any(position == forced for forced, _ in self.forced)
 
@@ -67,6 +71,8 @@ class History(NamedTuple):
 
 def is_constrained(history: History, length: int) -> bool:
     """Whether a constraint applies at any of the `length` positions."""
+    if all(own.is_empty for own in history.constraints):  # nearly always, and faster than the check below
+        return False
     return any(
         own.no_repeat_ngram_size
         or own.banned
