@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,23 @@ import numpy as np
 from speculative_decoding.cli import train as train_command
 from speculative_decoding.jobs import output
 from speculative_decoding.training import trainer
-from tests.support.job_engine import at_random, engine, fork, run_job, sample_input
+from tests.support.job_engine import at_random, engine, run_job, sample_input
 
 PROMPT = "translate English to German: The method returns the value of the property."
+
+
+def fork(child: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        child()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    os._exit(1)
 
 
 def size_of(path: Path) -> int:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,74 +14,11 @@ from speculative_decoding import InputError, checkpoints
 from speculative_decoding.loading import atomic_io, manifest
 from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
+from tests.support.kill_states import KillStates
 from tests.unit.loading.test_conversion import make_source
 from tools.sparse_t5_11b import make
 
 pytestmark = pytest.mark.slow
-
-# A program that reads numbers. For each it forks a child, because imports are slow. The child converts, and kills
-# itself at the moment with that number: when a tensor is written, a file synchronized or a path renamed. The program
-# prints the number of moments if the child finishes, or else its exit code.
-CONVERTER = """
-import os, signal, sys
-import speculative_decoding.loading.atomic_io as atomic_io
-from pathlib import Path
-from speculative_decoding.loading.conversion import convert
-from speculative_decoding.loading.load import Storage
-
-source, output = sys.argv[1], Path(sys.argv[2])
-moments = last = 0
-
-def moment(*_):
-    global moments
-    moments += 1
-    if moments == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def before_and_after(function):
-    def wrapped(*arguments):
-        moment()
-        result = function(*arguments)
-        moment()
-        return result
-    return wrapped
-
-os.fsync = lambda _: None  # slow, and needed only after a power failure
-for name in ("sync", "replace_folder", "exchange", "clean_up"):
-    setattr(atomic_io, name, before_and_after(getattr(atomic_io, name)))
-Path.rename = before_and_after(Path.rename)
-if "--no-exchange" in sys.argv:
-    atomic_io.exchange = lambda *_: False
-for line in sys.stdin:
-    last = int(line)
-    child = os.fork()
-    if not child:
-        convert(source, output, Storage("float32"), force=True, progress=moment)
-        print(moments, flush=True)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status:
-        print(status, flush=True)
-"""
-
-
-@contextmanager
-def converter(source: Path, output: Path, *more: str) -> Iterator[Callable[[int], int]]:
-    """Start the program. Return a function that runs a conversion, killed at a given moment.
-
-    That function returns the number of moments, or the negated number of the signal that ended the child.
-    """
-    command = [sys.executable, "-c", CONVERTER, str(source), str(output), *more]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=BUNDLED.parent)
-    assert process.stdin is not None and process.stdout is not None
-
-    def run(last: int) -> int:
-        print(last, file=process.stdin, flush=True)
-        return int(process.stdout.readline())
-
-    with process:
-        yield run
-        process.stdin.close()
 
 
 def is_complete(folder: Path) -> bool:
@@ -94,44 +28,46 @@ def is_complete(folder: Path) -> bool:
 OLD_FORMAT = Storage("bfloat16")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_source(tmp_path_factory.mktemp("source"), "t5")
 
 
-@pytest.fixture(scope="module")
-def moments(source: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
-    with converter(source, convert(str(source), tmp_path_factory.mktemp("count") / "model", OLD_FORMAT)) as run:
-        return run(0)
+def kill_states(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Replace a converted model, and copy its parent folder around each system call and after each tensor."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # slow, and needed only after a power failure
+    output = convert(str(source), folder / "before" / "model", OLD_FORMAT)
+    states = KillStates(output.parent, folder / "states")
+    with monkeypatch.context() as patch:
+        for name in ("sync", "replace_folder", "exchange", "clean_up"):
+            states.around(patch, atomic_io, name)
+        states.around(patch, Path, "rename")
+        convert(str(source), output, Storage("float32"), force=True, progress=states.moment)
+    return states.paths
 
 
-def test_a_kill_leaves_the_old_folder_or_the_new_one(source: Path, moments: int, tmp_path: Path) -> None:
-    output = convert(str(source), tmp_path / "model", OLD_FORMAT)
-    seen = set()
-    with converter(source, output) as run:
-        # all moments around the exchange, and a few while tensors are written
-        for last in (1, 5, 20, *range(moments - 8, moments + 1)):
-            assert run(last) == -signal.SIGKILL
-            assert is_complete(output)
-            seen.add(checkpoints.read(output).info("shared.weight").dtype)
-            convert(str(source), output, OLD_FORMAT, force=True)
-            assert os.listdir(tmp_path) == ["model"]
-    assert len(seen) == 2  # some were killed before the exchange, some after
+def test_a_kill_leaves_the_old_folder_or_the_new_one(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = kill_states(source, tmp_path, monkeypatch)
+    assert all(is_complete(state / "model") for state in states)
+    types = [str(checkpoints.read(state / "model").info("shared.weight").dtype) for state in states]
+    assert types == sorted(types) and len(set(types)) == 2  # killed before and after the exchange
+    # all moments around the exchange, and a few while tensors are written
+    for state in (states[1], states[5], states[20], *states[-9:]):
+        convert(str(source), state / "model", OLD_FORMAT, force=True)
+        assert os.listdir(state) == ["model"]
 
 
 def test_without_atomic_exchange_the_next_run_restores_the_old_folder(
-    source: Path, moments: int, tmp_path: Path
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = convert(str(source), tmp_path / "model", OLD_FORMAT)
-    was_absent = False
-    with converter(source, output, "--no-exchange") as run:
-        for last in range(moments - 8, moments + 3):
-            if run(last) > 0:
-                continue
-            was_absent |= not output.exists()
-            atomic_io.clean_up(output)
-            assert is_complete(output) and os.listdir(tmp_path) == ["model"]
-    assert was_absent  # an atomic exchange never leaves such a moment
+    monkeypatch.setattr(atomic_io, "exchange", lambda *_: False)
+    states = kill_states(source, tmp_path, monkeypatch)
+    assert not all((state / "model").exists() for state in states)  # an atomic exchange never leaves such a state
+    for state in states:
+        atomic_io.clean_up(state / "model")
+        assert is_complete(state / "model") and os.listdir(state) == ["model"]
 
 
 def test_a_full_disk_leaves_the_old_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

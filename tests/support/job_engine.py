@@ -1,18 +1,14 @@
-"""A fake engine, jobs that use it, and child processes that are killed at chosen moments.
+"""A fake engine, and jobs that use it.
 
-test_jobs.py runs this file as a program, because only a process without threads and devices may fork.
+test_jobs.py runs this file as a program to measure the memory of a job.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import random
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -21,7 +17,7 @@ from typing import Any
 
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
-from speculative_decoding.jobs import Job, JobTotals, ResumableOutput, output, parse_line, read_lines
+from speculative_decoding.jobs import Job, JobTotals, ResumableOutput, parse_line, read_lines
 from speculative_decoding.jobs.job import DecodeRows
 
 SETTINGS = {"temperature": 0.0, "stop": ["x"]}
@@ -119,20 +115,6 @@ def sample_input(count: int) -> bytes:
     return "\n".join("too long" if i % 11 == 3 else line for i, line in enumerate(lines)).encode()
 
 
-def fork(child: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        child()
-        os._exit(0)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    os._exit(1)
-
-
 class HalfWrites:
     """A file that writes in two halves and calls `moment` after each."""
 
@@ -149,65 +131,6 @@ class HalfWrites:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
-
-
-def killed_at_every_moment(folder: Path) -> dict[str, Any]:
-    """Kill a job before and after each important system call, both a new job and a resumed one."""
-    output.COMMIT_SECONDS = 1e9  # no automatic commits
-    content = sample_input(5)
-    path = folder / "results.jsonl"
-    whole = folder / "whole.jsonl"
-    run_job(whole, content)
-    half = folder / "half.jsonl"
-    run_job(half, b"\n".join(content.split(b"\n")[:3]))
-
-    def killed_run(last: int) -> None:
-        moments = 0
-
-        def moment() -> None:
-            nonlocal moments
-            moments += 1
-            if moments == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def around(function: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*arguments: Any, **options: Any) -> Any:
-                moment()
-                result = function(*arguments, **options)
-                moment()
-                return result
-
-            return wrapped
-
-        for place, name in ((os, "fsync"), (tempfile, "mkstemp"), (Path, "chmod"), (Path, "replace")):
-            setattr(place, name, around(getattr(place, name)))
-        begin = ResumableOutput.__init__
-        ResumableOutput.__init__ = lambda self, path, file, settings: begin(
-            self, path, HalfWrites(file, moment), settings
-        )  # type: ignore[assignment, method-assign, arg-type, misc]
-        run_job(path, content, resume=True, after_row=lambda journal: journal._commit())
-        os._exit(7)  # there was no moment with this number
-
-    counts = []
-    for start in (None, half):
-        last = 0
-        while True:
-            last += 1
-            for each in (path, output.journal_path(path)):
-                each.unlink(missing_ok=True)
-            if start is not None:
-                shutil.copy(start, path)
-                shutil.copy(output.journal_path(start), output.journal_path(path))
-            pid = fork(lambda last=last: killed_run(last))  # type: ignore[misc]
-            _, status = os.waitpid(pid, 0)
-            if not os.WIFSIGNALED(status):
-                assert os.waitstatus_to_exitcode(status) == 7
-                break
-            run_job(path, content, resume=True)
-            if path.read_bytes() != whole.read_bytes():
-                return {"identical": False, "moment": last}
-        counts.append(last - 1)
-    return {"identical": True, "moments": counts}
 
 
 def memory(lines: int, window: int | None = None) -> dict[str, Any]:
@@ -237,11 +160,4 @@ def memory(lines: int, window: int | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    name, *arguments = sys.argv[1:]
-    os.fsync = lambda _: None  # slow, and needed only after a power failure
-    if name == "memory":
-        print(json.dumps(memory(*map(int, arguments))))
-    else:
-        if "--no-truncate" in arguments:
-            ResumableOutput._truncate = lambda self: self._file.seek(0, os.SEEK_END)  # type: ignore[assignment, method-assign, return-value]
-        print(json.dumps(globals()[name](Path(arguments[0]))))
+    print(json.dumps(memory(*map(int, sys.argv[1:]))))

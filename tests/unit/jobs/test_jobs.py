@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from speculative_decoding.sampling.options import option_specs
 from tests.support.job_engine import (
     SETTINGS,
     Choose,
+    HalfWrites,
     Pipe,
     at_random,
     engine,
@@ -40,6 +42,7 @@ from tests.support.job_engine import (
     run_job,
     sample_input,
 )
+from tests.support.kill_states import KillStates
 
 ROOT = BUNDLED.parent
 INPUT = sample_input(40)
@@ -55,7 +58,8 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def program(*arguments: object) -> dict[str, Any]:
+def memory(*arguments: int) -> dict[str, Any]:
+    """Measure a job in a separate process, where only its memory counts."""
     command = [sys.executable, "-m", "tests.support.job_engine", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -250,11 +254,11 @@ def test_format_is_chosen_by_suffix_or_first_line() -> None:
 
 def test_memory_does_not_grow_with_the_number_of_lines() -> None:
     """Uses the worst order, which finishes the oldest row last. An object kept per line would add 18,000 objects."""
-    seen = program("memory", 20_000)
+    seen = memory(20_000)
     assert seen["lines"] == 20_000 and seen["ahead"] == 512
     early, later = seen["peaks"]
     assert later < early + 1000
-    without_window = program("memory", 15_000, 10**9)  # without the window, memory must grow
+    without_window = memory(15_000, 10**9)  # without the window, memory must grow
     early, later = without_window["peaks"]
     assert without_window["ahead"] == 15_000 and later > early + 50_000
 
@@ -327,23 +331,43 @@ def test_a_long_source_is_encoded_in_a_batch_of_one(monkeypatch: pytest.MonkeyPa
 # Interruption and resuming
 
 
-@pytest.mark.slow
-def test_output_is_the_same_after_a_kill_around_any_system_call(tmp_path: Path) -> None:
-    seen = program("killed_at_every_moment", tmp_path)
-    assert seen["identical"] and min(seen["moments"]) > 20
+def resumes_after_any_kill(folder: Path, monkeypatch: pytest.MonkeyPatch, finished_lines: int) -> bool:
+    """Resume a job from the state before and after each important system call. Is each output the same?"""
+    content = sample_input(5)
+    run_job(folder / "whole", content)
+    whole = (folder / "whole").read_bytes()
+    job = folder / "job"
+    job.mkdir()
+    if finished_lines:
+        run_job(job / "out", b"\n".join(content.split(b"\n")[:finished_lines]))
+    states = KillStates(job, folder / "states")
+    begin = output.ResumableOutput.__init__
+
+    def begin_with_half_writes(self: output.ResumableOutput, path: Path, file: Any, settings: Any) -> None:
+        begin(self, path, HalfWrites(file, states.moment), settings)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output, "COMMIT_SECONDS", 1e9)  # no automatic commits
+        patch.setattr(output.ResumableOutput, "__init__", begin_with_half_writes)
+        for place, name in ((os, "fsync"), (tempfile, "mkstemp"), (Path, "chmod"), (Path, "replace")):
+            states.around(patch, place, name)
+        run_job(job / "out", content, resume=True, after_row=lambda journal: journal._commit())
+    assert len(states.paths) > 20
+    for state in states.paths:
+        run_job(state / "out", content, resume=True)
+    return all((state / "out").read_bytes() == whole for state in states.paths)
 
 
-def test_a_missing_truncation_is_detected(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.job_engine",
-        "killed_at_every_moment",
-        str(tmp_path),
-        "--no-truncate",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode != 0 or not json.loads(done.stdout)["identical"]
+@pytest.mark.parametrize("finished_lines", [0, 3])
+def test_output_is_the_same_after_a_kill_around_any_system_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_lines: int
+) -> None:
+    assert resumes_after_any_kill(tmp_path, monkeypatch, finished_lines)
+
+
+def test_a_missing_truncation_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output.ResumableOutput, "_truncate", lambda self: self._file.seek(0, os.SEEK_END))
+    assert not resumes_after_any_kill(tmp_path, monkeypatch, 3)
 
 
 def test_a_torn_last_record_is_replaced(tmp_path: Path) -> None:
