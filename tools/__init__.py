@@ -11,6 +11,7 @@ goldens/               outputs of Hugging Face, recorded for tests/parity (needs
 kill_ranks             a job over several processes, one of which is killed
 random_interruptions   jobs and training runs that are killed and resumed
 replay_drafters        drafters on recorded outputs
+resolve_for_mac        wheels for a Mac of every declared dependency (needs uv)
 several_machines       a model sharded over several processes compared with the same model in one process
 soak_server            random clients against a server for a long time
 sparse_t5_11b          a sparse checkpoint with the shapes of T5-11B, to measure memory
