@@ -1,4 +1,4 @@
-"""Precompiles MLX's header for CPU kernels on Linux, and keeps the garbage collector off test modules.
+"""Chooses the device, precompiles MLX's header for CPU kernels on Linux, and exempts test modules from collection.
 
 On a new machine, the tests compile about 200 kernels, and `g++` spends most of that time on one header. This file
 precompiles it before the first test, into the folder that `g++` searches first. `g++` ignores it if its flags differ.
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +20,20 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.linux_cpu import kernels
+from tests.support.device import use
+
+use(mx.cpu)
 
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
 MLX_FLAGS = ("-std=c++17", "-O3", "-Wall", "-fPIC")  # the flags that MLX uses
+
+
+@pytest.fixture(params=["cpu", "gpu"] if mx.is_available(mx.gpu) else ["cpu"])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a test on the CPU, and also on a GPU if there is one."""
+    use(getattr(mx, request.param))
+    yield request.param
+    use(mx.cpu)
 
 
 def precompiled() -> Path | None:

@@ -277,8 +277,8 @@ def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
         warm = Path(f"{index}.warm")
         write_damaged(name, -1, index, warm)
         failure(partial(FORMATS[name].read, warm), seconds=60)
-    if (statm := Path("/proc/self/statm")).exists():
-        max_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() + limit
+    if sys.platform == "linux":
+        max_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + limit
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     unit = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

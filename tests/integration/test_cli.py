@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -38,6 +39,7 @@ HARDER = (
     "translate English to German: This function removes the last element of an array."  # the draft is partly accepted
 )
 FIXED = ("--drafter", "model", "--num-draft", "5")  # the same rounds in every run
+FLOAT32 = ("--dtype", "float32")  # the same text in a process that uses a GPU
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -60,7 +62,7 @@ def main_py(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 def test_a_prompt_gives_its_text_and_statistics(tmp_path: Path) -> None:
     stats_file = tmp_path / "stats.json"
-    process = start("--prompt", PROMPT, "--stats-json", str(stats_file))
+    process = start("--prompt", PROMPT, "--stats-json", str(stats_file), *FLOAT32)
     out, err = (each.decode() for each in process.communicate())
     assert process.returncode == 0 and out == "Die Methode gibt den Wert zurück.\n"
     for words in ("t5-web-docs, draft", "accepted", "target calls", "encode", "tokens/s", "peak memory"):
@@ -414,24 +416,36 @@ def test_a_closed_pipe_gives_no_traceback() -> None:
     assert process.returncode == 1 and b"Traceback" not in err and b"Exception" not in err
 
 
+class FullDisk(io.FileIO):
+    """A file on a full disk."""
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("more", [[], ["--input", "data/grammar.txt", "-m", "1"]])
 def test_a_full_disk_is_a_one_line_error(
-    more: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    more: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with io.TextIOWrapper(
-        open("/dev/full", "wb", buffering=0), write_through=True
-    ) as full:  # write_through: no data is buffered
-        monkeypatch.setattr(sys, "stdout", full)
+    full = tmp_path / "full"
+    with io.TextIOWrapper(FullDisk(full, "w"), write_through=True) as stdout:  # write_through: no data is buffered
+        monkeypatch.setattr(sys, "stdout", stdout)
         monkeypatch.chdir(ROOT)
         assert main_command.main(more or ["--prompt", PROMPT]) == 2
         err = capfd.readouterr().err
     assert err.splitlines()[1:] == [
         "main.py: error: standard output: No space left on device; redirect it to another disk"
     ]
+    opened = io.open
+
+    def open_on_full_disk(path: Any, *arguments: Any, **options: Any) -> Any:
+        return io.TextIOWrapper(FullDisk(path, "w")) if path == full else opened(path, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", open_on_full_disk)
     for name in ("--stats-json", "--trace"):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
-        assert main_command.main(["--prompt", PROMPT, name, "/dev/full"]) == 2
-        assert f"main.py: error: {name} /dev/full: cannot be written (No space left" in capfd.readouterr().err
+        assert main_command.main(["--prompt", PROMPT, name, str(full)]) == 2
+        assert f"main.py: error: {name} {full}: cannot be written (No space left" in capfd.readouterr().err
 
 
 def test_a_job_of_an_earlier_version_can_be_resumed(
@@ -463,7 +477,7 @@ def test_characters_that_standard_output_cannot_encode_are_escaped(
 
 def test_a_closed_standard_stream_is_never_written_to(tmp_path: Path) -> None:
     """A file opened later gets the descriptor of a closed stream, so output must not go there."""
-    command = f'{sys.executable} main.py --stats-json "$1/s" --prompt "$2"'
+    command = f'{sys.executable} main.py --dtype float32 --stats-json "$1/s" --prompt "$2"'
     shell = ["sh", "-c", f'{command} >&- 2>"$1/err"; echo $?; {command} <&- 2>&-; echo $?', "sh", str(tmp_path), PROMPT]
     out = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert out.split("\n") == ["2", "Die Methode gibt den Wert zurück.", "0", ""]
@@ -474,7 +488,7 @@ def test_a_closed_standard_stream_is_never_written_to(tmp_path: Path) -> None:
 
 
 def test_text_and_draft_in_one_pipe_are_not_mixed() -> None:
-    process = start("--show-draft", *FIXED, "--prompt", HARDER, stderr=subprocess.STDOUT)
+    process = start("--show-draft", *FIXED, *FLOAT32, "--prompt", HARDER, stderr=subprocess.STDOUT)
     lines = process.communicate()[0].decode().splitlines()
     assert "[- " in lines[2] and "{+ " in lines[2]
     assert re.sub(r"\[-.*?-\]|\{\+|\+\}", "", lines[2]) == "Diese Funktion entfernt das letzte Element eines Arrays."

@@ -29,6 +29,7 @@ from speculative_decoding.training.students import output_matrix_of
 from tests.parity.test_scoring import Numbers
 from tests.parity.test_t5 import GOLDENS, NOISE, load_golden
 from tests.support.damaged_folders import MALICIOUS_VALUES, places
+from tests.support.device import use
 from tests.support.tiny import DRAFTERS, TOKENIZER, noisy_copy, run, tokens_of
 
 NAMES = ("t5gemma", "t5gemma-unequal", "t5gemma2")
@@ -80,6 +81,7 @@ def uncompiled() -> Iterator[None]:
     mx.disable_compile()  # type: ignore[no-untyped-call]
     yield
     mx.enable_compile()  # type: ignore[no-untyped-call]
+    use(mx.cpu)
 
 
 def folder_of(name: str, tmp_path: Path) -> Path:

@@ -13,6 +13,7 @@ from speculative_decoding import CheckpointError, checkpoints, models
 from speculative_decoding.models.attention import attend
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.t5 import T5Config
+from tests.support.device import within
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 from tests.support.tiny import CONFIG, run, tiny_model, tokens_of
 
@@ -34,6 +35,7 @@ def test_every_family_has_a_golden() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_logits_and_encoder_output_match_hugging_face(folder: Path) -> None:
     """The largest differences are float32 rounding.
@@ -45,9 +47,9 @@ def test_logits_and_encoder_output_match_hugging_face(folder: Path) -> None:
     mask = mx.array(golden["attention_mask"]).astype(mx.bool_)
     encoder_output = model.encode(mx.array(golden["input_ids"]), mask)
     there = golden["attention_mask"].astype(bool)
-    assert np.abs(np.array(encoder_output) - golden["encoder_last_hidden_state"])[there].max() < 1e-4
+    assert np.abs(np.array(encoder_output) - golden["encoder_last_hidden_state"])[there].max() < within(1e-4)
     logits = model.decode(mx.array(golden["decoder_input_ids"]), model.make_cache(encoder_output, mask))
-    assert np.abs(np.array(logits) - golden["logits"]).max() < NOISE
+    assert np.abs(np.array(logits) - golden["logits"]).max() < within(NOISE)
 
 
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
@@ -60,6 +62,7 @@ def test_greedy_ids_match_hugging_face(folder: Path) -> None:
         assert tokens_of(run(model, source, max_tokens=int(length))) == expected[:length].tolist()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
 def test_several_passes_with_rollbacks_equal_one_pass(folder: Path) -> None:
     model, golden = load_golden(folder)
@@ -74,10 +77,11 @@ def test_several_passes_with_rollbacks_equal_one_pass(folder: Path) -> None:
         stop = min(tokens.shape[1], start + int(generator.integers(1, 5)))
         if stop > start:
             piece = np.array(model.decode(tokens[:, start:stop], cache))
-            assert np.abs(piece - whole[:, start:stop]).max() < 1e-4
+            assert np.abs(piece - whole[:, start:stop]).max() < within(1e-4)
         cache.trim_to(max(0, cache.offset - int(generator.integers(0, 5))))
 
 
+@pytest.mark.usefixtures("device")
 def test_padding_keeps_the_logits() -> None:
     model = tiny_model()
     source = [5, 9, 3, 7, 1]
@@ -85,9 +89,10 @@ def test_padding_keeps_the_logits() -> None:
     alone = model.decode(tokens, model.make_cache(model.encode(mx.array([source]))))
     mask = mx.array([[True] * 5 + [False] * 4])
     padded = model.encode(mx.array([[*source, 0, 0, 7, 7]]), mask)
-    assert mx.abs(model.decode(tokens, model.make_cache(padded, mask)) - alone).max().item() < 1e-5
+    assert mx.abs(model.decode(tokens, model.make_cache(padded, mask)) - alone).max().item() < within(1e-5)
 
 
+@pytest.mark.usefixtures("device")
 def test_cache_grows_beyond_several_capacities() -> None:
     """200 tokens exceed the first capacities (32, 64, 128) of the cache."""
     model = tiny_model()
@@ -96,7 +101,7 @@ def test_cache_grows_beyond_several_capacities() -> None:
     whole = model.decode(tokens, model.make_cache(encoder_output))
     cache = model.make_cache(encoder_output)
     pieces = [model.decode(tokens[:, i : i + 7], cache) for i in range(0, 200, 7)]
-    assert mx.abs(mx.concatenate(pieces, axis=1) - whole).max().item() < 1e-4
+    assert mx.abs(mx.concatenate(pieces, axis=1) - whole).max().item() < within(1e-4)
 
 
 def test_omitted_fields_have_the_family_defaults() -> None:

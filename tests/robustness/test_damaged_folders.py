@@ -23,6 +23,7 @@ from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import find_folder
 from tests.support.checkpoint_files import Entry, zip_bytes
 from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, checked_lookup
+from tests.support.device import use
 from tests.support.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
 from tools.fuzz_checkpoints import npy
 
@@ -41,6 +42,7 @@ def check_lookups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     mx.disable_compile()  # type: ignore[no-untyped-call]
     yield
     mx.enable_compile()  # type: ignore[no-untyped-call]
+    use(mx.cpu)
 
 
 def one_line(error: pytest.ExceptionInfo[InputError]) -> str:

@@ -36,6 +36,7 @@ from speculative_decoding.distributed.process_group import join_process_group
 from speculative_decoding.distributed.sharded_model import AllReduce
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.models.base import EncoderDecoder
+from tests.support.device import use
 from tests.support.tiny import noisy_copy, tiny_head
 from tests.support.together import drafter_of_rows, options_of, together
 
@@ -167,6 +168,7 @@ def unsummed(self: Any, x: mx.array) -> mx.array:
 
 
 def main(folder: Path, *names: str) -> None:
+    use(mx.cpu)
     meet(folder, len(json.loads((folder / "hosts.json").read_text())))
     processes = join_process_group(lambda *_: os._exit(9))
     record_passes()

@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from speculative_decoding.cli import train as train_command
 from speculative_decoding.distributed.training_group import TrainingGroup
 from speculative_decoding.training import batches
 from speculative_decoding.training import trainer as trainer_module
+from tests.support.device import use
 
 
 def few_candidates() -> None:
@@ -38,6 +41,7 @@ def wait_for_both(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
+    use(mx.cpu)
     wait_for_both(folder)
     few_candidates()
     train_command.plot_curves = lambda *_: None

@@ -43,6 +43,7 @@ from tests.support.job_engine import (
     sample_input,
 )
 from tests.support.kill_states import KillStates
+from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
 INPUT = sample_input(40)
@@ -681,6 +682,8 @@ def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFi
         "2",
         "--model",
         "t5-web-docs-draft",
+        "--dtype",
+        "float32",
     ]
     arguments = ["--input", tmp_path / "in.txt", *options]
     assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
@@ -705,8 +708,12 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
     arguments = ["--input", str(tmp_path / "in.txt"), "--model", "t5-web-docs-draft", "-m", "5", "--output"]
     ours, theirs = os.openpty()
     command = [sys.executable, "main.py", *arguments, str(tmp_path / "out")]
-    subprocess.run(command, cwd=ROOT, stderr=theirs, check=True, env=os.environ | {"COLUMNS": "120", "TERM": "xterm"})
-    seen = os.read(ours, 1_000_000).decode()
+    environment = os.environ | {"COLUMNS": "120", "TERM": "xterm"}
+    with subprocess.Popen(command, cwd=ROOT, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b"".join(iter(lambda: read_terminal(ours), b"")).decode()
+    os.close(ours)
+    assert process.returncode == 0
     assert "100%" in seen and "12 lines, " in seen and "tokens/s" in seen
     monkeypatch.setattr("speculative_decoding.cli.progress.LINE_SECONDS", 0)
     _, _, err = main(capfd, *arguments, tmp_path / "out", "--force")

@@ -27,6 +27,7 @@ def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.ar
     return held
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_cache_with_rewinds_equals_a_list(rows: int, dtype: mx.Dtype) -> None:
@@ -62,6 +63,7 @@ def test_a_rewind_is_absolute_idempotent_and_never_forward() -> None:
         cache.trim_to(-1)
 
 
+@pytest.mark.usefixtures("device")
 def test_rows_are_rewound_separately() -> None:
     cache = make(3)
     append(cache, mx.ones((3, 1, 5, 2)), mx.ones((3, 1, 5, 2)))
@@ -83,6 +85,7 @@ def test_a_rewind_moves_no_data() -> None:
     assert all(new is old for new, old in zip(cache.arrays, before, strict=True))
 
 
+@pytest.mark.usefixtures("device")
 def test_selected_rows_keep_their_contents() -> None:
     cache = make(4, 2, 3)
     new = mx.random.normal((4, 2, 6, 3), key=mx.random.key(0))

@@ -30,6 +30,7 @@ def drawn(made: mx.array, size: int) -> mx.array:
     return categorical(mx.broadcast_to(logits, (made.shape[0], size)), made)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     "draw",
     [
@@ -49,6 +50,7 @@ def test_a_draw_gives_the_same_bits_with_and_without_other_draws(draw: Callable[
     assert mx.array_equal(draw(random_keys(DRAWN[::-1])), together[::-1])
 
 
+@pytest.mark.usefixtures("device")
 def test_numbers_are_the_same_in_every_version() -> None:
     """A seed must give the same text in every version. The expected numbers follow from Threefry's definition."""
     made = random_keys([(0, 1, Use.ACCEPT), (3, 2, Use.NEXT)])
@@ -93,6 +95,7 @@ def fits(found: Any, expected: Any) -> bool:
     return bool(statistic < quantile(possible.sum() - 1) and not found[~possible].any())
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("use", Use)
 @pytest.mark.parametrize("stream", STREAMS)
 def test_draws_follow_the_distribution_and_are_independent(stream: str, use: Use) -> None:
@@ -106,6 +109,7 @@ def test_draws_follow_the_distribution_and_are_independent(stream: str, use: Use
     assert not fits(np.bincount(ids, minlength=5), [*np.roll(PROBS[:4], 1), 0.0])
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("use", Use)
 def test_uniform_and_gumbel_have_uniform_quantiles(use: Use) -> None:
     made, cells = STREAMS["seeds"](use), 50

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding.sampling import GenerationOptions, History, logprobs, perturbed_logprobs, scores
+from tests.support.device import within
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
 
 GOLDENS = json.loads((GOLDENS_FOLDER / "processors.json").read_text())["cases"]
@@ -28,6 +29,7 @@ def probs_of(logits: list[float], history: list[int], **settings: Any) -> list[f
     return found[0][0]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
@@ -47,7 +49,7 @@ def probs_of(logits: list[float], history: list[int], **settings: Any) -> list[f
 )
 def test_four_elements_by_hand(settings: dict[str, Any], kept: list[float]) -> None:
     expected = np.array(kept) / np.sum(kept)
-    assert np.allclose(probs_of(np.log(PROBS).tolist(), [0], **settings), expected, atol=1e-6)
+    assert np.allclose(probs_of(np.log(PROBS).tolist(), [0], **settings), expected, atol=within(1e-6))
 
 
 PENALISED = GenerationOptions(repetition_penalty=2.0)
@@ -58,12 +60,14 @@ def test_the_penalty_divides_positive_and_multiplies_negative_logits_once() -> N
     assert scores(logits, [PENALISED], History([[0, 1, 1, 0]])).tolist() == [[[1.0, -2.0, 0.0, 1.0]]]
 
 
+@pytest.mark.usefixtures("device")
 def test_each_position_sees_only_the_tokens_before_it() -> None:
     """After the ids 0, 3 and the draft 1, 2, the last of three positions sees all ids, the first only 0 and 3."""
     found = scores(mx.ones((1, 3, 5)), [PENALISED], History([[0, 3]], mx.array([[1, 2]])))
     assert found.tolist() == [[[0.5, 1, 1, 0.5, 1], [0.5, 0.5, 1, 0.5, 1], [0.5, 0.5, 0.5, 0.5, 1]]]
 
 
+@pytest.mark.usefixtures("device")
 def test_rows_do_not_see_tokens_of_other_rows() -> None:
     """Rows have different lengths, and one has no penalty."""
     rows = [PENALISED, PENALISED, GenerationOptions()]
@@ -71,11 +75,12 @@ def test_rows_do_not_see_tokens_of_other_rows() -> None:
     assert found.tolist() == [[[0.5, 1, 1]], [[1, 0.5, 0.5]], [[1, 1, 1]]]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("case", GOLDENS, ids=lambda case: f"{case['settings']}-{len(case['logits'])}")
 def test_probabilities_equal_those_of_hugging_face(case: dict[str, Any]) -> None:
     ours = probs_of(case["logits"], case["history"], **case["settings"])
     assert [p > 0 for p in ours] == [p > 0 for p in case["probs"]]
-    assert np.allclose(ours, case["probs"], atol=1e-6)
+    assert np.allclose(ours, case["probs"], atol=within(1e-6))
 
 
 MIXED = [
@@ -91,6 +96,7 @@ PAST = [[0, 5, 7], [0], [0, 3, 3, 3, 8], [0, 1], [0, 2, 4, 6, 8, 10], [0, 7, 7]]
 DRAFTED = mx.array(np.random.default_rng(0).integers(0, 12, (len(MIXED), 3)))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("compute", [scores, logprobs, perturbed_logprobs])
 def test_rows_and_positions_are_transformed_independently(compute: Any) -> None:
     """A batch of rows with different options and histories has the same bits as each row and position separately."""
@@ -118,6 +124,7 @@ def test_coupled_noise_depends_only_on_seed_and_position() -> None:
     assert not equal(noise([0, 1, 2], seed=5), noise([0, 1, 2], seed=6))
 
 
+@pytest.mark.usefixtures("device")
 def test_the_arg_max_of_perturbed_logprobs_is_a_sample() -> None:
     draws = 20_000
     repeated = mx.broadcast_to(mx.log(mx.array(PROBS)), (1, draws, 4))

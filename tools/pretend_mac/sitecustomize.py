@@ -1,0 +1,186 @@
+"""Makes Linux look like a Mac to this repository's code. Python imports this file first, because PYTHONPATH names it.
+
+- `sys.platform`, `platform`, `os`, `ctypes` and `resource` answer as on macOS, in our modules only: the standard
+  library would call functions that Linux lacks.
+- MLX's default device is a GPU that computes on the CPU. This tests choices that depend on the device, and weights in
+  their stored type, but no Metal kernel.
+- Opening /proc or /dev/full fails, and so does fork. A name that differs from a neighbor only by case is refused.
+- At most 256 files can be open.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {"__main__", "benchmarks", "convert", "main", "speculative_decoding", "tests", "tools"}
+LINUX_ONLY = (
+    "copy_file_range eventfd getrandom getxattr listxattr memfd_create pipe2 posix_fadvise posix_fallocate setxattr "
+    "sched_getaffinity sched_setaffinity sched_setscheduler splice O_DIRECT O_PATH O_TMPFILE SCHED_BATCH"
+)
+GB = 1 << 30
+M4 = {
+    "device_name": "Apple M4 Max",
+    "architecture": "applegpu_g16s",
+    "memory_size": 64 * GB,
+    "max_recommended_working_set_size": 48 * GB,
+    "max_buffer_length": 36 * GB,
+    "resource_limit": 499000,
+}
+
+
+class Disguise:
+    """A module with some attributes hidden or replaced. Everything else is read from and written to the original."""
+
+    __slots__ = ("_hidden", "_module", "_replaced")
+
+    def __init__(self, module: ModuleType, hidden: Sequence[str] = (), **replaced: Any) -> None:
+        for name, value in (("_module", module), ("_hidden", hidden), ("_replaced", replaced)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # monkeypatch.setattr reads it
+        return {**vars(self._module), **self._replaced}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._hidden:
+            raise AttributeError(f"module {self._module.__name__!r} has no attribute {name!r}")
+        return self._replaced[name] if name in self._replaced else getattr(self._module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._replaced:
+            self._replaced[name] = value
+        else:
+            setattr(self._module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._module, name)
+
+
+def getrusage(who: int) -> resource.struct_rusage:
+    usage = resource.getrusage(who)
+    return resource.struct_rusage((*usage[:2], usage.ru_maxrss * 1024, *usage[3:]))  # bytes
+
+
+def disguises() -> dict[str, Disguise]:
+    import ctypes
+
+    class CDLL(ctypes.CDLL):
+        def renamex_np(self, first: bytes, second: bytes, flags: int) -> int:
+            return int(self.renameat2(-100, first, -100, second, flags))
+
+    return {
+        "sys": Disguise(sys, platform="darwin"),
+        "os": Disguise(os, hidden=LINUX_ONLY.split()),
+        "platform": Disguise(
+            platform,
+            system=lambda: "Darwin",
+            machine=lambda: "arm64",
+            processor=lambda: "arm",
+            release=lambda: "25.2.0",
+            mac_ver=lambda: ("26.2", ("", "", ""), "arm64"),
+        ),
+        "resource": Disguise(resource, getrusage=getrusage),
+        "ctypes": Disguise(ctypes, CDLL=CDLL),
+    }
+
+
+def is_ours(name: str) -> bool:
+    return name.split(".")[0] in OURS or name.startswith("test_")
+
+
+def import_as_on_a_mac() -> None:
+    """Replace `__import__`. It also prepares MLX, because pretended Macs do not do this for Linux's CPUs."""
+    original, modules = builtins.__import__, disguises()
+    originals = {name: module._module for name, module in modules.items()}
+
+    def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:
+        top = name.split(".")[0]
+        if top == "mlx" and level == 0 and "linux" not in sys.modules:
+            prepare_mlx()
+        module = original(name, globals, locals, fromlist, level)
+        if level == 0 and module is originals.get(top) and is_ours((globals or {}).get("__name__", "")):
+            return modules[top]  # type: ignore[return-value]
+        return module
+
+    builtins.__import__ = imported
+
+
+def prepare_mlx() -> None:
+    """Load a fast BLAS and the folder of kernels with a separate copy of the package that knows it is on Linux."""
+    package = ModuleType("linux")
+    package.__path__ = [str(ROOT / "speculative_decoding")]
+    sys.modules["linux"] = package
+    os.putenv("PATH", os.environ["PRETEND_MAC_PATH"])  # for MLX only: Python searches os.environ
+    from linux import linux_cpu
+
+    linux_cpu.prepare()
+    import mlx.core as mx
+
+    pretend_gpu(mx)
+
+
+def pretend_gpu(mx: Any) -> None:
+    default = [mx.Device(mx.gpu)]
+    stream, device_info = mx.stream, mx.device_info
+
+    def device_of(where: Any) -> Any:
+        return mx.Device(where) if isinstance(where, mx.DeviceType) else getattr(where, "device", where)
+
+    def set_default_device(device: Any) -> None:
+        default[0] = device_of(device)
+
+    @contextmanager
+    def stream_on(where: Any) -> Iterator[None]:
+        before, default[0] = default[0], device_of(where)
+        try:
+            with stream(mx.cpu if where == mx.gpu else where):
+                yield
+        finally:
+            default[0] = before
+
+    mx.default_device = lambda: default[0]
+    mx.set_default_device = set_default_device
+    mx.stream = stream_on
+    mx.is_available = lambda device: True
+    mx.metal.is_available = lambda: True
+    mx.device_info = lambda device=None: M4 if device_of(device or default[0]).type == mx.gpu else device_info(mx.cpu)
+
+
+def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """Raise the error that macOS would raise; an audit hook."""
+    if event in ("os.fork", "os.forkpty"):
+        raise RuntimeError("fork: a process that may have used Metal must not fork")
+    position = {"open": 0, "os.listdir": 0, "os.scandir": 0, "os.mkdir": 0, "os.rename": 1, "os.symlink": 1}.get(event)
+    if position is not None and isinstance(arguments[position], str | bytes):
+        check_path(os.fsdecode(arguments[position]))
+
+
+def check_path(path: str) -> None:
+    if path == "/dev/full" or path == "/proc" or path.startswith("/proc/"):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    try:
+        path.encode()
+    except UnicodeError:
+        raise OSError(errno.EILSEQ, os.strerror(errno.EILSEQ), path) from None
+    folder, name = os.path.split(path)
+    if path.startswith((str(ROOT), os.environ["PRETEND_MAC"])) and os.path.isdir(folder) and not os.path.lexists(path):
+        same = [other for other in os.listdir(folder) if other.lower() == name.lower()]
+        if same:
+            raise RuntimeError(f"{path}: a file system that ignores case takes this for {same[0]}")
+
+
+import_as_on_a_mac()
+sys.addaudithook(refuse)
+os.environ["TMPDIR"] = f"{os.environ['PRETEND_MAC']}/var/folders"
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
