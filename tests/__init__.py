@@ -9,13 +9,14 @@ inherit this. Results do not depend on it.
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 # Fixed costs instead of measurements, so that no result depends on timings.
 os.environ["SPECULATIVE_DECODING_CALIBRATION"] = str(Path(__file__).with_name("support") / "calibration.json")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when the BLAS is loaded
 # Each worker of pytest-xdist (gw0, gw1) gets a separate core. The main process keeps all cores.
-if os.environ.get("PYTEST_XDIST_WORKER") and hasattr(os, "sched_setaffinity"):
+if os.environ.get("PYTEST_XDIST_WORKER") and sys.platform == "linux":
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

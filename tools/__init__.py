@@ -9,6 +9,7 @@ fuzz_conversion        conversions that are killed or run out of disk space
 fuzz_server            random request bodies to a server
 goldens/               outputs of Hugging Face, recorded for tests/parity (needs torch)
 kill_ranks             a job over several processes, one of which is killed
+pretend_mac/           the tests as on a Mac, on Linux
 random_interruptions   jobs and training runs that are killed and resumed
 replay_drafters        drafters on recorded outputs
 resolve_for_mac        wheels for a Mac of every declared dependency (needs uv)

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 def on_all_cores() -> None:
     """Undo the pinning of test workers to a core: these processes wait for each other."""
-    if hasattr(os, "sched_setaffinity"):  # only on Linux
+    if sys.platform == "linux":
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
