@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from speculative_decoding.cli.diagnosis import is_read_by_pass
 from speculative_decoding.errors import InputError
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder, quantizable
@@ -56,17 +56,8 @@ def bytes_per_pass(model: EncoderDecoder) -> int:
     This excludes the encoder and the cross-attention's key and value projections, which run once per request. It also
     excludes the embedding, because a pass reads only one row of it, unless it is tied to the output matrix.
     """
-    sizes = {path: value.nbytes for path, value in parameters_of(model).items()}
-    sources = model.parameter_sources(model.config, set())
-    head = head_of(sources)
-    cross_projection = re.compile(r"\.EncDecAttention\.[kv]\.")
-    total = 0.0
-    for path, names in sources.items():
-        layer = path.removesuffix(".weight")  # quantized layers also have scales and biases
-        size = sum(value for other, value in sizes.items() if other.rpartition(".")[0] == layer)
-        read = [name for name in names if name.startswith("decoder.block.") and not cross_projection.search(name)]
-        total += size * (1.0 if layer == head or path == "decoder.norm.weight" else len(read) / len(names))
-    return round(total)
+    has_head = "head" in model
+    return sum(value.nbytes for path, value in parameters_of(model).items() if is_read_by_pass(path, has_head=has_head))
 
 
 def random_model(

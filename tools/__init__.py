@@ -13,6 +13,7 @@ pretend_mac/           the tests as on a Mac, on Linux
 random_interruptions   jobs and training runs that are killed and resumed
 replay_drafters        drafters on recorded outputs
 resolve_for_mac        wheels for a Mac of every declared dependency (needs uv)
+predicted_speed        speed of published models on Macs, predicted from published figures
 several_machines       a model sharded over several processes compared with the same model in one process
 soak_server            random clients against a server for a long time
 sparse_t5_11b          a sparse checkpoint with the shapes of T5-11B, to measure memory

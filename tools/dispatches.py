@@ -79,6 +79,7 @@ def gemma_stack(width: int, d_ff: int, heads: int, kv_heads: int, layers: int, *
 
 
 GEMMA_2B = gemma_stack(2304, 9216, 8, 4, 26)
+GEMMA_3_270M = gemma_stack(640, 2048, 4, 1, 18, vocab_size=262_144)
 GEMMA_3_4B = gemma_stack(2560, 10_240, 8, 4, 34, vocab_size=262_144)
 MODELS: dict[str, dict[str, Any]] = {
     "t5-small": t5(512, 2048, 8, 6),
@@ -87,11 +88,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5-3b": t5(1024, 16_384, 32, 24, d_kv=128),
     "t5-11b": t5(1024, 65_536, 128, 24, d_kv=128),
     "flan-t5-xl": t5(2048, 5120, 32, 24, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "flan-t5-small": t5(512, 1024, 6, 8, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "bart-base": bart(768, 3072, 12, 6),
     "bart-large": bart(1024, 4096, 16, 12),
     "nllb-600m": bart(1024, 4096, 16, 12, model_type="m2m_100", vocab_size=256_206),
     "nllb-3.3b": bart(2048, 8192, 16, 24, model_type="m2m_100", vocab_size=256_206),
     "t5gemma-2b": {"model_type": "t5gemma", "encoder": GEMMA_2B, "decoder": GEMMA_2B},
+    "t5gemma2-270m": {"model_type": "t5gemma2", "encoder": {"text_config": GEMMA_3_270M}, "decoder": GEMMA_3_270M},
     "t5gemma2-4b": {"model_type": "t5gemma2", "encoder": {"text_config": GEMMA_3_4B}, "decoder": GEMMA_3_4B},
 }
 
@@ -145,17 +148,7 @@ def count_head_step(name: str, rows: int = 1, generation: int = 4, bits: int = 1
     """Return the dispatches by kind of one step of a draft head, from a token id to the next one."""
     with gpu_branches():
         model = weightless(name, bits)
-        decoder = model.config.decoder
-        config = DraftHeadConfig(
-            d_model=model.config.d_model,
-            heads=decoder.num_heads,
-            head_width=decoder.head_dim,
-            d_ff=2 * model.config.d_model,
-            layers=default_layers(model.config.decoder_layers),
-            activation=decoder.activation,
-            is_gated=decoder.is_gated,
-        )
-        head = DraftHead(config)
+        head = head_for(model)
         set_weights(head)
         cache = new_cache(model, rows)
         cross = cache.last_cross_attention
@@ -174,12 +167,31 @@ def count_head_step(name: str, rows: int = 1, generation: int = 4, bits: int = 1
         return dispatches_of(nodes + nodes_of(choose, [vector, matrix]), generation)
 
 
+def head_for(model: EncoderDecoder) -> DraftHead:
+    """Return a draft head with lazy weights."""
+    decoder = model.config.decoder
+    config = DraftHeadConfig(
+        d_model=model.config.d_model,
+        heads=decoder.num_heads,
+        head_width=decoder.head_dim,
+        d_ff=2 * model.config.d_model,
+        layers=default_layers(model.config.decoder_layers),
+        activation=decoder.activation,
+        is_gated=decoder.is_gated,
+    )
+    return DraftHead(config)
+
+
 @lru_cache(maxsize=2)
 def weightless(name: str, bits: int) -> EncoderDecoder:
-    """Return a model whose weights are one repeated zero."""
+    """Return a model whose weights are one repeated zero. The output matrix and the embedding are not quantized."""
     model = build({"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, **MODELS[name]})
     if bits < 16:
-        nn.quantize(model, bits=bits)
+        nn.quantize(
+            model,
+            bits=bits,
+            class_predicate=lambda path, layer: hasattr(layer, "to_quantized") and path not in ("head", "embedding"),
+        )
     set_weights(model)
     return model
 

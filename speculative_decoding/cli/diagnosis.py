@@ -20,6 +20,7 @@ from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.adaptive import recommend_length
 from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
+from ..draft_length.predicted_costs import chip_named, pass_seconds
 from ..errors import InputError
 from ..loading.load import BUNDLED, HUB_NAME, Storage, build_model, checked_config
 from ..models.base import checked_sources
@@ -129,6 +130,7 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
                 entry |= check_precision(config, precision, prompts, has_tf32=bool(found["tf32"]))
             gc.collect()
             mx.clear_cache()
+        entry["predicted_pass_seconds"] = predicted_pass(device, found["target"], entry["pass_bytes"])
         precisions.append(entry)
     return {
         **found,
@@ -217,6 +219,14 @@ def size_entry(
     ):
         entry["skipped"] = "too slow on a CPU for a model of this size"
     return entry
+
+
+def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_bytes: int | None) -> float | None:
+    """Predict the seconds of a pass over one position; None if there is no prediction for the device."""
+    chip = chip_named(device["name"]) if device["kind"] == "GPU" else None
+    if chip is None or pass_bytes is None:
+        return None
+    return pass_seconds(chip, target["architecture"], pass_bytes, target["decoder_layers"])
 
 
 def check_precision(

@@ -163,7 +163,7 @@ def prediction_lines(own: Diagnosis) -> list[str]:
 
 
 def precision_lines(found: Diagnosis) -> list[str]:
-    lines = [f"{'':10} {'weights':>9}  {'fits':4} {'read per pass':>13} {'pass time':>10}"]
+    lines = [f"{'':10} {'weights':>9}  {'fits':4} {'read per pass':>13} {'pass time':>10} {'predicted':>10}"]
     is_measured = found["calibration"] == "measured"
     for entry in found["precisions"]:
         if entry["bytes"] is None:
@@ -172,7 +172,11 @@ def precision_lines(found: Diagnosis) -> list[str]:
         fits = "yes" if entry["fits"] else "no"
         time = f"{1000 * entry['pass_seconds']:7.3f} ms" if is_measured and "pass_seconds" in entry else ""
         sizes = f"{format_size(entry['bytes']):>9}  {fits:4} {format_size(entry['pass_bytes']):>13}"
-        lines.append(f"{entry['precision']:10} {sizes} {time:>10}".rstrip())
+        seconds = entry["predicted_pass_seconds"]
+        predicted = "" if seconds is None else f"{1000 * seconds:7.3f} ms"
+        lines.append(f"{entry['precision']:10} {sizes} {time:>10} {predicted:>10}".rstrip())
+    if not any(entry["predicted_pass_seconds"] for entry in found["precisions"]):
+        lines.append("no prediction exists for this device")
     fastest = found["fastest"]
     if fastest["by_bytes"] is None:
         return [*lines, "no precision fits into memory"]
