@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..models.base import EncoderDecoder
+from ..models.device import on_gpu
 from ..models.draft_head import normed
+from ..sampling.distribution import BLOCK, in_blocks
 from .outputs import Example
 
 TEACHER_BATCH = 32  # examples in a forward pass
@@ -61,32 +63,52 @@ class Teacher:
         source, mask, tokens = pad_examples(self.target, examples)
         encoder_output = self.target.encode(source, mask)
         hidden = self.target.teacher_forced_hidden(tokens, encoder_output, mask)
-        logits = np.array(self.target.logits(self.target.final_states(hidden[-1])).astype(mx.float32))
+        lengths = [len(example.output) for example in examples]
+        rows = np.flatnonzero(np.arange(tokens.shape[1]) < np.array(lengths)[:, None])  # without the padding
+        final = self.target.final_states(hidden[-1]).flatten(0, 1)[mx.array(rows)]
+        ids, probs = most_likely(self.target.logits(final), self._label_ids)
         states = [normed(hidden[layer]) for layer in self.layers]
         joined = mx.concatenate(states, axis=-1) if states else mx.zeros((*tokens.shape, 0))
         numpy_states = np.array(joined.astype(mx.float16))
         numpy_encoder_output = np.array(encoder_output.astype(mx.float16))
 
-        targets = []
-        for i, example in enumerate(examples):
-            length = len(example.output)
-            ids, probs = most_likely(logits[i, :length], self._label_ids)
-            targets.append(
-                TeacherTargets(numpy_states[i, :length], ids, probs, numpy_encoder_output[i, : len(example.source)])
+        ends = np.cumsum(lengths)
+        return [
+            TeacherTargets(
+                numpy_states[i, : lengths[i]],
+                ids[ends[i] - lengths[i] : ends[i]],
+                probs[ends[i] - lengths[i] : ends[i]],
+                numpy_encoder_output[i, : len(example.source)],
             )
-        return targets
+            for i, example in enumerate(examples)
+        ]
 
 
-def most_likely(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], Halfs]:
-    """Return the k most likely ids and their probabilities. Uses numpy because MLX's exponential is slow on x86-64.
+def most_likely(logits: mx.array, k: int) -> tuple[NDArray[np.int32], Halfs]:
+    """Return the k most likely ids, in any order, and their probabilities.
 
-    Shapes: (L, V) -> (L, k), (L, k).
+    Shapes: (N, V) -> (N, k), (N, k).
     """
-    ids = np.argpartition(-logits, k - 1, axis=-1)[:, :k]
-    kept = np.take_along_axis(logits, ids, axis=-1)
+    logits = logits.astype(mx.float32)
+    blocks = in_blocks(logits)
+    chosen = largest(blocks.max(axis=-1), k)[..., None]  # the other blocks cannot contain any of the k ids
+    numbers = (chosen * BLOCK + mx.arange(BLOCK)).flatten(1)
+    values = mx.take_along_axis(blocks, chosen, axis=1).flatten(1)
+    order = largest(values, k)
+    ids = mx.take_along_axis(numbers, order, axis=-1)
+    kept = mx.take_along_axis(values, order, axis=-1)
     highest = kept.max(axis=-1, keepdims=True)
-    sums = np.exp(logits - highest).sum(axis=-1, keepdims=True)
-    return ids.astype(np.int32), (np.exp(kept - highest) / sums).astype(np.float16)
+    if on_gpu():
+        sums = np.array(mx.exp(logits - highest).sum(axis=-1, keepdims=True))
+    else:  # MLX's exponential is slow on x86-64
+        exponentials = np.array(logits - highest)
+        sums = np.exp(exponentials, out=exponentials).sum(axis=-1, keepdims=True)
+    return np.array(ids.astype(mx.int32)), (np.exp(np.array(kept - highest)) / sums).astype(np.float16)
+
+
+def largest(values: mx.array, k: int) -> mx.array:
+    """Return the places of the k largest values in each row, or of all if there are fewer: (N, M) -> (N, k)."""
+    return mx.argpartition(-values, min(k, values.shape[-1]) - 1, axis=-1)[:, :k]
 
 
 def pad_examples(target: EncoderDecoder, examples: Sequence[Example]) -> tuple[mx.array, mx.array, mx.array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import socket
 import subprocess
@@ -30,6 +31,8 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import padding_mask
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.training import batches as batches_module
+from speculative_decoding.training import loss as loss_module
+from speculative_decoding.training import teacher as teacher_module
 from speculative_decoding.training import trainer as trainer_module
 from speculative_decoding.training import training_run as training_run_module
 from speculative_decoding.training.batches import (
@@ -167,6 +170,34 @@ def test_gradients_match_finite_differences(make: Callable[[EncoderDecoder], Stu
         assert ours == pytest.approx(theirs, abs=3e-5) and abs(ours) > 3e-4
 
 
+GATHERED = {"embedding.weight", "encoder.position_biases.weight", "decoder.position_biases.weight", "head.weight"}
+
+
+@pytest.mark.parametrize(("make", "gathered"), [(head_student, set()), (model_student, GATHERED)])
+def test_gradients_that_a_gpu_adds_in_any_order(
+    make: Callable[[EncoderDecoder], Student], gathered: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """These parameters are gathered, so their gradients are scattered. docs/training.md names all but the head.
+
+    The ids of the head are distinct, so its gradient has one addend per value.
+    """
+    monkeypatch.setattr(loss_module, "on_gpu", lambda: True)
+    student = make(TARGET)
+    batch = batch_of(student)
+
+    def loss(parameters: Any) -> mx.array:
+        student.module.update(parameters)
+        return training_loss(student.states(batch), student.output_matrix(batch), batch.labels, total_variation=True)
+
+    def scatters(array: mx.array) -> int:
+        mx.export_to_dot(str(tmp_path / "graph.dot"), array)
+        return len(re.findall(r"\bScatter\b", (tmp_path / "graph.dot").read_text()))
+
+    value, gradients = mx.value_and_grad(loss)(student.module.trainable_parameters())
+    in_loss = scatters(value)
+    assert {name for name, array in tree_flatten(gradients) if scatters(array) > in_loss} == gathered
+
+
 # Batches.
 
 
@@ -221,6 +252,38 @@ def test_labels_are_the_targets_distributions() -> None:
     ids = np.array(taught.labels.candidates)[np.take_along_axis(np.array(taught.labels.ids), best[:, None], -1)[:, 0]]
     real = np.array(taught.labels.weights) > 0
     assert (ids[real] == likeliest[real]).all()
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize(("vocab_size", "k"), [(20, 20), (64, 16), (1000, 16)])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_labels_are_the_most_likely_ids(
+    gpu: bool, vocab_size: int, k: int, has_ties: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_module, "on_gpu", lambda: gpu)
+    logits = np.random.default_rng(1).normal(size=(9, vocab_size)).astype(np.float32)
+    logits = logits.round() if has_ties else logits
+    ids, probs = teacher_module.most_likely(mx.array(logits), k)
+    likeliest = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+    kept = np.take_along_axis(logits, ids, axis=-1)
+    assert (-np.sort(-kept, axis=-1) == np.take_along_axis(logits, likeliest, axis=-1)).all()
+    assert all(len({*row}) == k for row in ids.tolist())
+    if not has_ties:
+        assert (np.sort(ids, axis=-1) == np.sort(likeliest, axis=-1)).all()
+    highest = logits.max(axis=-1, keepdims=True)
+    expected = np.exp(kept - highest) / np.exp(logits - highest).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(probs, expected, rtol=1e-3 if gpu else 6e-4)  # half precision
+
+
+def test_each_example_gets_its_own_targets() -> None:
+    """The outputs of a batch differ in length, and the output matrix reads no padding."""
+    examples = some_examples(TARGET)[:6]
+    teacher = Teacher(TARGET, LAYERS)
+    for example, targets in zip(examples, teacher.compute(examples), strict=True):
+        alone = teacher.compute([example])[0]
+        assert targets.ids.shape == alone.ids.shape == (len(example.output), 16)
+        np.testing.assert_allclose(np.sort(targets.probs), np.sort(alone.probs), atol=1e-3)
+        np.testing.assert_allclose(targets.hidden, alone.hidden, atol=1e-2)
 
 
 @pytest.mark.parametrize("make", [head_student, model_student])
