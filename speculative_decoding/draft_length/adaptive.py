@@ -76,6 +76,9 @@ class AdaptiveLength(DraftLength):
     If no draft promises a speedup, nothing is drafted until past observations have faded enough for the prior to
     promise one. Worse and more expensive drafts are retried later.
 
+    A draft model without a prior starts with two tokens. Its later drafts have at most twice as many tokens as its best
+    draft had accepted tokens, as in TCP's slow start, so a useless draft model stays cheap.
+
     Args:
         costs: returns the costs of a round with a number of rows.
         prior: see `Acceptance`; of a draft model or head.
@@ -95,6 +98,7 @@ class AdaptiveLength(DraftLength):
         self._kinds: dict[str, Acceptance] = {}
         self._speedup = 1.0  # predicted for the last choice
         self._lengths: dict[str, int] = {}  # the last choice, by kind
+        self._model_limit = max_draft_tokens if prior else 2
         self._idle_rounds = 0  # rounds until the next decision
 
     def begin_round(self) -> bool:
@@ -108,6 +112,8 @@ class AdaptiveLength(DraftLength):
             return [0] * len(limits)
         costs = self._costs(len(limits))
         lengths, self._speedup = self._best(kinds, limits, costs)
+        if MODEL in lengths:
+            lengths[MODEL] = min(lengths[MODEL], self._model_limit)
         self._speedup *= (costs.fastest_baseline or costs.baseline) / costs.baseline
         self._lengths |= lengths
         self._idle_rounds = 0 if any(self._lengths.values()) else 4
@@ -116,7 +122,10 @@ class AdaptiveLength(DraftLength):
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         drafted = [outcome for outcome in outcomes if outcome.drafted]
         for kind in dict.fromkeys(outcome.kind for outcome in drafted):
-            self._of(kind).observe([outcome for outcome in drafted if outcome.kind == kind])
+            own = [outcome for outcome in drafted if outcome.kind == kind]
+            self._of(kind).observe(own)
+            if kind == MODEL:
+                self._model_limit = max(self._model_limit, *(2 * outcome.accepted for outcome in own))
 
     def describe(self) -> str:
         drafting = ", ".join(f"{kind or 'draft'} {length}" for kind, length in self._lengths.items() if length)
