@@ -21,6 +21,7 @@ from .drafters import DraftModel, NgramDrafter, TextStore
 from .engine import Engine, Event
 from .errors import CheckpointError, InputError
 from .generate import batch_generate, generate, stream_generate
+from .models.memory_budget import memory_limits
 from .sampling import GenerationOptions
 from .scoring import Score, encode, score
 from .session import Session, load
@@ -62,6 +63,7 @@ __all__ = [
     "encode",
     "generate",
     "load",
+    "memory_limits",
     "score",
     "stream_generate",
 ]

@@ -14,6 +14,10 @@ class InputError(ValueError):
         return one_line(super().__str__())
 
 
+class Float16Error(InputError):
+    """A model whose numbers float16 cannot represent."""
+
+
 class CheckpointError(InputError):
     """A checkpoint is missing, damaged or unsupported. The message names the file."""
 

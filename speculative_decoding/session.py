@@ -404,8 +404,8 @@ def load(
             smaller model.
         drafter: for all requests, see `GenerationOptions`.
         num_draft_tokens: for all requests, see `GenerationOptions`.
-        dtype: float32, bfloat16 or float16 to compute in (default: as stored on a GPU, float32 on a CPU, where MLX has
-            no fast 16-bit matmul).
+        dtype: float32, bfloat16 or float16 to compute in (default: as stored on a GPU, but float16 instead of bfloat16
+            on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
         quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
         group_size: columns per group of quantized weights (default: 64).
         gguf_file: a path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the

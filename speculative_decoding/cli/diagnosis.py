@@ -14,7 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import checkpoints, models
+from .. import checkpoints
+from ..checkpoints import Checkpoint
 from ..comparison.divergence import first_divergence
 from ..decoding.prompt import build_decoder_prompt
 from ..draft_length.adaptive import recommend_length
@@ -22,14 +23,15 @@ from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
 from ..draft_length.predicted_costs import chip_named, pass_seconds
 from ..errors import InputError
-from ..loading.load import BUNDLED, HUB_NAME, Storage, build_model, checked_config
-from ..models.base import checked_sources
-from ..models.device import on_gpu
+from ..loading.load import BUNDLED, HUB_NAME, Storage, build_unread, checked_config
+from ..models.base import EncoderDecoder, checked_sources
+from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.kernel_checks import KernelCheck, kernel_checks
+from ..models.memory_budget import fits
 from ..session import Session
 from .common import read_prompts, say
-from .device import device_facts, mlx_notes, uses_tf32, versions
+from .device import device_facts, mlx_notes, versions
 from .run_config import BUNDLED_PAIR, RunConfig
 from .verify import PROMPTS
 
@@ -68,7 +70,7 @@ class WeightSizes:
     Args:
         nbytes: size of all weights.
         pass_bytes: size of the weights that a decoder pass reads.
-        dtype: data type of most weights.
+        dtype: data type of weights and activations.
         bits: bits per quantized weight; None if nothing is quantized.
     """
 
@@ -89,14 +91,14 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
     pair = config.open()
     build_decoder_prompt(pair.target.model, pair.target.tokenizer, config.options)  # raises if a language is missing
     draft = pair.draft
-    draft_bytes = 0 if draft is None else sum(draft.checkpoint.info(name).nbytes for name in draft.checkpoint)
-    own_sizes = weight_sizes(folder, config.models.dtype)
+    draft_bytes = 0 if draft is None else draft.nbytes
+    own_sizes = weight_sizes(pair.target.model, pair.target.checkpoint)
     model_config = pair.target.model.config
     found: dict[str, Any] = {
         "format": FORMAT,
         "versions": versions(),
         "device": device,
-        "tf32": uses_tf32(device),
+        "tf32": uses_tf32(),
         "notes": mlx_notes(device, versions()["mlx"]),
         "calibration": "given" if os.environ.get(CALIBRATION_VARIABLE) else "measured",
         "target": {
@@ -151,12 +153,8 @@ def precisions_to_test(own: WeightSizes) -> list[Precision]:
     return [Precision(own.precision), *(other for other in others if other.name != own.precision)]
 
 
-def weight_sizes(folder: Path, dtype: str | None, quantize: int | None = None) -> WeightSizes:
-    """Compute the sizes without reading weights. Raises `InputError` if the model has no such precision."""
-    if dtype is None and not on_gpu():
-        dtype = "float32"  # as in `open_model`
-    _, raw, checkpoint = build_model(checked_config(folder), checkpoints.read(folder), Storage(dtype, quantize, 64))
-    model = models.build(raw, checkpoint)
+def weight_sizes(model: EncoderDecoder, checkpoint: Checkpoint) -> WeightSizes:
+    """Compute the sizes without reading weights."""
     sources = checked_sources(model, checkpoint)
     names = {name for joined in sources.values() for name in joined}
     read = {
@@ -165,15 +163,11 @@ def weight_sizes(folder: Path, dtype: str | None, quantize: int | None = None) -
         if is_read_by_pass(path, has_head="head.weight" in sources)
         for name in joined
     }
-    bytes_by_dtype: dict[str, int] = {}
-    for info in map(checkpoint.info, names):
-        if mx.issubdtype(info.dtype, mx.floating):
-            dtype_name = str(info.dtype).removeprefix("mlx.core.")
-            bytes_by_dtype[dtype_name] = bytes_by_dtype.get(dtype_name, 0) + info.nbytes
+    dtypes = (checkpoint.info(name).dtype for name in names)
     return WeightSizes(
         nbytes=sum(checkpoint.info(name).nbytes for name in names),
         pass_bytes=sum(checkpoint.info(name).nbytes for name in read),
-        dtype=max(bytes_by_dtype, key=bytes_by_dtype.__getitem__),
+        dtype=next(str(each) for each in dtypes if mx.issubdtype(each, mx.floating)).removeprefix("mlx.core."),
         bits=max((module.bits for module in model.modules() if isinstance(module, nn.QuantizedLinear)), default=None),
     )
 
@@ -201,14 +195,16 @@ def size_entry(
         return entry | {"skipped": "the folder is already quantized"}
     else:
         try:
-            sizes = weight_sizes(config.models.target, precision.dtype or config.models.dtype, precision.quantize)
+            storage = Storage(precision.dtype or own.dtype, precision.quantize)
+            folder = config.models.target
+            model, _, checkpoint = build_unread(checked_config(folder), checkpoints.read(folder), storage)
+            sizes = weight_sizes(model, checkpoint)
         except InputError as error:
             say(f"{precision.name}: {error}")  # not part of the report, because it may name a path
             return entry | {"skipped": "this model has no such precision"}
     entry |= {"bytes": sizes.nbytes, "pass_bytes": sizes.pass_bytes}
 
-    # Reserve an extra 10 % for caches and for a copy of the largest matrix while loading.
-    entry["fits"] = 1.1 * (sizes.nbytes + draft_bytes) <= device["memory_limit"]
+    entry["fits"] = fits(sizes.nbytes + draft_bytes, device["memory_limit"])
     if not entry["fits"]:
         entry["skipped"] = "does not fit into memory"
     elif (

@@ -17,6 +17,7 @@ from dataclasses import replace
 from ..distributed import ProcessGroup, ShardedModel, launched_rank
 from ..distributed.launcher import run_in_group
 from ..errors import InputError
+from ..models.memory_budget import memory_limits
 from . import common
 from .flags import Files, Together
 from .parser import Parser, flags_from
@@ -71,7 +72,8 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup) -> int:
 
         return serve_file(config, flags_from(Files, chosen), processes)
     target = replace(config.models, process_group=processes).open(use_draft=False).target
-    target.load_weights()
     model = target.model
     assert isinstance(model, ShardedModel)
-    return model.broadcaster.serve(model)
+    with memory_limits():
+        target.load_weights()
+        return model.broadcaster.serve(model)

@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..loading.hub import suggested_draft
 from ..loading.load import DTYPES, find_folder, locate
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
+from ..models.memory_budget import memory_limits
 from ..sampling import GenerationOptions
 from ..sampling.options import default
 from ..sampling.values import Bool, Int, Text
@@ -38,7 +39,7 @@ DRAFTERS_OF_FLAGS = {
 
 MODEL = "target model: a folder, a name in models/ or on the Hub (default: t5-11b with t5-small, or the bundled pair)"
 DRAFT_MODEL = f"draft model or draft head; {SELF_DRAFT}: the target itself in {SELF_DRAFT_BITS} bits (default: none)"
-DTYPE = "data type for computation (default: as stored on a GPU, float32 on a CPU)"
+DTYPE = "data type for computation (default: as stored on a GPU, float16 on M1 and M2, float32 on a CPU)"
 DRAFT_VOCAB = (
     "let the draft model propose only the N most frequent tokens of --draft-vocab-text and the prompt's tokens"
 )
@@ -148,22 +149,23 @@ class RunConfig:
             pieces = pair.target.tokenizer.vocabulary.pieces
             ngram = NgramDrafter(pieces=pieces, store=store, max_ngram_size=self.options.max_ngram_size)
         vocabulary = self._draft_vocabulary(pair)
-        pair.load_weights()
-        draft: DraftModel | DraftHead | None = None
-        if pair.draft is not None:
-            network = pair.draft.model
-            if not isinstance(network, DraftHead):
-                draft = DraftModel(network, vocabulary)
-            else:
-                draft = network if vocabulary is None else network.with_frequent(vocabulary.ids)
-        session = Session(pair.target.model, pair.target.tokenizer, draft, options=self.options, ngram=ngram)
-        if self.flags.recalibrate:
-            session.calibrate(again=True)
-        try:
-            yield session
-        finally:
-            if self.flags.ngram_store is not None and store is not None:
-                store.save(self.flags.ngram_store)
+        with memory_limits():
+            pair.load_weights()
+            draft: DraftModel | DraftHead | None = None
+            if pair.draft is not None:
+                network = pair.draft.model
+                if not isinstance(network, DraftHead):
+                    draft = DraftModel(network, vocabulary)
+                else:
+                    draft = network if vocabulary is None else network.with_frequent(vocabulary.ids)
+            session = Session(pair.target.model, pair.target.tokenizer, draft, options=self.options, ngram=ngram)
+            if self.flags.recalibrate:
+                session.calibrate(again=True)
+            try:
+                yield session
+            finally:
+                if self.flags.ngram_store is not None and store is not None:
+                    store.save(self.flags.ngram_store)
 
     def _open_store(self, pair: ModelPair) -> TextStore | None:
         """Open the store of --ngram-store; it is empty if the file does not exist."""

@@ -19,7 +19,7 @@ from ..checkpoints.npz import write_npz
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder
 from ..models.config import ACTIVATIONS
-from ..models.draft_head import DraftHead, DraftHeadConfig
+from ..models.draft_head import EPSILON, DraftHead, DraftHeadConfig
 from . import manifest
 from .atomic_io import atomic_directory
 from .load import WEIGHTS, ModelHandle, find_folder, open_model
@@ -28,6 +28,7 @@ from .tokenizer import fingerprint
 KIND = "draft_head"
 VERSION = 2  # of the computation; version 1 had a norm before each part
 CONFIG = "config.json"
+ATTENTION_OUTPUT = "o.weight"  # in folders, for attention values with a `value_scale` of 1
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,20 @@ class DraftHeadHandle:
     checkpoint: Checkpoint
     target: EncoderDecoder
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights."""
+        return sum(self.checkpoint.info(name).nbytes for name in self.checkpoint)
+
     def load_weights(self) -> None:
         """Load the weights after the target's, in the target's type. Raises `CheckpointError` for NaN and infinity."""
         dtype = self.target.embed(mx.array([[0]])).dtype
-        weights = [(name, self.checkpoint[name].astype(dtype)) for name in self.checkpoint]
+        factors = {ATTENTION_OUTPUT: 1 / self.target.value_scale}
+        weights = [(name, (self.checkpoint[name] * factors.get(name, 1.0)).astype(dtype)) for name in self.checkpoint]
         if not all(mx.isfinite(array).all() for _, array in weights):
             raise CheckpointError(f"{self.checkpoint}: holds weights that are no numbers; train the head again")
         self.model.load_weights(weights)
+        self.model.hidden_epsilon = EPSILON * self.target.residual_scale**2
         self.model.finalize()
 
 
@@ -56,10 +64,10 @@ def open_draft(
     try:
         folder = find_folder(path_or_name)
     except InputError:
-        return open_model(path_or_name, dtype=dtype)
+        return open_model(path_or_name, dtype=dtype, beside=target.nbytes)
     raw = checkpoints.read_config(folder) if (folder / CONFIG).is_file() else {}
     if raw.get("kind") != KIND:
-        return open_model(folder, dtype=dtype)
+        return open_model(folder, dtype=dtype, beside=target.nbytes)
     if raw.get("version") != VERSION:
         raise CheckpointError(f"{folder / CONFIG}: this version of the package has other draft heads; train it again")
     manifest.check_sizes(folder)
@@ -152,7 +160,10 @@ def write_draft_head(
     content = {"kind": KIND, "version": VERSION, **asdict(head.config), "target": target_facts(target)}
     with atomic_directory(output) as partial:
         parameters: list[tuple[str, mx.array]] = tree_flatten(head.parameters())  # type: ignore[assignment]
-        write_npz(partial / WEIGHTS, [(name, array.astype(dtype)) for name, array in parameters])
+        factors = {ATTENTION_OUTPUT: target.value_scale}
+        write_npz(
+            partial / WEIGHTS, [(name, (array * factors.get(name, 1.0)).astype(dtype)) for name, array in parameters]
+        )
         (partial / CONFIG).write_text(json.dumps(content) + "\n", encoding="utf-8")
         also(partial)
         manifest.write(partial, **facts)

@@ -6,8 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from .. import checkpoints, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.base import CastCheckpoint, QuantizedCheckpoint
 from ..distributed import ProcessGroup, shard_model
-from ..errors import InputError
+from ..errors import Float16Error, InputError
 from ..models.base import EncoderDecoder, checked_sources, quantizable
-from ..models.device import on_gpu
+from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
+from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -32,6 +35,8 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
 
+BuiltModel = tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]  # without weights, its config.json, and its weights
+
 
 @dataclass(frozen=True)
 class ModelHandle:
@@ -41,6 +46,11 @@ class ModelHandle:
     model: EncoderDecoder
     tokenizer: Tokenizer
     checkpoint: Checkpoint
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights."""
+        return weight_bytes((self.model, {}, self.checkpoint))
 
     def load_weights(self) -> None:
         if sys.platform.startswith("linux"):
@@ -80,18 +90,20 @@ def open_model(
     group_size: int = 64,
     gguf_file: str | os.PathLike[str] | None = None,
     process_group: ProcessGroup | None = None,
+    beside: int = 0,
 ) -> ModelHandle:
     """Open a folder, or a model on the Hub, which is downloaded if necessary.
 
     Args:
-        dtype: The type to compute in (default: as stored on a GPU, float32 on a CPU).
+        dtype: The type to compute in (default: `default_dtype`).
         quantize: Bits per weight.
         group_size: Columns per group of quantized weights.
         gguf_file: Weights to use instead of the folder's: a path, or a name in the folder.
         process_group: The processes that share the model.
+        beside: The size in bytes of a target that is loaded with this model.
 
     Raises:
-        InputError: There is no such model, or an argument is not supported.
+        InputError: There is no such model, it exceeds the memory, or an argument is not supported.
         CheckpointError: A file is damaged or unsupported.
     """
     folder = locate(path_or_name, gguf_file)
@@ -100,15 +112,23 @@ def open_model(
         gguf = next(filter(Path.is_file, (Path(str(gguf_file)), folder / str(gguf_file))), None)
         if gguf is None:
             raise InputError(f"gguf_file {str(gguf_file)!r}: no such file, here or in {folder}; name a GGUF file")
-    if dtype is None and not on_gpu():
-        dtype = "float32"
     storage = Storage(dtype, quantize, group_size)
     manifest.check_sizes(folder)
     raw = checked_config(folder, gguf)
     checkpoint = checkpoints.read(folder, gguf)
-    if gguf is None and manifest.read(folder).get("dtype") == dtype:
+    storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
+    if gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
-    model, raw, checkpoint = build_model(raw, checkpoint, storage)
+    built = build_unread(raw, checkpoint, storage)
+    size = weight_bytes(built) // (process_group.size if process_group else 1)
+    require_memory(folder, size, beside, partial(smaller_precision, raw, checkpoint))
+    if storage.dtype == "float16":
+        try:
+            built = build_model(raw, checkpoint, storage)
+        except Float16Error:
+            if dtype is not None:
+                raise
+    model, raw, checkpoint = built
     if process_group is not None:
         model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, process_group)
     tokenizer = load_tokenizer(folder)
@@ -132,9 +152,7 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
     return GenerationConfig.from_dict(generation_config, model.config.vocab_size, model.config.eos_token_ids, file)
 
 
-def build_model(
-    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
-) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
+def build_model(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> BuiltModel:
     """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
 
     Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
@@ -146,10 +164,8 @@ def build_model(
     dtype, quantize = storage.dtype, storage.quantize
     model = models.build(raw, checkpoint)
     sources = checked_sources(model, checkpoint)
-    if any(name.endswith(".scales") for name in checkpoint) and (quantize or dtype == "float16"):
-        raise InputError(
-            f"{checkpoint}: is quantized already; use the original to quantize it or to store it in float16"
-        )
+    if quantize and any(name.endswith(".scales") for name in checkpoint):
+        raise InputError(f"{checkpoint}: is quantized already; use the original to quantize it")
     if dtype == "float16":
         raw, checkpoint = models.for_float16(raw, checkpoint)
         model = models.build(raw, checkpoint)
@@ -165,6 +181,51 @@ def build_model(
             )
         checkpoint = QuantizedCheckpoint(checkpoint, names, quantize, storage.group_size)
     return model, raw, checkpoint
+
+
+def build_unread(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> BuiltModel:
+    """`build_model` with bfloat16 instead of float16, which has the same size. Reads no tensor."""
+    return build_model(raw, checkpoint, replace(storage, dtype="bfloat16") if storage.dtype == "float16" else storage)
+
+
+def weight_bytes(built: BuiltModel) -> int:
+    """Return the size of the tensors that the model reads from the checkpoint."""
+    model, _, checkpoint = built
+    names = set(chain.from_iterable(checked_sources(model, checkpoint).values()))
+    return sum(checkpoint.info(name).nbytes for name in names)
+
+
+def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int) -> str:
+    """Return the way out for weights of more than `limit` bytes: the best precision that fits."""
+    ways_out = {
+        None: "load it with dtype bfloat16",
+        8: "convert it with --quantize 8",
+        4: "convert it with --quantize 4",
+    }
+    for quantize, way_out in ways_out.items():
+        with suppress(InputError):  # quantized already, or has no rows that divide into groups
+            size = weight_bytes(build_unread(raw, checkpoint, Storage("bfloat16", quantize)))
+            if fits(size, limit):
+                return f"{way_out} ({size / GB:.2f} GB)"
+    return "use a smaller model"
+
+
+def default_dtype(checkpoint: Checkpoint) -> str:
+    """Return the type to compute in, for all weights and activations.
+
+    A CPU computes in float32. A GPU computes in the type of most bytes of the checkpoint, because a single float32
+    tensor, such as a norm or a position bias, would turn all activations into float32. GPUs that emulate bfloat16
+    compute in float16 instead. `open_model` replaces float16 by bfloat16 for models that do not fit in it.
+    """
+    if not on_gpu():
+        return "float32"
+    sizes = dict.fromkeys(DTYPES, 0)
+    for info in map(checkpoint.info, checkpoint):
+        name = str(info.dtype).removeprefix("mlx.core.")
+        if name in sizes:
+            sizes[name] += info.nbytes
+    stored = max(sizes, key=sizes.__getitem__)
+    return "float16" if stored == "bfloat16" and emulates_bfloat16() else stored
 
 
 def locate(path_or_name: str | os.PathLike[str], gguf_file: str | os.PathLike[str] | None = None) -> Path:

@@ -10,6 +10,7 @@ from functools import partial
 from ..distributed import ProcessGroup, ShardedModel
 from ..errors import InputError
 from ..models.base import EncoderDecoder
+from ..models.memory_budget import warn_if_slow
 from ..models.shared_encoder import share_encoder
 from .draft_head import DraftHeadHandle, open_draft
 from .load import ModelHandle, open_model
@@ -37,6 +38,7 @@ class ModelPair:
         Warns about unsupported fields of the target's generation_config.json.
         """
         model = self.target.model
+        warn_if_slow(self.target.folder, self.target.nbytes + (self.draft.nbytes if self.draft else 0))
         self.target.load_weights()
         if ignored := model.generation_config.ignored:
             warnings.warn(f"{self.target.folder}, generation_config.json: {ignored}", stacklevel=3)
@@ -83,7 +85,7 @@ def open_pair(
     if draft is None:
         return ModelPair(opened)
     if draft == SELF_DRAFT:
-        return ModelPair(opened, open_target(quantize=SELF_DRAFT_BITS))
+        return ModelPair(opened, open_target(quantize=SELF_DRAFT_BITS, beside=opened.nbytes))
     opened_draft = open_draft(draft, opened, dtype=dtype)
     if isinstance(opened_draft, ModelHandle):
         require_same_tokens(opened.model, opened_draft.model)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..checkpoints import Checkpoint
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, Float16Error
 from ..sampling.options import short_repr
 from . import t5_float16
 from .bart import BART, FAMILIES, BartConfig
@@ -22,12 +22,12 @@ class Architecture(NamedTuple):
 
     model: builds the model from the config and the number of tensor-parallel ranks.
     config: parses config.json; some fields also depend on the tensors of the checkpoint.
-    for_float16: see `for_float16`.
+    for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
     """
 
     model: Callable[[Any, int], EncoderDecoder]
     config: Callable[[RawConfig, Checkpoint | None], Any]
-    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]]
+    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] | None = None
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
@@ -35,19 +35,14 @@ def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkp
     return raw, checkpoint
 
 
-def refuse_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Raise `InputError`, for models whose residual stream grows from layer to layer."""
-    raise InputError(f"{checkpoint}: {raw['model_type']} models may overflow in float16; use bfloat16")
-
-
 ARCHITECTURES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), Architecture(T5, T5Config.from_dict, t5_float16.for_float16)),
     **{
-        name: Architecture(BART, BartConfig.from_dict, refuse_float16 if family.norm_first else unchanged)
+        name: Architecture(BART, BartConfig.from_dict, None if family.norm_first else unchanged)
         for name, family in FAMILIES.items()
     },
-    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw), refuse_float16),
-    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw), refuse_float16),
+    "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw)),
+    "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw)),
 }
 UNSUPPORTED = {"longt5": "local attention is not supported; use T5 or FLAN-T5, which also accept long sources"}
 
@@ -72,9 +67,12 @@ def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Chec
     """Return config.json and weights of an equivalent model that cannot overflow in float16.
 
     Raises:
-        InputError: The architecture may overflow in float16.
+        Float16Error: There is none, or it is less precise than in bfloat16.
     """
-    return find(raw).for_float16(raw, checkpoint)
+    rescale = find(raw).for_float16
+    if rescale is None:
+        raise Float16Error(f"{checkpoint}: {raw['model_type']} models may overflow in float16; use bfloat16")
+    return rescale(raw, checkpoint)
 
 
 def find(raw: RawConfig) -> Architecture:

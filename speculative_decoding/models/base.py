@@ -67,6 +67,16 @@ class EncoderDecoder(nn.Module):
         """The soft cap c: logits are c * tanh(x / c). None: logits are not capped."""
         return None
 
+    @property
+    def residual_scale(self) -> float:
+        """The factor of hidden states. It is below 1 if weights were rescaled for float16."""
+        return 1.0
+
+    @property
+    def value_scale(self) -> float:
+        """The factor of cross-attention values, as `residual_scale`."""
+        return 1.0
+
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """Token ids (B, S) and a bool mask (B, S), False on padding -> encoder output (B, S, M)."""

@@ -1,6 +1,11 @@
-"""The device that computes."""
+"""The device that computes: MLX's default device."""
 
 from __future__ import annotations
+
+import os
+import platform
+import re
+from typing import Any
 
 import mlx.core as mx
 
@@ -8,3 +13,38 @@ import mlx.core as mx
 def on_gpu() -> bool:
     """Return whether MLX's default device is a GPU."""
     return mx.default_device().type == mx.gpu
+
+
+def gpu_info() -> dict[str, Any]:
+    """Return MLX's description of the GPU that computes; empty on a CPU."""
+    return mx.device_info() if on_gpu() else {}
+
+
+def gpu_generation() -> int | None:
+    """Return the generation of an Apple GPU: 13 for M1, 14 for M2, ..., 17 for M5. None: another GPU, or a CPU."""
+    match = re.fullmatch(r"applegpu_g(\d\d)[a-z]", gpu_info().get("architecture", ""))
+    return int(match[1]) if match else None
+
+
+def emulates_bfloat16() -> bool:
+    """Return whether the GPU computes bfloat16 in software, as M1 and M2 do. float16 is faster there."""
+    return gpu_generation() in (13, 14)
+
+
+def uses_tf32() -> bool | None:
+    """Return whether MLX computes float32 matmuls of several rows in TF32; None on systems other than macOS.
+
+    The conditions are those of `is_nax_available` and `enable_tf32` in MLX.
+    """
+    version = platform.mac_ver()[0]
+    if not version:
+        return None
+    is_phone_chip = gpu_info().get("architecture", "").endswith("p")
+    has_matrix_units = (gpu_generation() or 0) >= (18 if is_phone_chip else 17) and version_numbers(version) >= (26, 2)
+    return has_matrix_units and os.environ.get("MLX_ENABLE_TF32") != "0"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return (0, 32, 4) for "0.32.4.dev1", and (26, 2) for "macOS 26.2"."""
+    match = re.search(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -72,6 +72,7 @@ class DraftHead(nn.Module):
         self.wi = Linear(width, config.d_ff * (1 + config.is_gated))
         self.wo = Linear(config.d_ff, width)
         self._activation = ACTIVATIONS[config.activation]
+        self.hidden_epsilon = EPSILON  # times the square of the target's `residual_scale`
         self._compiled: tuple[Compiled, Compiled] | None = None
 
     @classmethod
@@ -96,6 +97,7 @@ class DraftHead(nn.Module):
         products = (output_head(probe) - output_head(-probe)) / 0.02  # cancels the bias, and stays below any soft cap
         weights = head.initial_weights(root_mean_square(target.embed(ids[None])), root_mean_square(products), seed)
         head.load_weights([*weights.items()])
+        head.hidden_epsilon = EPSILON * target.residual_scale**2
         mx.eval(head.parameters())
         return head
 
@@ -134,7 +136,7 @@ class DraftHead(nn.Module):
 
         hidden: the target's states after each of `config.layers`, concatenated, (B, L, layers * d) -> (B, L, d).
         """
-        layers = normed(hidden.reshape(*hidden.shape[:2], len(self.config.layers), -1))
+        layers = normed(hidden.reshape(*hidden.shape[:2], len(self.config.layers), -1), self.hidden_epsilon)
         return normed(self.combine(layers.reshape(hidden.shape)))
 
     def step(
@@ -181,6 +183,7 @@ class DraftHead(nn.Module):
 
     def _with(self, config: DraftHeadConfig) -> DraftHead:
         head = DraftHead(config)
+        head.hidden_epsilon = self.hidden_epsilon
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 
@@ -224,9 +227,9 @@ class DraftHead(nn.Module):
         return sum(array.nbytes for _, array in parameters)
 
 
-def normed(x: mx.array) -> mx.array:
+def normed(x: mx.array, epsilon: float = EPSILON) -> mx.array:
     """RMS norm without a weight."""
-    return mx.fast.rms_norm(x, None, EPSILON)
+    return mx.fast.rms_norm(x, None, epsilon)
 
 
 def root_mean_square(x: mx.array) -> float:

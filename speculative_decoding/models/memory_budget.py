@@ -1,18 +1,22 @@
-"""Estimates the memory that a prompt and a batch slot need, and checks that it is available."""
+"""Estimates the memory that weights, a prompt and a batch slot need, and limits what MLX keeps."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import InputError
 from .base import MAX_BATCHED_SOURCE, EncoderDecoder
+from .device import gpu_info
 from .draft_head import DraftHead
 
 GB = 1e9
+CACHE_LIMIT = 1 << 30  # bytes
 
 
 def slots_within(
@@ -66,10 +70,85 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
         )
 
 
+def require_memory(subject: object, weights: int, beside: int, way_out: Callable[[int], str]) -> None:
+    """Raise `InputError` for weights that exceed the physical memory. Call before they are read.
+
+    Args:
+        subject: What the error names.
+        weights: The size of the weights in bytes.
+        beside: The size of a target that is loaded with them.
+        way_out: Returns a way to need at most this many bytes.
+    """
+    physical = physical_memory()
+    if weights + beside > physical:
+        target = f" beside the target's {beside / GB:.2f} GB" if beside else ""
+        raise InputError(
+            f"{subject}: the weights exceed this computer's memory (got {weights / GB:.2f} GB{target}, expected at "
+            f"most {physical / GB:.2f} GB); {way_out(min(physical, available_memory()) - beside)}"
+        )
+
+
+def warn_if_slow(subject: object, weights: int) -> None:
+    """Warn about weights that fit into the physical memory, but not into the part that the device should use."""
+    available = available_memory()
+    if not fits(weights, available):
+        warnings.warn(
+            f"{subject}: the weights take {weights / GB:.2f} GB and {available / GB:.2f} GB are available, so decoding "
+            "may be slow; free memory, or use a smaller precision",
+            stacklevel=3,
+        )
+
+
+def fits(weights: int, available: int) -> bool:
+    """Return whether weights fit with a reserve of 10 % for caches, and for a copy of the largest one while loading."""
+    return 1.1 * weights <= available
+
+
+@contextmanager
+def memory_limits() -> Iterator[None]:
+    """Keep weights in physical memory, and return freed buffers of more than 1 GB to macOS, until the context ends.
+
+    By default, macOS may page out weights that were not used for a while. MLX keeps freed buffers for later arrays,
+    and sources of many lengths would fill most of the memory with them. The command line and the server use these
+    limits. They have no effect without Metal, and the wired limit needs macOS 15.
+    """
+    info = gpu_info()
+    if not info or not mx.metal.is_available():
+        yield
+        return
+    wired = mx.set_wired_limit(info["max_recommended_working_set_size"])
+    cached = mx.set_cache_limit(CACHE_LIMIT)
+    try:
+        yield
+    finally:
+        mx.synchronize()  # the wired limit must not change during an evaluation
+        mx.set_cache_limit(cached)
+        mx.set_wired_limit(wired)
+
+
+def physical_memory() -> int:
+    """Return the size of the memory that the device computes in, in bytes."""
+    info = gpu_info()
+    return int(
+        info.get("memory_size")  # Metal
+        or info.get("total_memory")  # CUDA
+        or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+
+
 def available_memory() -> int:
-    """Return the available memory on Linux, and the total memory on other systems, in bytes."""
+    """Return how many bytes can still be allocated without slowing the device down.
+
+    This is the recommended working set less MLX's arrays with Metal, the free memory with CUDA, the available memory on
+    a Linux CPU, and the physical memory elsewhere.
+    """
+    info = gpu_info()
+    if "max_recommended_working_set_size" in info:
+        return int(info["max_recommended_working_set_size"]) - mx.get_active_memory()
+    if "free_memory" in info:
+        return int(info["free_memory"])
     with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return physical_memory()

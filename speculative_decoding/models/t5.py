@@ -60,6 +60,9 @@ class T5Config:
     tie_word_embeddings: Annotated[bool, Bool("true or false")] = True
     # transformers 5 writes this field, and always sets the one above to true.
     scale_decoder_outputs: Annotated[bool | None, Bool("true or false")] = None
+    # In folders rescaled for float16, the factors of the residual stream and of attention values.
+    residual_scale: Annotated[float, Number(1e-30, 1)] = 1.0
+    value_scale: Annotated[float, Number(1e-30, 1)] = 1.0
     model_type: Annotated[str, Text()] = "t5"
     n_positions: Annotated[int | None, Int(1, (1 << 31) - 1)] = None
 
@@ -166,9 +169,22 @@ class T5(EncoderDecoder):
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
 
+    @property
+    def residual_scale(self) -> float:
+        return self.config.residual_scale
+
+    @property
+    def value_scale(self) -> float:
+        return self.config.value_scale
+
+    def inputs(self, tokens: mx.array) -> mx.array:
+        """Token ids (B, L) -> the residual stream before the first layer, (B * L, d_model)."""
+        x = self.embedding(tokens.flatten())
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
+
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         batch, length = tokens.shape
-        x = self.embedding(tokens.flatten())
+        x = self.inputs(tokens)
         padding = None if mask is None else padding_mask(mask, x.dtype)
         windows = self.encoder.position_biases.windows(length)
         biases = self.encoder.biases(windows, mx.array([0]), length)
@@ -188,7 +204,7 @@ class T5(EncoderDecoder):
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
         batch, length = tokens.shape
-        x = self.embedding(tokens.flatten())
+        x = self.inputs(tokens)
         biases = self.decoder.biases(position_table, offsets, length)
         hidden = []
         for layer, bias, cache in zip(self.decoder.layers, biases, layers, strict=True):

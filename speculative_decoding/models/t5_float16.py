@@ -2,7 +2,8 @@
 
 The residual stream of T5 can exceed float16's maximum of 65504. Every layer norm divides by the size of the stream, so
 the whole stream can be scaled by 2^-k: the embeddings and the output of each block by 2^-k, the norms' epsilon by 4^-k.
-Scaling by a power of two does not round, so the logits are equal. The head keeps the original embedding.
+Scaling by a power of two does not round, so the logits are equal. The weights of the blocks are scaled here, quantized
+ones by their quantization scales and biases. The model scales the embeddings, because the head may use their matrix.
 
 k is computed from an upper bound on the stream, which follows from the weights and holds for every input.
 """
@@ -10,56 +11,74 @@ k is computed from an upper bound on the stream, which follows from the weights 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from itertools import chain
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
-from ..checkpoints.base import Checkpoint
-from ..errors import CheckpointError
+from ..checkpoints.base import Checkpoint, part_name
+from ..errors import CheckpointError, Float16Error
 from .t5 import T5Config, layer_names
-from .tensors import HEAD, embedding_table
+from .tensors import embedding_table
 
 LIMIT = 2.0**15  # half of float16's range, as a margin for rounding
+# float16 rounds numbers near zero to multiples of 2^-24, so smaller ones have fewer significant bits than in bfloat16.
+LEAST = 2.0**-16
 STACKS = ("encoder", "decoder")
 
 
 def for_float16(raw: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Checkpoint]:
-    """Return config.json and weights of an equivalent model that fits in float16. Many models need no rescaling."""
+    """Return config.json and weights of an equivalent model that fits in float16. Many models need no rescaling.
+
+    Raises:
+        Float16Error: The rescaled numbers are so small that float16 is less precise than bfloat16.
+    """
     config = T5Config.from_dict(raw, checkpoint)
     exponent = needed_exponent(config, checkpoint)
     if exponent == 0:
         return raw, checkpoint
+    exponents = weight_exponents(config, checkpoint.keys(), exponent)
+    sizes = [root_mean_square(read_embedding(config, checkpoint)) * 2.0**-exponent]
+    sizes += [root_mean_square(checkpoint[name]) * 2.0**-each for name, each in exponents.items()]
+    if min(sizes) < LEAST:
+        raise Float16Error(f"{checkpoint}: float16 is less precise than bfloat16 for these weights; use bfloat16")
     changes = {
-        "tie_word_embeddings": False,
-        "scale_decoder_outputs": config.head_is_scaled,
         "layer_norm_epsilon": config.layer_norm_epsilon * 4.0**-exponent,
+        "residual_scale": config.residual_scale * 2.0**-exponent,
+        "value_scale": config.value_scale * 2.0 ** -(exponent // 2),
     }
-    return {**raw, **changes}, RescaledCheckpoint(checkpoint, config, exponent)
+    return {**raw, **changes}, RescaledCheckpoint(checkpoint, exponents)
 
 
 class RescaledCheckpoint(Checkpoint):
-    """A checkpoint with the embedding and blocks scaled by powers of two, and with the original head."""
+    """A checkpoint whose tensors are multiplied by powers of two.
 
-    def __init__(self, inner: Checkpoint, config: T5Config, exponent: int) -> None:
-        table = embedding_table(inner.keys())
+    Args:
+        exponents: By tensor, e for a multiplication by 2^-e.
+    """
+
+    def __init__(self, inner: Checkpoint, exponents: Mapping[str, int]) -> None:
         self._inner = inner
-        self._origin = {HEAD: table} if config.tie_word_embeddings else {}
-        self._exponents = {table: exponent}
-        # Split the exponent between both matrices of a block, to keep their values away from float16's subnormals.
-        for block in chain.from_iterable(blocks(config, stack) for stack in STACKS):
-            half = exponent // 2 if block.is_homogeneous else 0
-            self._exponents |= {block.inputs[-1]: half, block.output: exponent - half}
-        names = dict.fromkeys((*inner, *self._origin))
-        super().__init__(inner, {name: inner.info(self._origin.get(name, name)) for name in names})
+        self._exponents = exponents
+        super().__init__(inner, {name: inner.info(name) for name in inner})
 
     def __getitem__(self, name: str) -> mx.array:
-        array = self._inner[self._origin.get(name, name)]
-        exponent = 0 if name in self._origin else self._exponents.get(name, 0)
+        array = self._inner[name]
+        exponent = self._exponents.get(name, 0)
         return array.astype(mx.float32) * 2.0**-exponent if exponent else array
+
+
+def weight_exponents(config: T5Config, names: Set[str], exponent: int) -> dict[str, int]:
+    """Return the exponents of `RescaledCheckpoint` that scale the output of each block by 2^-exponent."""
+    exponents: dict[str, int] = {}
+    for block in chain.from_iterable(blocks(config, stack) for stack in STACKS):
+        # Split the exponent between both matrices of a block, to keep their values away from float16's subnormals.
+        half = exponent // 2 if block.is_homogeneous else 0
+        for name, each in ((block.inputs[-1], half), (block.output, exponent - half)):
+            parts = [part_name(name, part) for part in ("scales", "biases")]
+            exponents |= dict.fromkeys(parts if parts[0] in names else [name], each)
+    return exponents
 
 
 class Block(NamedTuple):
@@ -111,21 +130,37 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
     most sqrt(d_model) * |w * g|. Attention averages its values, and activations do not increase magnitudes.
     """
 
-    def read(name: str) -> NDArray[np.float32]:
-        return np.array(checkpoint[name].astype(mx.float32))
+    def row_bounds(matrix: str, norm: str) -> mx.array:
+        weight = read_matrix(checkpoint, matrix, config.d_model) * checkpoint[norm].astype(mx.float32)
+        return math.sqrt(config.d_model) * mx.sqrt(mx.square(weight).sum(axis=1))
 
-    def row_bounds(matrix: str, norm: str) -> NDArray[np.float32]:
-        weight = read(matrix) * read(norm)
-        return math.sqrt(config.d_model) * np.sqrt(np.einsum("ij,ij->i", weight, weight))
-
-    largest_stream = 0.0
-    largest_inside = 0.0
-    embedding = np.abs(read(embedding_table(checkpoint.keys()))).max(axis=0)
+    streams: list[mx.array] = []
+    insides: list[mx.array] = []
+    embedding = mx.abs(read_embedding(config, checkpoint)).max(axis=0) * config.residual_scale
     for stack in STACKS:
         stream = embedding
         for block in blocks(config, stack):
-            values = np.prod([row_bounds(matrix, block.norm) for matrix in block.inputs], axis=0)
-            stream = stream + np.abs(read(block.output)) @ values
-            largest_inside = float(np.maximum(largest_inside, values.max()))  # np.maximum keeps NaN
-        largest_stream = float(np.maximum(largest_stream, stream.max()))
-    return largest_stream, largest_inside
+            values = math.prod((row_bounds(matrix, block.norm) for matrix in block.inputs), start=mx.array(1.0))
+            stream = stream + mx.abs(read_matrix(checkpoint, block.output, values.size)) @ values
+            insides.append(values.max())
+            mx.eval(stream, insides)  # one block at a time, so that few weights are in memory
+        streams.append(stream.max())
+    return float(mx.stack(streams).max()), float(mx.stack(insides).max())
+
+
+def read_embedding(config: T5Config, checkpoint: Checkpoint) -> mx.array:
+    return read_matrix(checkpoint, embedding_table(checkpoint.keys()), config.d_model)
+
+
+def read_matrix(checkpoint: Checkpoint, name: str, columns: int) -> mx.array:
+    """Return a matrix in float32, dequantized if necessary. The sizes of its parts determine the format."""
+    weight = checkpoint[name]
+    if part_name(name, "scales") not in checkpoint:
+        return weight.astype(mx.float32)
+    scales, biases = (checkpoint[part_name(name, part)].astype(mx.float32) for part in ("scales", "biases"))
+    bits = 32 * weight.shape[1] // columns
+    return mx.dequantize(weight, scales, biases, columns // scales.shape[1], bits)
+
+
+def root_mean_square(x: mx.array) -> float:
+    return float(mx.sqrt(mx.square(x.astype(mx.float32)).mean()))

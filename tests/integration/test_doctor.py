@@ -234,8 +234,8 @@ def test_only_bundled_and_hub_models_are_named(tmp_path: Path) -> None:
         assert diagnosis.public_name(folder) == name
 
 
-M2, M3, M5 = ({"system": "macOS 26.2", "generation": number} for number in (14, 15, 17))
-CPU: dict[str, Any] = {"system": "Linux", "generation": None}
+M2, M3 = ({"generation": number} for number in (14, 15))
+CPU: dict[str, Any] = {"generation": None}
 
 
 @pytest.mark.parametrize(
@@ -259,15 +259,6 @@ def test_reported_minimum_version_of_mlx_is_the_required_one() -> None:
     versions = [each.split(";")[0] for each in project["dependencies"] if each.startswith("mlx")]
     minimum = ".".join(map(str, device.MINIMUM_MLX))
     assert versions == [f"mlx>={minimum}", f"mlx[cpu]>={minimum}"]
-
-
-def test_tf32_is_reported_only_for_new_macs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
-    old = {**M5, "system": "macOS 15.6"}
-    assert [device.uses_tf32(each) for each in (CPU, M3, old, M5)] == [None, False, False, True]
-    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
-    assert device.uses_tf32(M5) is False
-    assert [device.gpu_generation(each) for each in ("applegpu_g15s", "applegpu_g13g", "x86_64")] == [15, 13, None]
 
 
 @pytest.mark.parametrize(("set_by_user", "expected"), [({}, "0"), ({"MLX_ENABLE_TF32": "1"}, "1")])

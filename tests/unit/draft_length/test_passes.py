@@ -28,6 +28,12 @@ def test_the_speed_monitor_reports_each_change_once(ratio: float) -> None:
     assert rounds_until(monitor, 1.5 * ratio) is not None
 
 
+def test_the_speed_monitor_ignores_rounds_that_compile() -> None:
+    monitor = SpeedMonitor()
+    times = [1000.0] * (SpeedMonitor.ROUNDS // 2 - 1) + [1.0] * SpeedMonitor.ROUNDS
+    assert not any(monitor.observe(1.0, seconds) for seconds in times)
+
+
 def test_slower_rounds_are_measured_again() -> None:
     asked: list[tuple[int, Sequence[int]]] = []
     fixed = Calibration(FakeProbe(), CalibrationStore(KEY)).costs(1)

@@ -38,3 +38,16 @@ def test_a_real_probe_measures_a_draft(kind: str, rows: int) -> None:
     step, start, source = Probe(target, make).draft_seconds(rows)
     assert min(step, start, source) >= 0 and step + start > 0
     assert isinstance(make(), BatchHeadDrafter) == (kind == "head")
+
+
+def test_the_first_pass_of_a_shape_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It traces the pass and compiles kernels."""
+    model = tiny_model()
+    passes: list[str] = []
+    states = type(model).states
+    monkeypatch.setattr(type(model), "states", lambda *given: (passes.append("pass"), states(*given))[1])
+    monkeypatch.setattr(module, "fastest", lambda run: (passes.append("timed"), run(), 1.0)[2])
+    device = Probe(model)
+    for width in (1, 3, 1):
+        device.pass_seconds(1, width)
+    assert passes == ["pass", "timed", "pass", "pass", "timed", "pass", "timed", "pass"]

@@ -1,0 +1,131 @@
+"""Weights that do not fit are refused before they are read, and limits on MLX's memory are restored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding import InputError, checkpoints, load, memory_limits
+from speculative_decoding.cli.run_config import DraftFlags, ModelPaths, RunConfig
+from speculative_decoding.loading.load import BUNDLED
+from speculative_decoding.loading.pair import open_pair
+from speculative_decoding.models import memory_budget
+from speculative_decoding.models.memory_budget import available_memory, physical_memory
+from speculative_decoding.sampling import GenerationOptions
+from tests.support.pretended_gpu import pretend_gpu
+
+TARGET, DRAFT, HEAD = (BUNDLED / name for name in ("t5-web-docs", "t5-web-docs-draft", "t5-web-docs-head"))
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Pretend to run on a Mac with 16 GB. Yields MLX's limits."""
+    current = {"wired": 0, "cache": 11}
+
+    def setter(name: str, limit: int) -> int:
+        before, current[name] = current[name], limit
+        return before
+
+    pretend_gpu(monkeypatch)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: setter("wired", limit))
+    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: setter("cache", limit))
+    yield current
+
+
+def test_memory_limits_apply_inside_the_context_only(limits: dict[str, int]) -> None:
+    before = dict(limits)
+    for error in (None, RuntimeError("failed")):
+        try:
+            with memory_limits():
+                assert limits == {"wired": 12 * 10**9, "cache": 1 << 30}
+                if error is not None:
+                    raise error
+        except RuntimeError as raised:
+            assert raised is error
+        assert limits == before
+
+
+@pytest.mark.parametrize("missing", ["GPU", "Metal"])
+def test_memory_limits_have_no_effect_without_metal(
+    missing: str, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "GPU":
+        monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
+    else:
+        monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    before = dict(limits)
+    with memory_limits():
+        assert limits == before
+
+
+def test_sessions_of_the_command_line_and_the_server_have_memory_limits(limits: dict[str, int]) -> None:
+    config = RunConfig(ModelPaths(DRAFT), GenerationOptions(), DraftFlags())
+    with config.session(config.open()):
+        assert limits["wired"] == 12 * 10**9
+    assert limits["wired"] == 0
+
+
+def test_available_memory_of_a_mac_excludes_the_arrays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, gigabytes=16)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 5 * 10**9)
+    assert (physical_memory(), available_memory()) == (16 * 10**9, 7 * 10**9)
+
+
+BYTES = {"float32": 46_168_064, "bfloat16": 23_084_032, "8 bits": 14_236_672, "4 bits": 9_518_080, "draft": 6_821_376}
+
+
+def set_memory(monkeypatch: pytest.MonkeyPatch, physical: float, available: float) -> None:
+    monkeypatch.setattr(memory_budget, "physical_memory", lambda: int(physical))
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: int(available))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "physical", "available", "way_out"),
+    [
+        ("float32", BYTES["float32"] - 1, 1.1 * BYTES["bfloat16"] + 1, "load it with dtype bfloat16 (0.02 GB)"),
+        ("float32", BYTES["float32"] - 1, 1.1 * BYTES["8 bits"] + 1, "convert it with --quantize 8 (0.01 GB)"),
+        ("float16", BYTES["bfloat16"] - 1, 1.1 * BYTES["4 bits"] + 1, "convert it with --quantize 4 (0.01 GB)"),
+        ("bfloat16", BYTES["bfloat16"] - 1, 1.1 * BYTES["4 bits"] - 1, "use a smaller model"),
+    ],
+)
+def test_weights_above_the_physical_memory_are_refused_before_reading(
+    dtype: str, physical: float, available: float, way_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_memory(monkeypatch, physical, available)
+    monkeypatch.setattr(checkpoints.read(TARGET).__class__, "__getitem__", lambda *_: pytest.fail("read a tensor"))
+    with pytest.raises(
+        InputError, match=r"t5-web-docs: the weights exceed this computer's memory \(got .* GB, "
+    ) as error:
+        load(TARGET, dtype=dtype)
+    assert str(error.value).endswith(f"; {way_out}")
+
+
+@pytest.mark.parametrize("draft", [DRAFT, "self-8bit"])
+def test_a_draft_that_does_not_fit_beside_the_target_is_refused(
+    draft: Path | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_memory(monkeypatch, BYTES["float32"] + 1000, 1e9)
+    with pytest.raises(InputError, match=r"GB beside the target's 0\.05 GB, expected at most 0\.05 GB\)"):
+        load(TARGET, draft=draft, dtype="float32")
+
+
+@pytest.mark.parametrize("draft", [None, DRAFT, HEAD])
+def test_weights_above_the_available_memory_cause_one_warning(
+    draft: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = open_pair(TARGET, draft, dtype="float32")
+    size = pair.target.nbytes + (pair.draft.nbytes if pair.draft else 0)
+    assert size == BYTES["float32"] + {None: 0, DRAFT: BYTES["draft"]}.get(draft, size - BYTES["float32"])
+    set_memory(monkeypatch, 1e9, 1.1 * size - 1)
+    with pytest.warns(UserWarning, match="the weights take 0.05 GB and .* GB are available") as caught:
+        pair.load_weights()
+    assert len(caught) == 1
+    set_memory(monkeypatch, 1e9, 1.1 * size + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pair.load_weights()
