@@ -36,6 +36,14 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     use(mx.cpu)
 
 
+@pytest.fixture
+def compilation() -> Iterator[None]:
+    """Enable `mx.compile` on a Mac's CPU, too. Only the evaluation of fused operations needs a C++ compiler."""
+    mx.enable_compile()
+    yield
+    use(mx.cpu)
+
+
 def precompiled() -> Path | None:
     """Return the path of the precompiled header; None if this machine compiles no kernels."""
     if kernels._folder is None or mx.default_device() != mx.cpu or shutil.which("g++") is None:

@@ -162,7 +162,7 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("os.fork", "os.forkpty"):
         raise RuntimeError("fork: a process that may have used Metal must not fork")
     position = {"open": 0, "os.listdir": 0, "os.scandir": 0, "os.mkdir": 0, "os.rename": 1, "os.symlink": 1}.get(event)
-    if position is not None and isinstance(arguments[position], str | bytes):
+    if position is not None and isinstance(arguments[position], str | bytes | os.PathLike):
         check_path(os.fsdecode(arguments[position]))
 
 
@@ -182,5 +182,7 @@ def check_path(path: str) -> None:
 
 import_as_on_a_mac()
 sys.addaudithook(refuse)
+if os.environ.get("PATH") == os.environ["PRETEND_MAC_PATH"]:  # from the parent's `putenv`
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PRETEND_MAC']}/bin"
 os.environ["TMPDIR"] = f"{os.environ['PRETEND_MAC']}/var/folders"
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,17 +14,9 @@ from speculative_decoding.models import compiled
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.compiled import Compiled
 from speculative_decoding.models.linear import Linear
-from tests.support.device import use, within
+from tests.support.device import within
 from tests.support.operations import counted, operations
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
-
-
-@pytest.fixture
-def compilation() -> Iterator[None]:
-    """Enable `mx.compile` on a Mac's CPU, too. A function without fused operations needs no C++ compiler."""
-    mx.enable_compile()  # type: ignore[no-untyped-call]
-    yield
-    use(mx.cpu)
 
 
 @pytest.mark.usefixtures("compilation")

@@ -41,6 +41,7 @@ def test_a_pass_dispatches_a_known_number_of_kernels(name: str, rows: int) -> No
     assert tuple(each.total() for each in counts) == DISPATCHES[name][rows]
 
 
+@pytest.mark.usefixtures("compilation")
 @pytest.mark.parametrize("width", [1, 6])
 @pytest.mark.parametrize("name", ["t5-base", "bart-base", "t5gemma-2b", "t5gemma2-4b"])
 def test_fusion_equals_that_of_mx_compile(name: str, width: int) -> None:

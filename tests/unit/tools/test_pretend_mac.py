@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="a Mac need not pretend")]
 
 FAILING = {
     "needs_dev_full": 'open("/dev/full", "w")',
