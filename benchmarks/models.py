@@ -102,13 +102,15 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     Peers receive ids instead of text, so the tokenizer represents token i as "t<i>".
 
     Raises:
-        InputError: the model is quantized.
+        InputError: the model is quantized, or rescaled for float16, which peers do not support.
     """
     if folder.exists():
         return folder
     parameters = parameters_of(model)
     if any(path.endswith(".scales") for path in parameters):
         raise InputError("--peers: peers need unquantized weights; convert the model without --quantize")
+    if model.residual_scale != 1.0:
+        raise InputError("--peers: peers need weights that are not rescaled for float16; use --dtype bfloat16")
     tensors = {}
     for path, names in model.parameter_sources(model.config, set()).items():
         for name, part in zip(names, mx.split(parameters[path].astype(mx.float32), len(names)), strict=True):

@@ -35,8 +35,6 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
 
-BuiltModel = tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]  # without weights, its config.json, and its weights
-
 
 @dataclass(frozen=True)
 class ModelHandle:
@@ -50,7 +48,7 @@ class ModelHandle:
     @property
     def nbytes(self) -> int:
         """The size of the weights."""
-        return weight_bytes((self.model, {}, self.checkpoint))
+        return weight_bytes(self.model, self.checkpoint)
 
     def load_weights(self) -> None:
         if sys.platform.startswith("linux"):
@@ -119,16 +117,16 @@ def open_model(
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     if gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
-    built = build_unread(raw, checkpoint, storage)
-    size = weight_bytes(built) // (process_group.size if process_group else 1)
-    require_memory(folder, size, beside, partial(smaller_precision, raw, checkpoint))
+    original = raw, checkpoint
+    model, raw, checkpoint = build_unread(*original, storage)
+    size = weight_bytes(model, checkpoint) // (1 if process_group is None else process_group.size)
+    require_memory(folder, size, beside, partial(smaller_precision, *original))
     if storage.dtype == "float16":
         try:
-            built = build_model(raw, checkpoint, storage)
+            model, raw, checkpoint = build_model(*original, storage)
         except Float16Error:
             if dtype is not None:
                 raise
-    model, raw, checkpoint = built
     if process_group is not None:
         model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, process_group)
     tokenizer = load_tokenizer(folder)
@@ -152,7 +150,9 @@ def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: Encod
     return GenerationConfig.from_dict(generation_config, model.config.vocab_size, model.config.eos_token_ids, file)
 
 
-def build_model(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> BuiltModel:
+def build_model(
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
     """Build a model without weights. Returns it with the config.json and the checkpoint for the given storage.
 
     Conversion and loading share this function, so quantizing while loading gives the weights that conversion writes.
@@ -183,14 +183,15 @@ def build_model(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
     return model, raw, checkpoint
 
 
-def build_unread(raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage) -> BuiltModel:
+def build_unread(
+    raw: Mapping[str, Any], checkpoint: Checkpoint, storage: Storage
+) -> tuple[EncoderDecoder, Mapping[str, Any], Checkpoint]:
     """`build_model` with bfloat16 instead of float16, which has the same size. Reads no tensor."""
     return build_model(raw, checkpoint, replace(storage, dtype="bfloat16") if storage.dtype == "float16" else storage)
 
 
-def weight_bytes(built: BuiltModel) -> int:
+def weight_bytes(model: EncoderDecoder, checkpoint: Checkpoint) -> int:
     """Return the size of the tensors that the model reads from the checkpoint."""
-    model, _, checkpoint = built
     names = set(chain.from_iterable(checked_sources(model, checkpoint).values()))
     return sum(checkpoint.info(name).nbytes for name in names)
 
@@ -204,8 +205,8 @@ def smaller_precision(raw: Mapping[str, Any], checkpoint: Checkpoint, limit: int
     }
     for quantize, way_out in ways_out.items():
         with suppress(InputError):  # quantized already, or has no rows that divide into groups
-            size = weight_bytes(build_unread(raw, checkpoint, Storage("bfloat16", quantize)))
-            if fits(size, limit):
+            model, _, smaller = build_unread(raw, checkpoint, Storage("bfloat16", quantize))
+            if fits(size := weight_bytes(model, smaller), limit):
                 return f"{way_out} ({size / GB:.2f} GB)"
     return "use a smaller model"
 

@@ -144,7 +144,7 @@ def available_memory() -> int:
     """
     info = gpu_info()
     if "max_recommended_working_set_size" in info:
-        return int(info["max_recommended_working_set_size"]) - mx.get_active_memory()
+        return max(0, int(info["max_recommended_working_set_size"]) - mx.get_active_memory())
     if "free_memory" in info:
         return int(info["free_memory"])
     with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:

@@ -297,6 +297,11 @@ def test_a_model_without_an_end_token_is_exported(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] is None
 
 
+def test_a_model_rescaled_for_float16_is_not_exported(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not rescaled for float16; use --dtype bfloat16"):
+        exported(tiny_model(residual_scale=0.25), tmp_path / "exported")
+
+
 def test_quantized_model_is_not_exported(tmp_path: Path) -> None:
     model = tiny_model(d_model=64, d_kv=32, d_ff=64)
     nn.quantize(model, group_size=64, bits=4)
