@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 from ..cache_folder import WAY_OUT
 from ..errors import InputError, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
+from .parser import with_flag
 
 
 def say(text: str) -> None:
@@ -64,7 +66,7 @@ def run(program: str, command: Callable[[], int]) -> int:
             sys.stdout.flush()
         return status
     except InputError as error:
-        say(f"{program}: error: {error}")
+        say(f"{program}: error: {with_flag(str(error))}")
         return 2
     except RuntimeError as error:
         if not is_compile_error(error):
@@ -99,7 +101,25 @@ def require_streams() -> None:
     if sys.stdout is None:
         raise InputError("standard output is closed; redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack some characters
+        codecs.register_error("escape_with_note", escape_with_note(sys.stdout.encoding))
+        sys.stdout.reconfigure(errors="escape_with_note")
+
+
+def escape_with_note(encoding: str) -> Callable[[UnicodeError], tuple[str | bytes, int]]:
+    """Return an error handler that escapes characters which standard output lacks, and says so once."""
+    is_said = False
+
+    def escape(error: UnicodeError) -> tuple[str | bytes, int]:
+        nonlocal is_said
+        if not is_said:
+            say(
+                f"note: standard output is {encoding}; characters that it lacks are written as escapes such as \\xfc "
+                "(set PYTHONIOENCODING=utf-8 to write them)"
+            )
+            is_said = True
+        return codecs.backslashreplace_errors(error)
+
+    return escape
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text as Line
 
 from ..errors import InputError, one_line
-from ..loading.load import BUNDLED, MODELS
+from ..loading.load import model_names
 from ..loading.pair import SELF_DRAFT, ModelPair
 from ..sampling import GenerationOptions
 from ..sampling.options import default, option_specs
@@ -151,7 +151,8 @@ class Command:
                 raise InputError(f"unexpected argument (got {text!r}, expected none)")
             self.run(state, text)
         except InputError as error:
-            raise InputError(f"{self.name}: {error}; usage: {self.usage}") from error
+            problem = with_commands(str(error)).removeprefix(f"{self.name} ")
+            raise InputError(f"{self.name}: {problem}; usage: {self.usage}") from error
         if self.current is not None:
             state.console.print(f"{self.name.removeprefix('/')}: {self.current(state)}")
 
@@ -179,11 +180,11 @@ def completions(line: str) -> list[str]:
     return COMMANDS[name].completions(rest.rpartition(" ")[2]) if name in COMMANDS else []
 
 
-def parse(value: Value, text: str, subject: str) -> Any:
+def parse(value: Value, text: str) -> Any:
     try:
         return argument_type(value)(text)
     except argparse.ArgumentTypeError as error:
-        raise InputError(f"{subject} {error}") from error
+        raise InputError(str(error)) from error
 
 
 def as_typed(value: Any) -> str:
@@ -227,10 +228,15 @@ def command_name(option: str) -> str:
     return f"/{flag(option).removeprefix('--')}"
 
 
+def with_commands(text: str) -> str:
+    """Return the text with option names of several words replaced by their commands."""
+    return re.sub(r"\w+_\w+", lambda word: command_name(word[0]) if word[0] in option_specs() else word[0], text)
+
+
 def add_setting(option: str) -> None:
     """Add a command that sets a decoding option, as specified by `GenerationOptions`."""
     value, meaning, _ = option_specs()[option]
-    meaning = re.sub(r"\w+_\w+", lambda word: command_name(word[0]) if word[0] in option_specs() else word[0], meaning)
+    meaning = with_commands(meaning)
     placeholder = value.metavar
     usage = command_name(option)
     if not isinstance(value, Bool):
@@ -250,9 +256,9 @@ def add_setting(option: str) -> None:
         if isinstance(value, Bool):
             state.change({option: not getattr(state.options, option)})
         elif isinstance(value, ListOf):
-            state.change({option: [parse(value, text, option)] if text else ()})
+            state.change({option: [parse(value, text)] if text else ()})
         else:
-            state.change({option: parse(value, text, option)})
+            state.change({option: parse(value, text)})
 
 
 for option in option_specs():
@@ -278,13 +284,8 @@ def toggle_compare(state: ConsoleState, text: str) -> None:
     lambda state: state.runner.show_draft or "off",
 )
 def toggle_draft(state: ConsoleState, text: str) -> None:
-    view = parse(Text(("text", "rounds")), text.strip() or "text", "the view")
+    view = parse(Text(("text", "rounds")), text.strip() or "text")
     state.runner.show_draft = None if state.runner.show_draft == view else view
-
-
-def model_names() -> list[str]:
-    """Return the folders under models/."""
-    return sorted({path.name for models in (MODELS, BUNDLED) for path in models.glob("*/") if path.is_dir()})
 
 
 def describe_models(state: ConsoleState) -> str:
@@ -302,7 +303,7 @@ def set_model(state: ConsoleState, text: str) -> None:
 
 @Command("/draft-model NAME", "use another draft with this target", choices=lambda: [*model_names(), SELF_DRAFT])
 def set_draft_model(state: ConsoleState, text: str) -> None:
-    state.open_other_models(str(state.config.models.target), parse(Text(), text.strip(), "the draft"))
+    state.open_other_models(str(state.config.models.target), parse(Text(), text.strip()))
 
 
 @Command("/stats", "show the statistics of this session")

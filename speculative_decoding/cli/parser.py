@@ -137,6 +137,11 @@ def naming_flags() -> Iterator[None]:
         raise InputError(with_flags(str(error))) from error
 
 
+def with_flag(text: str) -> str:
+    """Return the text with an option name at its start replaced by its flag."""
+    return re.sub(rf"^({'|'.join(option_specs())})(?= )", lambda name: flag(name[0]), text)
+
+
 def with_flags(text: str) -> str:
     """Return the text with option names replaced by their flags."""
     return re.sub(rf"\b({'|'.join(option_specs())})\b", lambda name: flag(name[0]), text)

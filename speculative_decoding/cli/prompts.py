@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import chain
 
 from ..comparison.divergence import first_divergence
-from ..decoding.prompt import encode_prompt
+from ..decoding.prompt import build_decoder_prompt, encode_prompt
 from ..decoding.stats import GenerationStats
 from ..errors import InputError
 from ..jobs.input import decode_line, read_lines
@@ -32,7 +32,8 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
     pair = config.open()
     say(config.describe())
     options, tokens = config.options, None
-    if first.strip():  # reject an unsuitable prompt before loading weights
+    if first.strip():  # reject unsuitable options and prompts before loading weights
+        build_decoder_prompt(pair.target.model, pair.target.tokenizer, options)
         tokens = encode_prompt(
             pair.target.model, pair.target.tokenizer, first, options.allow_long_prompt, options.src_lang
         )

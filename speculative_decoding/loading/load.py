@@ -248,6 +248,11 @@ def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
         if os.path.isdir(folder):
             return folder
     raise InputError(
-        f"model {str(path)!r} is neither a folder nor a name in {MODELS}/; convert one with convert.py --model, or "
-        "name a model on the Hub, organisation/model"
+        f"model {str(path)!r} is neither a folder nor a name in {MODELS}/ ({', '.join(model_names())}); convert one "
+        "with convert.py --model, or name a model on the Hub, organisation/model"
     )
+
+
+def model_names() -> list[str]:
+    """The folders in models/, here and in the repository."""
+    return sorted({path.name for models in (MODELS, BUNDLED) for path in models.glob("*/") if path.is_dir()})

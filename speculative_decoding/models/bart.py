@@ -89,9 +89,9 @@ class BartConfig:
     decoder_start_token_id: int
     max_position_embeddings: Annotated[int, Int(1, 1 << 24)] = 1024
     activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
-    scale_embedding: Annotated[bool, Bool("true or false")] = False
-    tie_word_embeddings: Annotated[bool, Bool("true or false")] = True
-    share_encoder_decoder_embeddings: Annotated[bool, Bool("true or false")] = True
+    scale_embedding: Annotated[bool, Bool()] = False
+    tie_word_embeddings: Annotated[bool, Bool()] = True
+    share_encoder_decoder_embeddings: Annotated[bool, Bool()] = True
     has_logits_bias: bool = False
 
     @classmethod

@@ -34,7 +34,7 @@ class StackFields:
     rms_norm_eps: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
     query_pre_attn_scalar: Annotated[float, Number(1e-6, 1e6)] = 256
     sliding_window: Annotated[int, Int(1, MAX_POSITIONS)] = 4096
-    attention_bias: Annotated[bool, Bool("true or false")] = False
+    attention_bias: Annotated[bool, Bool()] = False
 
 
 class Defaults(NamedTuple):
@@ -108,7 +108,7 @@ def joined_config(raw: RawConfig, decoder_section: Section, encoder: StackConfig
     if encoder.vocab_size != decoder.vocab_size:
         raise CheckpointError("config.json: 'encoder' and 'decoder' must have the same vocab_size")
     is_tied = raw.get("tie_word_embeddings", True)
-    require("tie_word_embeddings", Bool("true or false"), is_tied)
+    require("tie_word_embeddings", Bool(), is_tied)
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     for source in (decoder_section.raw, raw):
         ids |= {name: source[name] for name in (*ids, *ID_FIELDS) if source.get(name) is not None}

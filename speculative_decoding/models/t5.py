@@ -57,9 +57,9 @@ class T5Config:
     relative_attention_max_distance: Annotated[int, Int(2, MAX_DISTANCE)] = 128
     layer_norm_epsilon: Annotated[float, Number(1e-35, 1)] = 1e-6  # smaller values are zero in float32
     feed_forward_proj: Annotated[str, Text(FEED_FORWARDS)] = "relu"
-    tie_word_embeddings: Annotated[bool, Bool("true or false")] = True
+    tie_word_embeddings: Annotated[bool, Bool()] = True
     # transformers 5 writes this field, and always sets the one above to true.
-    scale_decoder_outputs: Annotated[bool | None, Bool("true or false")] = None
+    scale_decoder_outputs: Annotated[bool | None, Bool()] = None
     # In folders rescaled for float16, the factors of the residual stream and of attention values.
     residual_scale: Annotated[float, Number(1e-30, 1)] = 1.0
     value_scale: Annotated[float, Number(1e-30, 1)] = 1.0

@@ -135,8 +135,7 @@ class Text(Value):
 class Bool(Value):
     """True or False. On the command line, a flag without a value."""
 
-    expected: str = "True or False"
-
+    expected = "true or false"
     metavar = "true|false"
 
     def accept(self, value: Any) -> bool:

@@ -5,6 +5,7 @@ All options of `GenerationOptions` that may differ between prompts are additiona
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, model:
     for name, (neutral, reason) in UNSUPPORTED.items():
         value = fields.pop(name, neutral)
         if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):
-            raise ServerError(400, f"{name} must be {neutral!r}: {reason}", name, "unsupported_value")
+            raise ServerError(400, f"{name} must be {json.dumps(neutral)}: {reason}", name, "unsupported_value")
 
     stream_options = fields.pop("stream_options", {})
     try:

@@ -303,7 +303,8 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--drafter", "oracle"], "--drafter: must be one of model, ngram, auto, none, not 'oracle'"),
         (["--stop", ""], "--stop: must be text that is not empty, not ''"),
         (["--eos-token-id", "-1"], "--eos-token-id"),
-        (["--eos-token-id", "99999"], "eos_token_ids must be between 0 and"),
+        (["--eos-token-id", "99999"], "main.py: error: --eos-token-id must be between 0 and"),
+        (["--target-language", "xx"], "main.py: error: --target-language 'xx' has no effect"),
         (
             ["--verify", "--temperature", "1"],
             "--verify: independent samples differ (got --temperature 1, expected 0); use --temperature 0",
@@ -323,7 +324,10 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str, out: list[st
         (["--gamma", "5"], "--gamma"),
         (["--prompt", "  "], "--prompt '  ': is empty"),
         (["--prompt", "word " * 600], "trained on at most 512"),
-        (["--model", "no-such-model"], "--model: model 'no-such-model' is neither a folder"),
+        (
+            ["--model", "no-such-model"],
+            "--model: model 'no-such-model' is neither a folder nor a name in models/ (t5-web-docs, ",
+        ),
         (["--model", "t5-web-docs", "--draft-model", "nowhere"], "--draft-model: model 'nowhere'"),
         (["--stats-json", "/nonexistent/folder/s.json"], "--stats-json /nonexistent/folder/s.json"),
     ],
@@ -466,13 +470,16 @@ def test_a_job_of_an_earlier_version_can_be_resumed(
 
 
 def test_characters_that_standard_output_cannot_encode_are_escaped(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True) as ascii_only:
         monkeypatch.setattr(sys, "stdout", ascii_only)
         monkeypatch.chdir(ROOT)
         assert main_command.main(["--prompt", PROMPT]) == 0
         assert ascii_only.buffer.getvalue() == rb"Die Methode gibt den Wert zur\xfcck." + b"\n"  # type: ignore[attr-defined]
+    assert (
+        capsys.readouterr().err.count(r"note: standard output is ascii; characters that it lacks are written as") == 1
+    )
 
 
 def test_a_closed_standard_stream_is_never_written_to(tmp_path: Path) -> None:

@@ -101,12 +101,15 @@ def test_mistakes_are_reported_and_the_console_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = in_process(
-        monkeypatch, capsys, f"/max-token 3\n/qqq\n/max-tokens x\n{'word ' * 600}\n{GERMAN}\n"
+        monkeypatch,
+        capsys,
+        f"/max-token 3\n/qqq\n/eos-token-id 9999\nword\n/eos-token-id\n/max-tokens x\n{'word ' * 600}\n{GERMAN}\n",
     )
     assert status == 0 and out == f"{TEXT}\n"
     for words in (
         "did you mean /max-tokens?",
         "/help lists all commands",
+        "error: /eos-token-id must be between 0 and 8191, not 9999",
         "usage: /max-tokens N",
         "trained on at most 512",
     ):
@@ -251,6 +254,19 @@ def test_help_shows_values_as_the_user_types_them(talk) -> None:  # type: ignore
 def test_only_similar_commands_are_suggested(typed: str, hint: str, talk) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=rf"^{typed}: unknown command; {re.escape(hint)}"):
         talk(typed)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["/num-draft x"], "^/num-draft: must be a whole number, 0 to 64 or one of auto, not 'x'; usage: /num-draft N"),
+        (["/min-tokens 200"], r"^/min-tokens: must be <= /max-tokens \(100\), not 200"),
+        (["/model nosuch"], r"is neither a folder nor a name in models/ \(t5-web-docs, t5-web-docs-draft, "),
+    ],
+)
+def test_errors_name_the_command(lines: list[str], message: str, talk) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match=message):
+        talk(*lines)
 
 
 def test_the_former_name_of_baseline_is_accepted(talk) -> None:  # type: ignore[no-untyped-def]

@@ -140,7 +140,7 @@ def test_errors_describe_the_expected_value() -> None:
     assert Number(0, exclusive=True).expected == "a number above 0"
     assert Number(0, 1, exclusive=True).expected == "a number above 0, at most 1"
     assert Text(("a", "b")).expected == "one of a, b" and Text().expected == "text that is not empty"
-    assert ListOf(Text()).expected == "a list, each text that is not empty" and Bool().expected == "True or False"
+    assert ListOf(Text()).expected == "a list, each text that is not empty" and Bool().expected == "true or false"
     assert Union((Int(0), Text(("auto",))), "an object").expected == "a whole number >= 0 or one of auto, or an object"
     with pytest.raises(InputError, match="^seed must be a whole number, 0 to 4294967295, not 'x{56}\\.\\.\\.$"):
         GenerationOptions(seed="x" * 999)  # type: ignore[arg-type]
