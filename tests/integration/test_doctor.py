@@ -111,6 +111,7 @@ def test_bundled_models_are_named_and_their_prompts_are_not_quoted(
     assert not any(prompt in text for prompt in diagnosis.self_test_prompts("t5-web-docs"))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("family", FOLDERS)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_the_kernels_of_every_family_are_compared(family: str, dtype: mx.Dtype) -> None:
@@ -141,6 +142,7 @@ def test_a_wrong_fused_kernel_is_found(
     assert failed == {name} and "FAIL" in err and "all checks" not in err
 
 
+@pytest.mark.usefixtures("device")
 def test_a_wrong_quantized_matmul_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(**SIZES)
     nn.quantize(model.decoder, group_size=64, bits=4)
