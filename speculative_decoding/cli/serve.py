@@ -39,6 +39,10 @@ PROGRAM = "python -m speculative_decoding.serve"
 EXTRA = ("starlette", "uvicorn", "prometheus_client")
 TOKEN_VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
+SHARE_CLIENT_TEXTS = (
+    "let --ngram-store keep the prompts and outputs of all clients, and copy drafts from them: counts and timing then "
+    "tell a client what others have sent"
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class AccessFlags:
         "prompt prefix for a language pair of /translate, as SOURCE:TARGET=PREFIX; may be repeated",
     ] = ()
     log_prompts: A[bool, Bool(), "write prompts to the log"] = False
+    share_client_texts: A[bool, Bool(), SHARE_CLIENT_TEXTS] = False
 
     @property
     def is_local(self) -> bool:
@@ -117,6 +122,13 @@ def serve(chosen: argparse.Namespace, processes: ProcessGroup | None = None) -> 
         raise InputError(f"server: requires {' and '.join(missing)}; run pip install {' '.join(EXTRA)}")
     access = flags_from(AccessFlags, chosen)
     limits = flags_from(Limits, chosen)
+    if access.share_client_texts != ("ngram_store" in chosen):
+        raise InputError(
+            "--share-client-texts: has no effect without --ngram-store; give both, or leave it out"
+            if access.share_client_texts
+            else f"--ngram-store {chosen.ngram_store}: would tell clients what other clients have sent; leave it out, "
+            "or add --share-client-texts"
+        )
     config = run_config_from(chosen)
     config = replace(config, models=replace(config.models, process_group=processes))
     if config.options.max_tokens > limits.max_output_tokens:

@@ -90,7 +90,7 @@ class NgramDrafter(Drafter):
         self._pieces = pieces if isinstance(pieces, Pieces) else Pieces.from_vocabulary(pieces or {})
         self._search_input = search_input
         self._search_output = search_output
-        self._store = store
+        self.store = store
         self._max_size = max_ngram_size
         self._min_chance = min_chance
         self.chances = CopyChances()
@@ -136,9 +136,9 @@ class NgramDrafter(Drafter):
     def end(self, tokens: Sequence[int]) -> None:
         """Add the tokens that the store has not learned yet."""
         self._synchronize(tokens)
-        if self._store is not None and len(tokens) > max(self._num_stored, 1):  # there is more than a start token
+        if self.store is not None and len(tokens) > max(self._num_stored, 1):  # there is more than a start token
             start = len(self._source) + self._num_stored if self._num_stored else 0
-            self._store.learn([*self._source, *tokens], start)
+            self.store.learn([*self._source, *tokens], start)
             self._num_stored = len(tokens)
 
     def _synchronize(self, tokens: Sequence[int]) -> None:
@@ -166,10 +166,10 @@ class NgramDrafter(Drafter):
         if self._search_output and (positions := self._output.find(tokens)):
             earliest = positions[-1][0]
             yield "output", len(positions), self._output.tokens[earliest : earliest + count]
-        if self._store is not None:
+        if self.store is not None:
             missing = max(self._max_size - len(tokens), 0)
             recent = [*self._source[len(self._source) - missing :], *tokens[-self._max_size :]]
-            length, continuation = self._store.look_up(recent, count)
+            length, continuation = self.store.look_up(recent, count)
             if length >= len(tokens):  # the source's end token and the start token occur in every request
                 length = max(length - 2, 0)
             if length:

@@ -78,14 +78,14 @@ class TextStore:
         return continuation[: continuation.index(BOUNDARY)] if BOUNDARY in continuation else continuation
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically.
+        """Write a JSON file atomically. Only its owner may read it.
 
         Raises:
             InputError: the file cannot be written.
         """
         content = json.dumps({"kind": KIND, **asdict(self), "tokens": self._index.tokens})
         with writing("n-gram store", Path(path)):
-            atomic_write(Path(path), f"{json.dumps(header_of(content))}\n{content}\n")
+            atomic_write(Path(path), f"{json.dumps(header_of(content))}\n{content}\n", mode=0o600)
 
     @classmethod
     def load(cls, path: str | Path, expected_vocabulary: str | None = None) -> TextStore:

@@ -40,7 +40,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def atomic_write(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
     """Write UTF-8 text. An existing file stays until the new one is on disk. Raises OSError."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     partial = Path(name)
@@ -49,7 +49,7 @@ def atomic_write(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        partial.chmod(0o644)
+        partial.chmod(mode)
         partial.replace(path)
         sync(path.parent)
     finally:

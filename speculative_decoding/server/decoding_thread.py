@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from ..decoding.request import Request
 from ..distributed import ShardedModel
+from ..drafters.base import COPY
 from ..engine import Engine, Event
 from ..errors import InputError
 from ..loading.tokenizer import continuation_text
@@ -177,8 +178,9 @@ class DecodingThread:
             self._failed_rounds = 0
 
         rejected = ""
+        may_be_from_store = round.kind == COPY and session.ngram is not None and session.ngram.store is not None
         # If a round ends the text with an accepted token, the tokens after it were not verified
-        if prompt.client.wants_rejected and round.accepted < len(round.tokens):
+        if prompt.client.wants_rejected and round.accepted < len(round.tokens) and not may_be_from_store:
             before = request.tokens[: len(request.tokens) - len(round.tokens) + round.accepted]
             rejected = continuation_text(session.tokenizer, before, round.rejected)
         stats = request.stats if round.finish_reason else None

@@ -14,7 +14,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from speculative_decoding import InputError, Session
+from speculative_decoding import GenerationOptions, InputError, NgramDrafter, Session, TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.random import sample_seed
 from speculative_decoding.server.limits import Limits
@@ -111,6 +111,31 @@ def test_rounds_field_describes_accepted_and_rejected_tokens(server: Serving, se
     assert "".join(text for each in choices for text in each["round"]["texts"]) == alone.text
     assert sum(each["round"]["accepted"] for each in choices) > 3 and any(each["round"]["rejected"] for each in choices)
     assert all(len(each["round"]["texts"]) >= each["round"]["accepted"] for each in choices)
+
+
+SECRET = "grammar: My secret pass phrase is violet umbrella Rotterdam nineteen."
+FOLLOWER = {"prompt": "grammar: My secret pass phrase is a thing.", "stream": True, "rounds": True, "num_draft": 8}
+
+
+@pytest.mark.parametrize("shares_texts", [False, True])
+def test_drafts_never_show_the_text_of_another_client(shares_texts: bool) -> None:
+    """Without a store, the other client changes no draft. Rejected drafts from a store are not sent."""
+    counts = []
+    for sends_secret in (False, True):
+        store = TextStore() if shares_texts else None
+        own = bundled()
+        ngram = NgramDrafter(search_input=False, store=store)
+        session = Session(own.model, own.tokenizer, options=GenerationOptions(drafter="ngram"), ngram=ngram)
+        with serving(session, LIMITS) as server:
+            if sends_secret:
+                server.post(prompt=SECRET, max_tokens=30)
+            fields = {**FOLLOWER, "stream_options": {"include_usage": True}}
+            with server.client() as client, client.stream("POST", "/v1/completions", json=fields) as response:
+                *chunks, last = events(response)
+        rejected = "".join(chunk["choices"][0]["round"]["rejected"] for chunk in chunks)
+        assert "violet" not in rejected
+        counts.append(last["usage"]["completion_tokens_details"]["rejected_prediction_tokens"])
+    assert (counts[0] != counts[1]) == shares_texts
 
 
 def test_stop_strings_are_not_part_of_the_text(client: openai.OpenAI, session: Session) -> None:

@@ -416,6 +416,8 @@ def test_prompts_are_logged_only_with_log_prompts(caplog: pytest.LogCaptureFixtu
         (("--model", "missing"), "--model: "),
         (("--port", "99999"), "must be a whole number, 0 to 65535"),
         (("--seed", "3"), "unrecognized arguments: --seed"),
+        (("--ngram-store", "s.json"), "--ngram-store s.json: would tell clients what other clients have sent"),
+        (("--share-client-texts",), "--share-client-texts: has no effect without --ngram-store"),
         (("--translate", "x", "--port", "0"), "--translate 'x': must be SOURCE:TARGET=PREFIX"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_store_is_saved_after_a_run_and_loaded_by_the_next(tmp_path: Path) -> 
     for _ in range(2):
         made, pair = open_pair("--drafter", "ngram", "--num-draft", "5", "--ngram-store", str(path))
         with made.session(pair) as session:
-            assert session.ngram is not None and isinstance(session.ngram._store, TextStore)
+            assert session.ngram is not None and isinstance(session.ngram.store, TextStore)
             calls.append(session.generate(prompt).stats.target_calls)
         assert path.exists()
     assert calls[1] < calls[0]

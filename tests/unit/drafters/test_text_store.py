@@ -169,6 +169,7 @@ def test_invalid_content_with_a_valid_checksum_is_refused(changes: dict[str, obj
 def test_a_store_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     TextStore(vocabulary="a").save(path)
+    assert path.stat().st_mode & 0o777 == 0o600  # it holds prompts
     assert TextStore.load(path, "a").vocabulary == "a"
     assert TextStore.load(path).vocabulary == "a"
     with pytest.raises(InputError, match="the vocabulary is another model's"):
