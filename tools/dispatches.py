@@ -221,9 +221,10 @@ def tokens_of(rows: int, width: int) -> mx.array:
     return mx.zeros((rows, width), mx.uint32)
 
 
-# Primitives that MLX creates only on a GPU. `mx.depends` records one; the number of axes of an empty input names it.
-GPU_PRIMITIVES = ("RMSNorm", "LayerNorm", "RoPE", "ScaledDotProductAttention")
-MARKERS = {name: mx.array(np.zeros((0,) * (i + 1), np.float32)) for i, name in enumerate(GPU_PRIMITIVES)}
+# Primitives that MLX creates only on a GPU or cannot export. `mx.depends` records one, and the number of axes of an
+# empty input names it.
+PLACEHOLDERS = ("RMSNorm", "LayerNorm", "RoPE", "ScaledDotProductAttention", "Contiguous")
+MARKERS = {name: mx.array(np.zeros((0,) * (i + 1), np.float32)) for i, name in enumerate(PLACEHOLDERS)}
 
 
 def placeholder(name: str, *inputs: mx.array | None) -> mx.array:
@@ -262,6 +263,7 @@ def gpu_branches() -> Iterator[None]:
             "scaled_dot_product_attention": attention_on_gpu,
         }.items():
             stack.enter_context(mock.patch.object(mx.fast, name, function))
+        stack.enter_context(mock.patch.object(mx, "contiguous", lambda x: placeholder("Contiguous", x)))
         stack.enter_context(mock.patch.object(mx, "default_device", lambda: mx.Device(mx.gpu)))
         yield
 
@@ -312,7 +314,7 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[list[
             )
             name = record["name"]
             if name == "Depends":
-                name = GPU_PRIMITIVES[len(inputs.pop().shape) - 1]
+                name = PLACEHOLDERS[len(inputs.pop().shape) - 1]
             nodes.append(Node(name, record["arguments"], inputs, results))
     return nodes, outputs
 

@@ -94,7 +94,7 @@ def output_strides(node: Node) -> tuple[int, ...]:
             return (0,) * missing + tuple(kept)
         case "Slice":
             return tuple(stride * step for stride, step in zip(first.strides, node.arguments[2], strict=True))
-        case "Split" | "StopGradient" | "Depends":
+        case "Split" | "StopGradient":
             return first.strides
         case "ExpandDims":
             return strides_with_new_axes(first, [axis % len(shape) for axis in node.arguments[0]])

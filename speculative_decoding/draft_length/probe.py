@@ -146,11 +146,11 @@ class Probe:
         cache.reserve(capacity)
         if offset:
             for layer in cache.layers:
-                shape = layer.keys.shape
-                dtype = layer.keys.dtype
+                shape = layer.keys_values.shape
+                dtype = layer.keys_values.dtype
                 if (shape, dtype) not in self._noise:
                     self._noise[shape, dtype] = mx.random.normal(shape, dtype, key=mx.random.key(0))
-                layer.keys = layer.values = self._noise[shape, dtype]
+                layer.keys_values = self._noise[shape, dtype]
         cache.advance(offset)
         return cache
 

@@ -11,14 +11,22 @@ import mlx.core as mx
 from .device import on_gpu
 
 
-def split_heads(x: mx.array, batch: int, parts: int, heads: int) -> list[mx.array]:
-    """(B * L, parts * H * D) -> a list of `parts` arrays (B, H, L, D)."""
+def split_heads(x: mx.array, batch: int, heads: int) -> mx.array:
+    """(B * L, H * D) -> (B, H, L, D)."""
     length = x.shape[0] // batch
     if length == 1:  # a transposition would add a graph node
-        x = x.reshape(batch, parts * heads, 1, -1)
-    else:
-        x = x.reshape(batch, length, parts * heads, -1).transpose(0, 2, 1, 3)
-    return [*mx.split(x, parts, axis=1)] if parts > 1 else [x]
+        return x.reshape(batch, heads, 1, -1)
+    return x.reshape(batch, length, heads, -1).swapaxes(1, 2)
+
+
+def split_parts(x: mx.array, batch: int, parts: int, heads: int) -> mx.array:
+    """(B * L, parts * H * D) -> (parts, B, H, L, D)."""
+    length = x.shape[0] // batch
+    if batch == length == 1:
+        return x.reshape(parts, 1, heads, 1, -1)
+    if length == 1:
+        return x.reshape(batch, parts, heads, 1, -1).swapaxes(0, 1)
+    return x.reshape(batch, length, parts, heads, -1).transpose(2, 0, 3, 1, 4)
 
 
 class Keys(NamedTuple):
@@ -45,9 +53,31 @@ def attend(
     Args:
         soft_cap: Scaled scores s become soft_cap * tanh(s / soft_cap) before the mask is added.
     """
-    if soft_cap is None and on_gpu():
+    mask = mask.astype(queries.dtype)
+    if soft_cap is None and has_fused_kernel(queries, keys):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
     return attend_together(queries, [Keys(keys, values, mask)], scale=scale, soft_cap=soft_cap)
+
+
+def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
+    """Whether MLX computes this attention in one kernel, for the shapes of `attend`.
+
+    For other shapes, MLX falls back to more operations than `attend_together` has. Follows `has_fused_kernel` and
+    `use_fallback` in mlx/backend/metal/scaled_dot_product_attention.cpp, MLX 0.32.4.
+    """
+    heads, length, width = queries.shape[1:]
+    if length > 8:
+        return on_gpu() and width in (64, 72, 80, 96, 128)
+    queries_per_key_head = length * heads // keys.shape[1]
+    return on_gpu() and width in (64, 96, 128, 256) and queries_per_key_head <= 32
+
+
+def repeat_for_heads(mask: mx.array, heads: int) -> mx.array:
+    """Mask (B, 1, L or 1, T) -> (B, H, L or 1, T), which the fused kernels would otherwise copy in each layer."""
+    if not on_gpu() or mask.shape[0] == 1:
+        return mask
+    rows, _, length, keys = mask.shape
+    return mx.contiguous(mx.broadcast_to(mask, (rows, heads, length, keys)))
 
 
 def attend_together(

@@ -19,6 +19,7 @@ from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Bool, Int, Text
 from .absolute_positions import LearnedPositions, SinusoidalPositions, causal_mask
+from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
@@ -254,7 +255,9 @@ class BART(EncoderDecoder):
         batch, length = tokens.shape
         positions = offsets[:, None] + mx.arange(length)
         x = self.decoder.inputs(self.embed(tokens), position_table, positions)
-        mask = causal_mask(positions, layers[0].num_keys(length), x.dtype)
+        heads = layers[0].num_heads
+        mask = repeat_for_heads(causal_mask(positions, layers[0].num_keys(length), x.dtype), heads)
+        source_mask = repeat_for_heads(source_mask, heads)
         hidden = []
         for layer, cache in zip(self.decoder.layers, layers, strict=True):
             x = layer(x, batch, mask, source_mask, cache)

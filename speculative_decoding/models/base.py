@@ -163,8 +163,8 @@ class EncoderDecoder(nn.Module):
         else:
             shape = (*tokens.shape, cache.beams, cache.capacity, cache.source_capacity, cache.kept_layers)
             states, cache.hidden, buffers = compiled(shape, *arguments)
-        for layer, (keys, values) in zip(cache.layers, buffers, strict=True):
-            layer.keys, layer.values = keys, values
+        for layer, buffer in zip(cache.layers, buffers, strict=True):
+            layer.keys_values = buffer
         cache.advance(length)
         return states
 
@@ -177,18 +177,18 @@ class EncoderDecoder(nn.Module):
         source_mask: mx.array,
         layer_arrays: list[list[mx.array]],
         kept_layers: tuple[int, ...],
-    ) -> tuple[mx.array, list[mx.array], list[tuple[mx.array, mx.array]]]:
+    ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
         """Run a pass as a pure function.
 
         Returns:
             The states, the hidden states of the kept layers, and the new keys and values of each layer.
         """
         layers = [
-            LayerCache(cross_keys, cross_values, keys, values, write_index)
-            for cross_keys, cross_values, keys, values in layer_arrays
+            LayerCache(cross_keys, cross_values, keys_values, write_index)
+            for cross_keys, cross_values, keys_values in layer_arrays
         ]
         hidden = self.decoder_hidden(tokens, offsets, position_table, source_mask, layers)
-        buffers = [(layer.keys, layer.values) for layer in layers]
+        buffers = [layer.keys_values for layer in layers]
         return self.final_states(hidden[-1]), [hidden[layer] for layer in kept_layers], buffers
 
     def teacher_forced(self, tokens: mx.array, encoder_output: mx.array, mask: mx.array | None = None) -> mx.array:

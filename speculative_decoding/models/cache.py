@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from .device import on_gpu
+
 SOURCE_STEP = 32  # source capacities are multiples of this
 MIN_CAPACITY = 32  # tokens of the output; doubled when full
 
@@ -36,6 +38,10 @@ class CrossAttentionCache:
         return self.cross_keys.shape[0]
 
     @property
+    def num_heads(self) -> int:
+        return self.cross_keys.shape[1]
+
+    @property
     def arrays(self) -> list[mx.array]:
         return [self.cross_keys, self.cross_values]
 
@@ -54,9 +60,9 @@ class CrossAttentionCache:
             buffer[slot, :, :length] = new[index]
             buffer[slot, :, length:] = 0
 
-    def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """New keys and values (B, H, L, D) -> all keys and values. Without buffers, there are no earlier ones."""
-        return keys, values
+    def append(self, keys_values: mx.array) -> mx.array:
+        """New keys and values (2, B, H, L, D) -> all keys and values. Without a buffer, there are no earlier ones."""
+        return keys_values
 
     def num_keys(self, length: int) -> int:
         """Return the number of keys T for self-attention over `length` new tokens."""
@@ -65,58 +71,45 @@ class CrossAttentionCache:
 
 @dataclass
 class LayerCache(CrossAttentionCache):
-    """One decoder layer's cross keys and values, and buffers for its own keys and values.
+    """One decoder layer's cross keys and values, and a buffer for its own keys and values.
 
     write_index: Where a pass writes; see `DecoderCache.write_index`.
     """
 
-    keys: mx.array  # (B, H, T, D)
-    values: mx.array  # (B, H, T, D)
+    keys_values: mx.array  # (2, B, H, T, D): keys, then values
     write_index: mx.array | None = None
 
     @classmethod
     def empty(cls, cross_keys: mx.array, cross_values: mx.array, beams: int = 1) -> LayerCache:
-        """Return empty buffers for `beams` rows per prompt."""
+        """Return an empty buffer for `beams` rows per prompt."""
         prompts, heads, _, width = cross_keys.shape
-        shape = (prompts * beams, heads, MIN_CAPACITY, width)
-        keys = mx.zeros(shape, cross_keys.dtype)
-        values = mx.zeros(shape, cross_keys.dtype)
-        return cls(cross_keys, cross_values, keys, values)
+        shape = (2, prompts * beams, heads, MIN_CAPACITY, width)
+        return cls(cross_keys, cross_values, mx.zeros(shape, cross_keys.dtype))
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.cross_keys, self.cross_values, self.keys, self.values]
+        return [self.cross_keys, self.cross_values, self.keys_values]
 
-    def append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write keys and values (B, H, L, D), and return the buffers (B, H, T, D)."""
-        assert self.write_index is not None
-        self.keys = write(self.keys, keys, self.write_index)
-        self.values = write(self.values, values, self.write_index)
-        return self.keys, self.values
+    def append(self, keys_values: mx.array) -> mx.array:
+        """Write keys and values (2, B, H, L, D) with one operation, and return the buffer (2, B, H, T, D).
+
+        Updates in place if the buffer has no other references when it is evaluated.
+        """
+        index = self.write_index
+        assert index is not None
+        if index.ndim == 1:
+            self.keys_values = mx.slice_update(self.keys_values, keys_values, index, axes=[3])
+        else:
+            self.keys_values = mx.put_along_axis(self.keys_values, index, keys_values, axis=3)
+        return self.keys_values
 
     def num_keys(self, length: int) -> int:
-        return self.keys.shape[2]
-
-
-def write(buffer: mx.array, new: mx.array, index: mx.array) -> mx.array:
-    """Write (B, H, L, D) into the buffer (B, H, T, D) with one operation for all rows.
-
-    Updates in place if the buffer has no other references when it is evaluated.
-
-    Args:
-        buffer: (B, H, T, D).
-        new: (B, H, L, D).
-        index: (1,), the start in a single row; or the position of every element, (B, H, L, D). With 8 rows, one slice
-            per row takes three times as long (docs/decisions/passes.md).
-    """
-    if index.ndim == 1:
-        return mx.slice_update(buffer, new, index, axes=[2])
-    return mx.put_along_axis(buffer, index, new, axis=2)
+        return self.keys_values.shape[3]
 
 
 def grow(buffer: mx.array, extra: int) -> mx.array:
-    """(B, H, T, D) -> (B, H, T + extra, D)."""
-    return mx.pad(buffer, [(0, 0), (0, 0), (0, extra), (0, 0)])
+    """(..., T, D) -> (..., T + extra, D)."""
+    return mx.pad(buffer, [*[(0, 0)] * (buffer.ndim - 2), (0, extra), (0, 0)])
 
 
 def padding_mask(mask: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -169,7 +162,7 @@ class DecoderCache:
     @property
     def capacity(self) -> int:
         """T: the longest output that fits without growing. Passes attend over this many positions."""
-        return self.layers[0].keys.shape[2]
+        return self.layers[0].num_keys(0)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -185,12 +178,18 @@ class DecoderCache:
         return range(request * self.beams, (request + 1) * self.beams)
 
     def write_index(self, length: int) -> mx.array:
-        """Return the `index` argument of `write` for `length` new tokens per row."""
-        if self.rows == 1:
+        """Return where `length` new tokens per row are written.
+
+        Returns:
+            The position of each element, (2, B, H, length, D). For a single row on a CPU, the first position, (1,): a
+            slice takes half the time there, but two kernels on a GPU. With 8 rows, a slice for each row takes three
+            times as long (docs/decisions/passes.md).
+        """
+        if self.rows == 1 and not on_gpu():
             return mx.array(self.offsets)
-        batch, heads, _, width = self.layers[0].keys.shape
-        positions = np.add.outer(self.offsets, np.arange(length)).astype(np.int32)
-        return mx.broadcast_to(mx.array(positions.reshape(batch, 1, length, 1)), (batch, heads, length, width))
+        _, batch, heads, _, width = self.layers[0].keys_values.shape
+        positions = np.add.outer(self.offsets, np.arange(length, dtype=np.int32))
+        return mx.broadcast_to(mx.array(positions[:, None, :, None]), (2, batch, heads, length, width))
 
     def reserve(self, size: int) -> None:
         """Grow to a capacity of at least `size` tokens. Reserve in advance to keep the shape of passes constant."""
@@ -199,8 +198,7 @@ class DecoderCache:
             capacity *= 2
         if extra := capacity - self.capacity:
             for layer in self.layers:
-                layer.keys = grow(layer.keys, extra)
-                layer.values = grow(layer.values, extra)
+                layer.keys_values = grow(layer.keys_values, extra)
 
     def advance(self, length: int) -> None:
         """Add `length` to the offset of every row."""
@@ -222,8 +220,7 @@ class DecoderCache:
         """
         start = self.offsets[row] if offset is None else offset
         for layer in self.layers:
-            for buffer in (layer.keys, layer.values):
-                buffer[row, :, start:] = 0
+            layer.keys_values[:, row, :, start:] = 0
 
     def select(self, requests: Sequence[int]) -> None:
         """Keep only these requests, in this order, and free the buffers of all others."""
@@ -241,8 +238,7 @@ class DecoderCache:
     def _take_rows(self, rows: Sequence[int]) -> None:
         index = mx.array(list(rows))
         for layer in self.layers:
-            layer.keys = mx.take(layer.keys, index, axis=0)
-            layer.values = mx.take(layer.values, index, axis=0)
+            layer.keys_values = mx.take(layer.keys_values, index, axis=1)
         self.offsets = [self.offsets[row] for row in rows]
 
     def assign(self, slots: Sequence[int], fresh: DecoderCache) -> None:

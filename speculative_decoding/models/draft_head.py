@@ -156,7 +156,7 @@ class DraftHead(nn.Module):
         embedded = embedded.reshape(rows)
         state = state.reshape(rows)
         x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed)
-        (queries,) = split_heads(self.q(x), len(keys), 1, self.config.heads)
+        queries = split_heads(self.q(x), len(keys), self.config.heads)
         attended = attend(queries, keys, values, source_mask)
         x = mx.addmm(x, attended, self.o.transposed)
         inner = self.wi(x)

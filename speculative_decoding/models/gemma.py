@@ -11,7 +11,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import attend, split_heads
+from .attention import attend, split_heads, split_parts
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .gemma_config import GemmaConfig, LayerKind, StackConfig
@@ -59,12 +59,12 @@ class SelfAttention(nn.Module):
             self.k_norm = Norm(config.head_dim, config.norm_eps)
 
     def queries(self, x: mx.array, batch: int, offsets: mx.array) -> mx.array:
-        (queries,) = split_heads(self.q(x), batch, 1, self.config.num_heads)
+        queries = split_heads(self.q(x), batch, self.config.num_heads)
         return self.kind.rope(self.q_norm(queries) if self.norm_heads else queries, offsets)
 
     def keys_and_values(self, x: mx.array, batch: int) -> tuple[mx.array, mx.array]:
         """Return the keys before rotation, and the values."""
-        keys, values = split_heads(self.kv(x), batch, 2, self.config.num_kv_heads)
+        keys, values = split_parts(self.kv(x), batch, 2, self.config.num_kv_heads)
         return (self.k_norm(keys) if self.norm_heads else keys), values
 
     def __call__(
@@ -74,10 +74,15 @@ class SelfAttention(nn.Module):
         keys, values = self.keys_and_values(x, batch)
         keys = self.kind.rope(keys, offsets)
         if cache is not None:
-            keys, values = cache.append(keys, values)
+            keys, values = cache.append(joined(keys, values))
         mask = masks[self.kind.window]
         scale = self.config.scale
         return self.o(attend(queries, keys, values, mask, scale=scale, soft_cap=self.config.attention_cap))
+
+
+def joined(keys: mx.array, values: mx.array) -> mx.array:
+    """Two arrays (B, H, L, D) -> (2, B, H, L, D) with one operation; `mx.stack` copies each array separately."""
+    return mx.where(mx.array([True, False]).reshape(2, 1, 1, 1, 1), keys, values)
 
 
 class EncoderLayer(nn.Module):

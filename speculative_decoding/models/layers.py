@@ -10,10 +10,10 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from .attention import attend, split_heads
+from .attention import attend, split_heads, split_parts
 from .cache import CrossAttentionCache
 from .config import ACTIVATIONS, LayerConfig
-from .linear import Linear
+from .linear import Linear, project
 
 
 class SelfAttention(nn.Module):
@@ -26,11 +26,18 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(config.d_model, 3 * inner, config.has_bias)
         self.o = Linear(inner, config.d_model, config.has_bias)
 
-    def __call__(self, x: mx.array, batch: int, mask: mx.array, cache: CrossAttentionCache | None = None) -> mx.array:
-        queries, keys, values = split_heads(self.qkv(x), batch, 3, self.config.num_heads)
-        if cache is not None:
-            keys, values = cache.append(keys, values)
-        return self.o(attend(queries, keys, values, mask, scale=self.config.scale))
+    def __call__(
+        self,
+        x: mx.array,
+        batch: int,
+        mask: mx.array,
+        cache: CrossAttentionCache | None = None,
+        residual: mx.array | None = None,
+    ) -> mx.array:
+        queries, keys_values = mx.split(split_parts(self.qkv(x), batch, 3, self.config.num_heads), [1])
+        keys, values = keys_values if cache is None else cache.append(keys_values)
+        attended = attend(queries.squeeze(0), keys, values, mask, scale=self.config.scale)
+        return project(self.o, attended, residual)
 
 
 class CrossAttention(nn.Module):
@@ -44,15 +51,17 @@ class CrossAttention(nn.Module):
         self.o = Linear(inner, config.d_model, config.has_bias)
 
     def project(self, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = split_heads(
-            self.kv(encoder_output.flatten(0, 1)), encoder_output.shape[0], 2, self.config.num_kv_heads
-        )
+        x = self.kv(encoder_output.flatten(0, 1))
+        keys, values = split_parts(x, encoder_output.shape[0], 2, self.config.num_kv_heads)
         return keys, values
 
-    def __call__(self, x: mx.array, mask: mx.array, cache: CrossAttentionCache) -> mx.array:
-        (queries,) = split_heads(self.q(x), cache.prompts, 1, self.config.num_heads)
+    def __call__(
+        self, x: mx.array, mask: mx.array, cache: CrossAttentionCache, residual: mx.array | None = None
+    ) -> mx.array:
+        queries = split_heads(self.q(x), cache.prompts, self.config.num_heads)
         scale, soft_cap = self.config.scale, self.config.attention_cap
-        return self.o(attend(queries, cache.cross_keys, cache.cross_values, mask, scale=scale, soft_cap=soft_cap))
+        attended = attend(queries, cache.cross_keys, cache.cross_values, mask, scale=scale, soft_cap=soft_cap)
+        return project(self.o, attended, residual)
 
 
 class FeedForward(nn.Module):
@@ -63,12 +72,12 @@ class FeedForward(nn.Module):
         self.wi = Linear(config.d_model, config.d_ff * (1 + config.is_gated), config.has_bias)
         self.wo = Linear(config.d_ff, config.d_model, config.has_bias)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         x = self.wi(x)
         if self.is_gated:
             gate, x = mx.split(x, 2, axis=-1)
-            return self.wo(self.activation(gate) * x)
-        return self.wo(self.activation(x))
+            return project(self.wo, self.activation(gate) * x, residual)
+        return project(self.wo, self.activation(x), residual)
 
 
 class Layer(nn.Module):
@@ -105,4 +114,6 @@ class Layer(nn.Module):
 
     def residual(self, x: mx.array, norm: nn.Module, block: nn.Module, *rest: object) -> mx.array:
         """Apply a block with its norm and its residual connection."""
-        return x + block(norm(x), *rest) if self.norm_first else norm(x + block(x, *rest))
+        if self.norm_first:
+            return block(norm(x), *rest, residual=x)
+        return norm(block(x, *rest, residual=x))

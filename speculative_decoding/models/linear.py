@@ -67,6 +67,15 @@ class Linear(DerivedWeight, nn.Linear):
         return self.weight.T
 
 
+def project(layer: nn.Module, x: mx.array, residual: mx.array | None = None) -> mx.array:
+    """Return layer(x), plus the residual if there is one. One matmul computes both unless `layer` is quantized."""
+    if residual is None:
+        return layer(x)
+    if isinstance(layer, Linear) and "bias" not in layer:
+        return mx.addmm(residual, x, layer.transposed)
+    return residual + layer(x)
+
+
 def matrix(layer: nn.Module) -> mx.array:
     """Return the layer's weight (outputs, inputs), dequantized if necessary."""
     if "scales" not in layer:

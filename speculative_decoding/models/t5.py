@@ -17,6 +17,7 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint
 from ..sampling.values import Bool, Int, Number, Text
+from .attention import repeat_for_heads
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache, padding_mask
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
@@ -144,13 +145,21 @@ class Stack(nn.Module):
             causal=causal,
         )
 
-    def biases(self, windows: mx.array, offsets: mx.array, length: int) -> list[mx.array]:
+    def masks(
+        self, windows: mx.array, offsets: mx.array, length: int, padding: mx.array | None = None
+    ) -> list[mx.array]:
         """Return the additive self-attention mask of each layer; layers with a shared bias get the same array.
 
-        windows: from `position_biases.windows`.
+        Args:
+            windows: From `position_biases.windows`.
+            offsets: As for `position_biases`.
+            length: As for `position_biases`.
+            padding: An additive mask, (B, 1, 1, T).
         """
-        biases = self.position_biases(windows, offsets, length)
-        return biases if len(biases) == len(self.layers) else biases * len(self.layers)
+        masks = self.position_biases(windows, offsets, length)
+        if padding is not None:
+            masks = [mask + padding for mask in masks]
+        return masks if len(masks) == len(self.layers) else masks * len(self.layers)
 
 
 class T5(EncoderDecoder):
@@ -187,9 +196,9 @@ class T5(EncoderDecoder):
         x = self.inputs(tokens)
         padding = None if mask is None else padding_mask(mask, x.dtype)
         windows = self.encoder.position_biases.windows(length)
-        biases = self.encoder.biases(windows, mx.array([0]), length)
-        for layer, bias in zip(self.encoder.layers, biases, strict=True):
-            x = layer(x, batch, bias if padding is None else bias + padding)
+        masks = self.encoder.masks(windows, mx.array([0]), length, padding)
+        for layer, mask in zip(self.encoder.layers, masks, strict=True):
+            x = layer(x, batch, mask)
         return self.encoder.norm(x).reshape(batch, length, -1)
 
     def position_table(self, capacity: int) -> mx.array:
@@ -205,10 +214,11 @@ class T5(EncoderDecoder):
     ) -> list[mx.array]:
         batch, length = tokens.shape
         x = self.inputs(tokens)
-        biases = self.decoder.biases(position_table, offsets, length)
+        masks = self.decoder.masks(position_table, offsets, length)
+        source_mask = repeat_for_heads(source_mask, layers[0].num_heads)
         hidden = []
-        for layer, bias, cache in zip(self.decoder.layers, biases, layers, strict=True):
-            x = layer(x, batch, bias, source_mask, cache)
+        for layer, mask, cache in zip(self.decoder.layers, masks, layers, strict=True):
+            x = layer(x, batch, mask, source_mask, cache)
             hidden.append(x)
         return [x.reshape(*tokens.shape, -1) for x in hidden]
 

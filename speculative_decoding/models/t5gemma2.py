@@ -18,7 +18,7 @@ from ..sampling.values import Int
 from .attention import Keys, attend_together
 from .cache import CrossAttentionCache
 from .config import RawConfig, require
-from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, stack_sources
+from .gemma import FEED_FORWARD_NAMES, Gemma, Masks, Norm, SelfAttention, Stack, attention_names, joined, stack_sources
 from .gemma_config import (
     FULL,
     MAX_POSITIONS,
@@ -84,7 +84,7 @@ class MergedAttention(SelfAttention):
     ) -> mx.array:
         queries = self.queries(x, batch, offsets)
         new_keys, new_values = self.keys_and_values(x, batch)
-        keys, values = cache.append(self.kind.rope(new_keys, offsets), new_values)
+        keys, values = cache.append(joined(self.kind.rope(new_keys, offsets), new_values))
         parts = [
             Keys(keys, values, masks[self.kind.window]),
             Keys(cache.cross_keys, cache.cross_values, source_mask),

@@ -356,9 +356,8 @@ def exact_gelu(patch: pytest.MonkeyPatch) -> None:
 
 def cross_keys_not_normed(patch: pytest.MonkeyPatch) -> None:
     def project(self: Any, encoder_output: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = gemma.split_heads(
-            self.kv(encoder_output.flatten(0, 1)), encoder_output.shape[0], 2, self.config.num_kv_heads
-        )
+        x = self.kv(encoder_output.flatten(0, 1))
+        keys, values = gemma.split_parts(x, encoder_output.shape[0], 2, self.config.num_kv_heads)
         return keys, values
 
     patch.setattr(t5gemma2.MergedAttention, "project", project)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from speculative_decoding import CheckpointError, checkpoints, models
-from speculative_decoding.models.attention import attend
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.t5 import T5Config
 from tests.support.device import within
@@ -128,18 +127,3 @@ def test_unknown_model_type_is_named() -> None:
 def test_invalid_config_field_is_named(change: dict[str, object], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         T5Config.from_dict(CONFIG | change)
-
-
-@pytest.mark.parametrize("length", [1, 4])
-def test_attention_on_a_gpu_equals_attention_on_a_cpu(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPUs use a fused kernel. This test runs its CPU fallback."""
-    queries, keys, values = (mx.random.normal((2, 3, size, 8)) for size in (length, 6, 6))
-    mask = mx.where(mx.random.normal((2, 1, length, 6)) > 1, -mx.inf, mx.random.normal((2, 3, length, 6)))
-    ours = attend(queries, keys, values, mask)
-    kernel, calls = mx.fast.scaled_dot_product_attention, list[int]()
-    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
-    monkeypatch.setattr(
-        mx.fast, "scaled_dot_product_attention", lambda *given, **options: calls.append(1) or kernel(*given, **options)
-    )
-    assert mx.allclose(ours, attend(queries, keys, values, mask), atol=1e-5)
-    assert calls and ours.shape == (2 * length, 3 * 8)

@@ -152,7 +152,7 @@ def test_beams_with_a_shared_encoder_output_equal_separate_rows(name: str) -> No
         assert mx.abs(ours - theirs).max().item() < 2e-5
         shared.reorder(moved)
         repeated.select(moved)
-    own = sum(each.nbytes for layer in shared.layers for each in (layer.keys, layer.values))
+    own = sum(layer.keys_values.nbytes for layer in shared.layers)
     cross = [sum(each.nbytes for each in cache.arrays) for cache in (shared, repeated)]
     assert cross[1] - own == 3 * (cross[0] - own)  # each beam adds the same size, without cross keys and values
 

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from speculative_decoding.models import cache as cache_module
 from speculative_decoding.models.cache import MIN_CAPACITY, DecoderCache, LayerCache
 
 ROWS = [1, 2, 5]
@@ -18,20 +19,23 @@ def make(rows: int, heads: int = 1, width: int = 2, dtype: mx.Dtype = mx.float32
 
 
 def append(cache: DecoderCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-    """Append keys and values as a pass does."""
+    """Append keys and values (B, H, L, D) as a pass does."""
     length = keys.shape[2]
     cache.reserve(cache.offset + length)
     cache.layers[0].write_index = cache.write_index(length)
-    held = cache.layers[0].append(keys, values)
+    all_keys, all_values = cache.layers[0].append(mx.stack([keys, values]))
     cache.advance(length)
-    return held
+    return all_keys, all_values
 
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", ROWS)
-def test_a_cache_with_rewinds_equals_a_list(rows: int, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize(("rows", "is_gpu"), [*((rows, False) for rows in ROWS), (1, True)])
+def test_a_cache_with_rewinds_equals_a_list(
+    rows: int, is_gpu: bool, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Compare random appends and rewinds with plain arrays, across several growth steps."""
+    monkeypatch.setattr(cache_module, "on_gpu", lambda: is_gpu)
     generator = np.random.default_rng(rows)
     cache, kept = make(rows, 2, 3, dtype), [np.zeros((2, 0, 3), np.float32) for _ in range(rows)]
     for turn in range(160):
