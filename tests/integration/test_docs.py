@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.machine
 from speculative_decoding.loading.load import BUNDLED
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
@@ -28,7 +29,11 @@ BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)?)^```(sh|python)\n(.*?)^```$", re.M
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 INSTALLING = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt &&\n"
 
-IN_PROCESS = re.compile(r"python (?:main\.py|-m speculative_decoding\.\w+) ")
+IN_PROCESS = re.compile(
+    r"(?P<input>(?:head|echo|printf) [^|]+\| )?"
+    r"(?P<command>python (?:main\.py|-m (?:speculative_decoding\.\w+|benchmarks)) [^;<>|&]*?)"
+    r"(?: [12]?> ?[\w./]+)?"
+)
 QUANTIZABLE = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
 TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
 
@@ -124,18 +129,22 @@ def test_documented_commands_succeed(block: Block, folder: Path, monkeypatch: py
     for pattern, shorter in SHORTER:
         command = re.sub(pattern, shorter, command) if pattern != INSTALLING else command.replace(pattern, shorter)
     for line in TESTS.sub("", command).replace("\\\n", " ").splitlines():
-        words = [*shlex.shlex(line, posix=True, punctuation_chars=True)]
-        if IN_PROCESS.match(line) and not any(set(word) <= set("();<>|&") for word in words):
-            run_in_process(shlex.split(line, comments=True)[1:], folder, monkeypatch)
-        else:
+        if found := IN_PROCESS.fullmatch(line):
+            entered = shell(found["input"].removesuffix("| "), folder) if found["input"] else ""
+            run_in_process(shlex.split(found["command"], comments=True)[1:], entered, folder, monkeypatch)
+        elif line.strip():
             shell(line, folder)
 
 
-def run_in_process(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run Python's arguments as a new interpreter would, in this process, which has imported the package."""
+def run_in_process(arguments: list[str], entered: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run Python's arguments as a new interpreter would, in this process, which has imported the package.
+
+    entered: the standard input.
+    """
     with monkeypatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(sys, "stdin", io.StringIO())
+        patch.setattr(benchmarks.machine, "measure_bandwidth", lambda: 1e10)  # allocates a gigabyte
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(entered.encode())))
         patch.setattr(sys, "argv", arguments[arguments[0] == "-m" :])
         with pytest.raises(SystemExit) as ended:
             if arguments[0] == "-m":

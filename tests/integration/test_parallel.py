@@ -54,9 +54,9 @@ def run_to_end(processes: int, folder: Path, names: Sequence[str]) -> list[tuple
     return [(status, out, said) for status, (out, said) in zip(statuses, texts, strict=True)]
 
 
-def words(folder: Path, **sizes: int) -> None:
+def words(folder: Path, seed: int = 5, **sizes: int) -> None:
     """Write a model whose tokens are letters, and a file with the number of a free port."""
-    save_hugging_face(tiny_model(**sizes), folder / "words", CONFIG | sizes)
+    save_hugging_face(tiny_model(seed, **sizes), folder / "words", CONFIG | sizes)
     vocabulary = {"<unk>": 0, "</s>": 1} | {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuv", 2)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
     content = {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": {"type": "Whitespace"}}
@@ -78,7 +78,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int,
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, str]]]:
     folder = tmp_path_factory.mktemp("four")
-    words(folder, num_heads=4)
+    words(folder, seed=4, num_heads=4)
     return folder, run_to_end(4, folder, OF_FOUR)
 
 

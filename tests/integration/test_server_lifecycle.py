@@ -187,18 +187,18 @@ def test_a_failed_prompt_fails_only_its_request(caplog: pytest.LogCaptureFixture
     bad = tiny_model_like(TARGET)
     bad.update(TARGET.parameters())
     weight = mx.array(bad.embedding.weight)
-    weight[11] = mx.nan  # the embedding of the letter j
+    weight[13] = mx.nan  # the embedding of the letter l
     bad.embedding.weight = weight
     mx.eval(weight)
     with serving(tiny(bad), FEW) as server:
-        waiting = [start(server, prompt=prompt, max_tokens=8) for prompt in ("abc", "jab")]
+        waiting = [start(server, prompt=prompt, max_tokens=8) for prompt in ("abc", "lab")]
         for thread, _ in waiting:
             thread.join()
         good, failed = (found[0] for _, found in waiting)
         assert good.status_code == 200 and good.json()["choices"][0]["text"]
         assert failed.status_code == 500 and failed.json()["error"]["code"] == "not_finite"
         with server.client() as client:
-            fields = {"prompt": ["abc", "jab"], "stream": True, "max_tokens": 4}
+            fields = {"prompt": ["abc", "lab"], "stream": True, "max_tokens": 4}
             with client.stream("POST", "/v1/completions", json=fields) as response:
                 assert list(events(response))[-1]["error"]["code"] == "not_finite"
         assert server.metric("errors_total", code="not_finite") == 2 and server.service.admitted == 0
@@ -298,18 +298,18 @@ def test_a_model_with_language_tokens_translates() -> None:
     with serving(Session(TARGET, TwoLanguageTokenizer(), DRAFT, options), FEW, prefixes={}) as server:
         for source, target in (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")):
             languages = {"src_lang": source, "tgt_lang": target}
-            alone = session.generate("abc", **languages)
-            choice = server.post(prompt="abc", **languages).json()["choices"][0]
+            alone = session.generate("beef", **languages)
+            choice = server.post(prompt="beef", **languages).json()["choices"][0]
             assert (choice["text"], choice["finish_reason"]) == (alone.text, alone.finish_reason)
-            answer = server.post("/translate", q="abc", source=source, target=target).json()
+            answer = server.post("/translate", q="beef", source=source, target=target).json()
             assert answer.get("translatedText", alone.text) == alone.text
             assert ("over 20 tokens" in answer.get("error", "")) == (alone.finish_reason == "length")
             reasons.add(alone.finish_reason)
         assert reasons == {"stop", "length"}
-        missing = server.post(prompt="abc")
+        missing = server.post(prompt="beef")
         assert missing.status_code == 400 and missing.json()["error"]["param"] == "tgt_lang"
         assert (
-            "did you mean" in server.post("/translate", q="abc", source="eng_latn", target="deu_Latn").json()["error"]
+            "did you mean" in server.post("/translate", q="beef", source="eng_latn", target="deu_Latn").json()["error"]
         )
 
 

@@ -56,7 +56,7 @@ DECODED: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "acceptance": "c
 @cache
 def baselines_of(name: str) -> list[list[int]]:
     """The baseline output for each of `DECODED`."""
-    return [tokens_of(run(target_of(name), SOURCE, max_tokens=20, **options)) for options in DECODED]
+    return [tokens_of(run(target_of(name), SOURCE, max_tokens=14, **options)) for options in DECODED]
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -67,7 +67,7 @@ def test_output_equals_the_baseline(name: str, drafter: str) -> None:
     draft = noisy_copy(target, 0.03)
     for options, baseline in zip(DECODED, baselines_of(name), strict=True):
         made = DRAFTERS[drafter](target, draft, baseline)
-        rounds = run(target, SOURCE, made, max_tokens=20, **options)
+        rounds = run(target, SOURCE, made, max_tokens=14, **options)
         assert tokens_of(rounds) == baseline
         assert drafter != "target itself" or len(rounds) <= 1 + len(baseline) // 3
 

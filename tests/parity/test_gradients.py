@@ -77,7 +77,7 @@ def test_gradients_match_finite_differences(changes: dict[str, object]) -> None:
     Central differences with two step sizes are extrapolated. Extrapolation permits large steps, which reduce float32
     rounding; the cross-entropy is computed in float64.
     """
-    model = tiny_model(position_scale=1.0, **changes)
+    model = tiny_model(7, 0.3, 1.0, num_layers=2, **changes)
     tokens = mx.array([[0, 4, 8, 11, 3, 17, 2, 6], [0, 9, 9, 21, 5, 13, 4, 1]])
     _, found = gradients(model, loss_of(SOURCE, MASK, tokens))
     start = model.parameters()

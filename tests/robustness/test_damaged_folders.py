@@ -254,7 +254,7 @@ def test_invalid_quantization_is_refused(folder: Path, shape: tuple[int, ...]) -
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_missing_tensor_is_named_in_any_dtype(folder: Path, dtype: str) -> None:
     tensors = load_file(folder / "model.safetensors")
-    del tensors["decoder.block.1.layer.2.DenseReluDense.wo.weight"]
+    del tensors["decoder.block.0.layer.2.DenseReluDense.wo.weight"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"DenseReluDense\.wo\.weight' is missing"):
         load(folder, dtype=dtype)

@@ -58,7 +58,8 @@ SMALL_TOKENIZER: dict[str, Any] = {
 }
 TOKENIZER_CONFIG = {"tokenizer_class": "T5Tokenizer", "eos_token": "</s>", "extra_ids": 0, "pad_token": "<pad>"}
 FILES: dict[str, Any] = {
-    "config.json": CONFIG | {"num_decoder_layers": 2, "layer_norm_epsilon": 1e-6, "feed_forward_proj": "relu"}
+    "config.json": CONFIG | {"num_decoder_layers": CONFIG["num_layers"], "layer_norm_epsilon": 1e-6}
+    | {"feed_forward_proj": "relu"}
     | {"pad_token_id": 0, "decoder_start_token_id": 0, "n_positions": 512, "scale_decoder_outputs": False},
     "generation_config.json": {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
     "tokenizer.json": SMALL_TOKENIZER,

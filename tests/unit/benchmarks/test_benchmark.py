@@ -75,7 +75,7 @@ def test_bytes_per_pass_equal_a_count_by_hand(changes: dict[str, object]) -> Non
     attention = 4 * d * inner + 2 * d * inner  # q, k, v, o of self-attention, and q, o of cross-attention
     layer = attention + (wide + 1) * d * ff + 3 * d
     expected = layers * layer + buckets * heads + d + vocab * d
-    assert bytes_per_pass(tiny_model(**changes)) == 4 * expected
+    assert bytes_per_pass(tiny_model(num_layers=layers, **changes)) == 4 * expected
 
 
 def test_pass_of_a_quantized_model_reads_fewer_bytes() -> None:

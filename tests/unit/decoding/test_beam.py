@@ -160,7 +160,7 @@ def test_beams_with_a_shared_encoder_output_equal_separate_rows(name: str) -> No
 def test_slot_bytes_include_beams() -> None:
     one, four, eight = (slot_bytes(MODEL, 32, 60, beams) for beams in (1, 4, 8))
     logits = 4 * MODEL.config.vocab_size * 4
-    own = 2 * 2 * 64 * 8 * 4  # keys and values of two layers, 64 positions of two heads of four floats
+    own = 2 * 64 * 8 * 4  # keys and values of one layer: 64 positions, two heads, four floats each
     assert eight - four == 4 * (own + logits) and four < 4 * one
 
 

@@ -26,8 +26,8 @@ from tests.support.tiny import VOCAB, head_drafter, model_drafter, noisy_copy, t
 from tests.support.together import Letters, options_of
 
 LINES = 30
-TARGET = tiny_model(eos_token_id=[])  # never ends
-DRAFT = noisy_copy(TARGET)
+TARGET = tiny_model(7, 0.3, num_layers=2, eos_token_id=[])  # never ends
+DRAFT = noisy_copy(TARGET, 0.1)
 COPIES = NgramDrafter(min_chance=0.0)
 BY_NAME: dict[str, Callable[[], BatchDrafter]] = {
     "model": lambda: model_drafter(TARGET, DRAFT),

@@ -157,32 +157,7 @@ for m, n, k in [(1, 700, 100), (5, 130, 515), (70, 9, 8200), (300, 301, 600), (3
 """
 
 
-def check_products(package: Path, threads: str) -> None:
-    """Compare matmuls with numpy in float64: sizes around the tile size, transposed operands, addmm, batches.
-
-    Calls the library directly as well, with row strides that leave gaps: the gaps must stay unwritten.
-    """
-    done = python(CHECK + PRODUCTS, package, OPENBLAS_NUM_THREADS=threads)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in (threads, str(os.cpu_count()))
-
-
-def test_matmuls_match_float64(each_build: Path) -> None:
-    """Two threads also cover the single-threaded path, which small matmuls take."""
-    check_products(each_build, "2")
-
-
-def test_matmuls_of_one_thread_match_float64(compiled: Path) -> None:
-    check_products(compiled, "1")
-
-
-def test_bits_of_a_row_do_not_depend_on_other_rows(each_build: Path, request: pytest.FixtureRequest) -> None:
-    """With sgemm.c, a position's logits are bit-identical in passes of any width."""
-    code = """
-import mlx.core as mx
-if "avx2" not in open("/proc/cpuinfo").read() or WITHOUT_TILES:
-    print("OpenBLAS computes")
-    raise SystemExit
+BITS = """
 for k, n in [(64, 64), (128, 8192), (1024, 768), (333, 257)]:
     x, w = mx.array(rng.normal(size=(40, k)), mx.float32), mx.array(rng.normal(size=(n, k)), mx.float32)
     c = mx.array(rng.normal(size=n), mx.float32)
@@ -201,14 +176,72 @@ def logits(widths):
         del tokens[:width]
     return mx.concatenate(found, axis=1)
 assert all(mx.array_equal(logits([1] * 24), logits([width] * (24 // width))) for width in (2, 3, 4, 8, 12, 24))
-print("identical")
 """
-    model = f"MODEL = {str(ROOT / 'models/t5-web-docs')!r}"
-    without = f"\nWITHOUT_TILES = {request.node.callspec.params['each_build'] == '-DWITHOUT_TILES'}"
-    done = python(CHECK + model + without + code, each_build, OPENBLAS_NUM_THREADS="2")
-    if "OpenBLAS computes" in done.stdout:
+
+THREADS = """
+def work(seed, rounds, failed):
+    rng = np.random.default_rng(seed)
+    for _ in range(rounds):
+        m, n, k = (int(rng.integers(1, top)) for top in (20, 900, 300))
+        x, w, y = rng.normal(size=(m, k)), rng.normal(size=(n, k)), np.empty((m, n), np.float32)
+        x, w = x.astype(np.float32), w.astype(np.float32)
+        library.cblas_sgemm(101, 111, 112, m, n, k, ctypes.c_float(1), pointer(x), k, pointer(w), k, ctypes.c_float(0),
+                            pointer(y), n)
+        if not np.allclose(y, x @ w.T, atol=1e-3): failed.append((m, n, k))
+def crowd():
+    failed = []
+    threads = [threading.Thread(target=work, args=(seed, 12, failed)) for seed in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return failed
+assert not crowd()
+child = os.fork()
+if not child:
+    os._exit(bool(crowd()))
+assert os.waitpid(child, 0)[1] == 0
+assert not crowd()
+"""
+
+
+def check(package: Path, threads: int, *checks: str) -> subprocess.CompletedProcess[str]:
+    """Run these checks in one process, which prints the number of threads, and the index of each check that passed."""
+    model = f"MODEL = {str(ROOT / 'models/t5-web-docs')!r}\n"
+    code = "".join(f"{each}print('passed', {i})\n" for i, each in enumerate(checks))
+    return python(CHECK + model + code, package, OPENBLAS_NUM_THREADS=str(threads))
+
+
+@pytest.fixture(scope="module")
+def checked(each_build: Path) -> subprocess.CompletedProcess[str]:
+    """Check a build. Two threads also cover the single-threaded path, which small matmuls take."""
+    return check(each_build, 2, THREADS, PRODUCTS, BITS)
+
+
+def test_matmuls_of_concurrent_threads_and_after_fork(checked: subprocess.CompletedProcess[str]) -> None:
+    assert "passed 0" in checked.stdout, checked.stderr
+
+
+def test_matmuls_match_float64(checked: subprocess.CompletedProcess[str]) -> None:
+    """Compare matmuls with numpy in float64: sizes around the tile size, transposed operands, addmm, batches.
+
+    Calls the library directly as well, with row strides that leave gaps: the gaps must stay unwritten.
+    """
+    assert checked.stdout.splitlines()[0] in ("2", str(os.cpu_count()))
+    assert "passed 1" in checked.stdout, checked.stderr
+
+
+def test_bits_of_a_row_do_not_depend_on_other_rows(
+    checked: subprocess.CompletedProcess[str], request: pytest.FixtureRequest
+) -> None:
+    """With sgemm.c, a position's logits are bit-identical in passes of any width."""
+    without_tiles = request.node.callspec.params["each_build"] == "-DWITHOUT_TILES"
+    if without_tiles or "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("OpenBLAS kernels depend on the number of rows")
-    assert done.stdout.splitlines()[-1] == "identical", done.stderr
+    assert "passed 2" in checked.stdout, checked.stderr
+
+
+def test_matmuls_of_one_thread_match_float64(compiled: Path) -> None:
+    done = check(compiled, 1, PRODUCTS)
+    assert "passed 0" in done.stdout, done.stderr
 
 
 def test_decoding_calls_no_openblas_matmul(compiled: Path) -> None:
@@ -247,35 +280,6 @@ print("no calls")
     if "OpenBLAS computes" in done.stdout:
         pytest.skip("the extension needs AVX2")
     assert done.stdout.splitlines()[-1:] == ["no calls"], done.stderr
-
-
-def test_matmuls_of_concurrent_threads_and_after_fork(each_build: Path) -> None:
-    code = """
-def work(seed, rounds, failed):
-    rng = np.random.default_rng(seed)
-    for _ in range(rounds):
-        m, n, k = (int(rng.integers(1, top)) for top in (20, 900, 300))
-        x, w, y = rng.normal(size=(m, k)), rng.normal(size=(n, k)), np.empty((m, n), np.float32)
-        x, w = x.astype(np.float32), w.astype(np.float32)
-        library.cblas_sgemm(101, 111, 112, m, n, k, ctypes.c_float(1), pointer(x), k, pointer(w), k, ctypes.c_float(0),
-                            pointer(y), n)
-        if not np.allclose(y, x @ w.T, atol=1e-3): failed.append((m, n, k))
-def crowd():
-    failed = []
-    threads = [threading.Thread(target=work, args=(seed, 12, failed)) for seed in range(4)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-    return failed
-assert not crowd()
-child = os.fork()
-if not child:
-    os._exit(bool(crowd()))
-assert os.waitpid(child, 0)[1] == 0
-assert not crowd()
-print("done")
-"""
-    done = python(CHECK + code, each_build, OPENBLAS_NUM_THREADS="2")
-    assert done.stdout.splitlines()[-1:] == ["done"], done.stderr
 
 
 def test_none_keeps_the_blas_of_mlx() -> None:

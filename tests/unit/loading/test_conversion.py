@@ -50,6 +50,7 @@ def shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+@pytest.mark.filterwarnings("ignore:.*num_beams . is ignored")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> None:
     """The source has safetensors or torch files."""

@@ -282,7 +282,7 @@ def test_a_draft_with_the_targets_encoder_does_not_encode(slots: int, monkeypatc
     draft, encode = same_encoder(), type(BARE).encode
     assert not shares_encoder(BARE, draft) and share_encoder(BARE, draft) and shares_encoder(BARE, draft)
     kept = {id(array) for array in parameters(BARE).values()}
-    assert sum(id(array) in kept for array in parameters(draft).values()) > 10
+    assert sum(id(array) in kept for array in parameters(draft).values()) >= 9
     monkeypatch.setattr(type(BARE), "encode", lambda self, *given: (calls.append(self), encode(self, *given))[1])
     options = options_of(drafter="model", max_tokens=20)
     found = together(
@@ -300,7 +300,7 @@ def test_a_draft_with_the_targets_encoder_does_not_encode(slots: int, monkeypatc
 
 
 def test_an_almost_equal_encoder_is_not_shared() -> None:
-    for draft in (same_encoder(1e-6), noisy_copy(BARE), tiny_model(num_layers=1)):
+    for draft in (same_encoder(1e-6), noisy_copy(BARE), tiny_model(num_layers=2)):
         before = parameters(draft)
         assert not share_encoder(BARE, draft) and not shares_encoder(BARE, draft)
         assert all(array is before[path] for path, array in parameters(draft).items())

@@ -128,7 +128,7 @@ def test_the_number_of_operations_is_independent_of_the_number_of_rows(
     """The pass has several positions, and its rows have different offsets."""
     if not compiled:
         monkeypatch.setattr(mx, "compile", lambda function: function)
-    model, taken = tiny_model(model_type=model_type), []
+    model, taken = tiny_model(model_type=model_type, num_layers=2), []
     for rows in (1, 8, 32):
         cache = model.make_cache(model.encode(mx.array([[5, 9, 1]] * rows)))
         mx.eval(model.decode(mx.array([[3] * 20] * rows), cache), cache.arrays)

@@ -39,8 +39,8 @@ def logits_of(model: EncoderDecoder) -> mx.array:
 
 def overflowing(folder: Path, changes: dict[str, Any], *, scale: float = 0.4, factor: float = 2e5) -> Path:
     """Write a model whose residual stream exceeds 65504 in its first feed-forward, as in T5."""
-    config = CONFIG | changes
-    model = tiny_model(scale=scale, **changes)
+    config = CONFIG | {"num_layers": 2} | changes
+    model = tiny_model(scale=scale, num_layers=2, **changes)
     for stack in (model.encoder, model.decoder):
         stack.layers[0].ff.wo.weight *= factor
         stack.layers[1].self_attention.o.weight *= 3e4
