@@ -22,6 +22,7 @@ from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult
 from .decoding.round import speculate
 from .decoding.stats import GenerationStats, Round
+from .distributed import number_of_ranks
 from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter, Draft
@@ -29,6 +30,7 @@ from .drafters.base import MODEL
 from .errors import InputError
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
+from .models.device import on_gpu
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
@@ -106,6 +108,7 @@ class Engine:
         self._slots = slots
         self._widths = widths
         self._num_beams = num_beams
+        self._runs_ahead = on_gpu() and number_of_ranks(model) == 1  # ranks need the tokens on the host
         self._queue: deque[Request] = deque()
         self._sorted: deque[Request] = deque()  # taken from the queue, shortest first
         self._encoded: deque[tuple[Request, mx.array]] = deque()  # with the encoder output (1, S, d_model)
@@ -180,6 +183,7 @@ class Engine:
         if batch is None or not batch.active:
             return []
 
+        batch.runs_ahead = self._runs_ahead and not self.waiting  # a waiting request would need another pass
         rounds = self._round(batch)
         events = []
         for slot, round in rounds.items():

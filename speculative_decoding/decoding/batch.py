@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -11,6 +12,9 @@ from ..drafters.base import BatchDrafter, Draft
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from .request import Request
+
+if TYPE_CHECKING:
+    from .ahead import PassAhead
 
 
 @dataclass
@@ -23,6 +27,8 @@ class Batch:
         cache: the target's cache, with a row for each slot (with beams, a row for each beam).
         requests: one for each slot, None where the slot is free.
         widths: the widths that target passes may have; shorter inputs are padded.
+        runs_ahead: whether a round may start the pass of the next one; see `run_ahead`.
+        ahead: that pass.
     """
 
     model: EncoderDecoder
@@ -30,25 +36,35 @@ class Batch:
     cache: DecoderCache
     requests: list[Request | None]
     widths: PassWidths = UNPADDED
+    runs_ahead: bool = False
+    ahead: PassAhead | None = None
 
     def __post_init__(self) -> None:
         self.drafter.share(self.cache)
 
     @property
+    def rows(self) -> list[Request | None]:
+        """The active request of each slot."""
+        return [None if request is None or request.finish_reason else request for request in self.requests]
+
+    @property
     def active(self) -> list[Request]:
-        return [request for request in self.requests if request is not None and not request.finish_reason]
+        return [request for request in self.rows if request is not None]
 
     @property
     def max_draft_tokens(self) -> int:
         """The longest draft that a pass can verify."""
         return self.widths.max_width(len(self.requests)) - 1
 
-    def target_inputs(self, draft: Draft) -> mx.array:
-        """(B, L) ids, L >= K + 1: each row's last committed token, its draft tokens, then padding."""
+    def target_inputs(self, draft: Draft, last: mx.array | None = None) -> mx.array:
+        """(B, L) ids, L >= K + 1: each row's last token, its draft tokens, then padding.
+
+        last: (B, 1); by default the last committed tokens.
+        """
         padding = self.model.config.pad_token_id
-        last = mx.array(
-            [[padding if request is None else request.decoder_tokens[-1]] for request in self.requests], mx.uint32
-        )
+        if last is None:
+            ids = [[padding if request is None else request.decoder_tokens[-1]] for request in self.requests]
+            last = mx.array(ids, mx.uint32)
         width = self.widths.width(len(self.requests), 1 + draft.num_tokens)
         if width == 1:
             return last
@@ -57,9 +73,12 @@ class Batch:
             parts.append(mx.full((len(self.requests), num_padding), padding, mx.uint32))
         return mx.concatenate(parts, axis=1)
 
-    def rewind(self) -> None:
-        """Keep every committed token but the last in the cache. Rejected tokens need no bookkeeping."""
-        kept = [0 if request is None else request.num_cached for request in self.requests]
+    def rewind(self, ahead: int = 0) -> None:
+        """Keep every committed token but the last in the cache. Rejected tokens need no bookkeeping.
+
+        ahead: the number of tokens after them that are kept too.
+        """
+        kept = [0 if request is None else request.num_cached + ahead for request in self.requests]
         self.cache.trim_to([each for each in kept for _ in range(self.cache.beams)])
 
 

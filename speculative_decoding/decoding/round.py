@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..draft_length.base import DraftLength, DraftOutcome
 from ..drafters.base import Draft, DraftRequest, token_rows
+from .ahead import run_ahead, take_ahead
 from .batch import Batch
 from .request import Request
 from .stats import Round
@@ -31,10 +32,11 @@ def speculate(batch: Batch, on_phase: Callable[[Draft], None] = lambda draft: No
     draft = batch.drafter.propose(draft_requests, slots) if draft_requests else Draft.empty(slots)  # (B, K)
     on_phase(draft)
 
-    states = batch.model.states(batch.target_inputs(draft), batch.cache)  # (B, L, d), L >= K + 1; the cache grows by L
-    verifications = verify_draft(
-        batch, requests, draft, batch.model.logits(states)
-    )  # one for each acceptance rule in use
+    verifications = take_ahead(batch, draft)  # one for each acceptance rule in use
+    if verifications is None:
+        states = batch.model.states(batch.target_inputs(draft), batch.cache)  # (B, L, d), L >= K + 1
+        verifications = verify_draft(batch, requests, draft, batch.model.logits(states))
+    run_ahead(batch, requests, draft, verifications)
     mx.eval(verifications, draft.tokens)  # the only host sync of a round
     on_phase(draft)
 

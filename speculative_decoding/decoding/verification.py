@@ -46,8 +46,7 @@ def verify_draft(batch: Batch, active: Sequence[Request], draft: Draft, logits: 
     for request in active:
         groups.setdefault(kind_of_rule(request.options), []).append(request)
     if len(groups) == 1:  # keep all rows in place
-        rows = [None if each is None or each.finish_reason else each for each in batch.requests]
-        return [verify(rows, active[0], draft, logits)]
+        return [verify(batch.rows, active[0], draft, logits)]
 
     verifications = []
     for requests in groups.values():

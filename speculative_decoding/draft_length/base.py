@@ -20,6 +20,8 @@ class DraftOutcome(NamedTuple):
 class DraftLength(ABC):
     """Chooses the draft lengths of all rows of a round. It lives across the requests of a session."""
 
+    never_drafts = False
+
     def begin_round(self) -> bool:
         """Called first in every round. Return False to skip drafting; the drafters are then not called."""
         return True
@@ -48,6 +50,7 @@ class FixedLength(DraftLength):
         if num_draft_tokens < 0:
             raise InputError(f"num_draft_tokens must be >= 0, not {num_draft_tokens}")
         self._num_draft_tokens = num_draft_tokens
+        self.never_drafts = num_draft_tokens == 0
 
     def begin_round(self) -> bool:
         return self._num_draft_tokens > 0

@@ -1,7 +1,8 @@
 """Predicts the cost of passes on Apple GPUs from published figures, of which this project measured none.
 
 A pass over one position reads its weights once at the chip's memory bandwidth, and waits for each kernel's dispatch. In
-a wider pass, reading takes as many times longer as a matrix product does. Each round waits once for the host.
+a wider pass, reading takes as many times longer as a matrix product does. A drafted round also waits for the host; a
+baseline round does not, because its pass starts early (decoding/ahead.py).
 `python -m tools.predicted_speed` prints speeds, and `--doctor` compares them with measurements.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 from .costs import ALL_WIDTHS, RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # of a tiny kernel that depends on the one before it (ml-explore/mlx#4521, M3 Ultra)
-HOST_SECONDS = 1.5e-4  # half of what `python -m benchmarks.host_time` measured for a baseline round on an x86-64 server
+HOST_SECONDS = 1.5e-4  # half of what an x86-64 server takes (docs/decisions/host-time.md)
 DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "T5Gemma": 32, "T5Gemma2": 30}  # about; tools/dispatches.py counts them
 
 
@@ -71,7 +72,7 @@ def seconds(chip: Chip, work: Work, relative_cost: float = 1.0) -> float:
 
 
 def pass_seconds(chip: Chip, architecture: str, nbytes: int, decoder_layers: int) -> float:
-    """Return the approximate time of a pass over one position, with its wait for the host."""
+    """Return the approximate time of a pass over one position, with a wait for the host, as calibration measures it."""
     return HOST_SECONDS + seconds(chip, Work(nbytes, DISPATCHES_PER_LAYER[architecture] * decoder_layers))
 
 
@@ -103,8 +104,6 @@ def predicted_costs(
         step: one draft token.
         start: what each draft adds to its steps.
     """
-    passes = {
-        width: HOST_SECONDS + seconds(chip, narrow if width == 1 else wide, cost)
-        for width, cost in relative_costs(chip, bits).items()
-    }
+    passes = {width: HOST_SECONDS + seconds(chip, wide, cost) for width, cost in relative_costs(chip, bits).items()}
+    passes[1] = seconds(chip, narrow)
     return RoundCosts(passes, step=seconds(chip, step) if step else 0.0, start=seconds(chip, start) if start else 0.0)

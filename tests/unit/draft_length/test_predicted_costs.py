@@ -11,6 +11,7 @@ from benchmarks.simulated_devices import CURVES
 from speculative_decoding.draft_length.adaptive import recommend_length
 from speculative_decoding.draft_length.predicted_costs import (
     CHIPS,
+    HOST_SECONDS,
     PUBLISHED,
     Chip,
     Work,
@@ -64,9 +65,9 @@ def test_only_known_chips_have_a_prediction() -> None:
 
 
 def test_golden_speeds_of_t5_base() -> None:
-    """The baseline is 1 / (247.6 MB / 546 GB/s + 165 * 2.75 us + 150 us)."""
+    """The baseline is 1 / (247.6 MB / 546 GB/s + 165 * 2.75 us)."""
     found = predicted_speed.speeds(predicted_costs(CHIPS["M4 Max"], 16, BASE, WIDE, STEP))
-    assert [round(speed) for speed in found] == [946, 1229, 1752, 3108]
+    assert [round(speed) for speed in found] == [1102, 1229, 1752, 3108]
 
 
 def test_the_table_has_a_line_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,4 +84,4 @@ def test_the_doctor_counts_about_as_many_dispatches_as_the_graph_has(name: str) 
     exact = predicted_speed.work_of_pass(name, 16, 1, 4)
     chip = Chip(1e30, 4)
     found = pass_seconds(chip, type(model).__name__, 0, model.config.decoder_layers)
-    assert found == pytest.approx(predicted_costs(chip, 16, exact, exact).baseline, rel=0.3)
+    assert found - HOST_SECONDS == pytest.approx(predicted_costs(chip, 16, exact, exact).baseline, rel=0.3)
