@@ -234,7 +234,17 @@ def test_exact_widths_with_the_blas_of_mlx(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_widths_that_differ_in_the_last_bits_are_detected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def equal_bits(folder: Path) -> None:
+    """Skip a test on a Mac whose bits already depend on the shape; planted differences would add to them."""
+    found = calibrated(Probe(tiny_model()))
+    is_equal = list(found.exact_widths) == list(COMPARED_WIDTHS) and found.batches_match(4) and not found.fixed_capacity
+    if sys.platform == "darwin" and not is_equal:
+        pytest.skip("bits depend on the shape here")
+    assert is_equal
+
+
+def test_widths_that_differ_in_the_last_bits_are_detected(equal_bits: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The published groups are planted in a real model."""
     states = EncoderDecoder.states
 
@@ -242,12 +252,13 @@ def test_widths_that_differ_in_the_last_bits_are_detected(folder: Path, monkeypa
         return states(self, tokens, cache) * (1.0 + 2e-7 * metal(tokens.shape[1]))
 
     monkeypatch.setattr(EncoderDecoder, "states", planted)
-    assert calibrated(Probe(tiny_model())).exact_widths == [6, 8, 10, 12, 15]
+    calibration = Calibration(Probe(tiny_model()), CalibrationStore(KEY | {"planted": "widths"}))
+    assert calibration.exact_widths == [6, 8, 10, 12, 15]
 
 
 @pytest.mark.parametrize("what", ["rows", "source", "capacity"])
 def test_bits_that_depend_on_the_batch_or_the_capacity_are_detected(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    equal_bits: None, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     states = EncoderDecoder.states
 
@@ -255,8 +266,6 @@ def test_bits_that_depend_on_the_batch_or_the_capacity_are_detected(
         is_other = {"rows": cache.rows > 1, "source": cache.source_capacity > 32, "capacity": cache.capacity > 32}
         return states(self, tokens, cache) * (1.0 + 1e-6 * is_other[what])
 
-    calibration = calibrated(Probe(tiny_model()))
-    assert calibration.batches_match(4) and not calibration.fixed_capacity
     monkeypatch.setattr(EncoderDecoder, "states", planted)
     calibration = Calibration(Probe(tiny_model()), CalibrationStore(KEY | {"planted": what}))
     assert calibration.fixed_capacity == (what == "capacity")
