@@ -138,7 +138,8 @@ def pretend_gpu(mx: Any) -> None:
         return mx.Device(where) if isinstance(where, mx.DeviceType) else getattr(where, "device", where)
 
     def set_default_device(device: Any) -> None:
-        default[0] = device_of(device)
+        if "PRETEND_MAC_GPU" not in os.environ:
+            default[0] = device_of(device)
 
     @contextmanager
     def stream_on(where: Any) -> Iterator[None]:

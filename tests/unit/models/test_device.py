@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 
+import mlx.core as mx
 import pytest
 
 from speculative_decoding.models.device import emulates_bfloat16, gpu_generation, gpu_info, uses_tf32
@@ -37,4 +38,5 @@ def test_the_architecture_decides(
 
 
 def test_a_cpu_has_no_gpu() -> None:
-    assert (gpu_info(), gpu_generation(), emulates_bfloat16()) == ({}, None, False)
+    with mx.stream(mx.cpu):
+        assert (gpu_info(), gpu_generation(), emulates_bfloat16()) == ({}, None, False)
