@@ -13,27 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
 from typing import Annotated as A
+from typing import Any
 
 from ..checkpoints import read_config
 from ..distributed import ProcessGroup
 from ..errors import InputError
 from ..loading.pair import ModelPair
-from ..sampling.values import Bool, Int, ListOf, Text
+from ..sampling.values import Bool, Int, ListOf, Text, Value
 from ..server.limits import Limits
 from . import parallel
 from .common import read_text, say
 from .flags import add_decoding_flags
 from .parser import File, Parser, add_flags, flags_from
 from .run_config import RunConfig, run_config_from
-
-if TYPE_CHECKING:
-    import uvicorn
-    from starlette.applications import Starlette
-
-    from ..server.service import Service
 
 PROGRAM = "python -m speculative_decoding.serve"
 EXTRA = ("starlette", "uvicorn", "prometheus_client")
@@ -46,12 +39,26 @@ SHARE_CLIENT_TEXTS = (
 
 
 @dataclass(frozen=True)
+class Address(Value):
+    """An IP address, written as a socket reports it."""
+
+    expected = "an IP address"
+    metavar = "ADDRESS"
+
+    def accept(self, value: Any) -> str:
+        return str(ipaddress.ip_address(value))
+
+
+@dataclass(frozen=True)
 class AccessFlags:
     """Where the server listens, and who may use it."""
 
     host: A[str, Text(), "address to listen on; any address except loopback requires a token"] = "127.0.0.1"
     port: A[int, Int(0, 65535), "port to listen on; 0 chooses a free one"] = 8080
     allow_host: A[Sequence[str], ListOf(Text()), "additional host name that clients may use; may be repeated"] = ()
+    trusted_proxy: A[
+        Sequence[str], ListOf(Address()), "address of a proxy without --max-connections; may be repeated"
+    ] = ()
     token_file: A[Path | None, File(), f"a file with the token that clients send (or set {TOKEN_VARIABLE})"] = None
     no_token: A[bool, Bool(), "accept requests from any address without a token"] = False
     translate: A[
@@ -155,6 +162,7 @@ async def listen(
     """Run the server on an open socket, and return the exit status."""
     # Import here, because other commands work without these packages.
     from ..server.app import ServerSettings, make_app
+    from ..server.connections import make_server
     from ..server.decoding_thread import DecodingThread
     from ..server.metrics import Metrics
     from ..server.service import Service
@@ -166,7 +174,7 @@ async def listen(
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
     settings = ServerSettings(folder.resolve().name, prefixes, hosts, token, access.log_prompts, created)
-    server = make_server(make_app(service, settings), service)
+    server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     say(f"{config.describe()}\n{url} (ready when GET /health answers ok)")
@@ -182,35 +190,3 @@ async def listen(
     if errors and isinstance(errors[0], InputError):
         raise errors[0]
     return 1 if errors else 0
-
-
-def make_server(app: Starlette, service: Service) -> uvicorn.Server:
-    """Return a uvicorn server whose first SIGTERM or Ctrl-C drains running requests; a second one aborts them."""
-    import uvicorn
-
-    loop = asyncio.get_running_loop()
-    draining = list[Any]()
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.drain)
-
-        def drain(self) -> None:
-            if draining:
-                self.should_exit = True
-            else:
-                draining.append(asyncio.ensure_future(service.drain()))
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=75,  # exceeds the idle timeouts of clients and proxies, which must not write to a closed one
-        limit_concurrency=1000,
-        timeout_graceful_shutdown=5,  # for responses that are being sent
-    )
-    return Server(config)

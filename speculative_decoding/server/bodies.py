@@ -44,11 +44,16 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
 
     try:
         if content_type == FORM:
-            fields = {name: values if len(values) > 1 else values[0] for name, values in parse_qs(text).items()}
+            fields = {
+                name: values if len(values) > 1 else values[0]
+                for name, values in parse_qs(text, errors="strict").items()
+            }
         else:
             fields = parse_json_object(text) if text.strip() else {}
     except InputError as error:
         raise ServerError(400, f"invalid body: {error}", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise ServerError(400, f"the form is not UTF-8 ({error.reason})", code="invalid_form") from None
     except ValueError as error:  # too many fields
         raise ServerError(400, f"invalid form: {error}", code="invalid_form") from None
     if not is_json_value(fields):
@@ -57,23 +62,15 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a body and keep at most `max_bytes`. Raises `ServerError` for a larger one.
-
-    Up to 16 times as much is read, because many clients read the error only after sending the whole body. Then the
-    connection is closed.
-    """
+    """Read a body. Raises `ServerError` as soon as it is known to be larger than `max_bytes`."""
     error = ServerError(413, f"the body must have at most {max_bytes} bytes", code="body_too_large")
-    size = 0
+    if int(request.headers.get("content-length", 0)) > max_bytes:
+        raise error
     body = bytearray()
     async for chunk in request.stream():
-        size += len(chunk)
-        if size <= max_bytes:
-            body += chunk
-        elif size > 16 * max_bytes:
-            error.headers = {"Connection": "close"}
-            break
-    if size > max_bytes:
-        raise error
+        body += chunk
+        if len(body) > max_bytes:
+            raise error
     return bytes(body)
 
 

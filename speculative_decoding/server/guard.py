@@ -1,28 +1,22 @@
-"""Access control: checks Host, Origin and token before anything of a request is read, and adds security headers."""
+"""Access control: checks Host, Origin and token before anything of a request is read."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import one_line
 from .bodies import error_response
 from .errors import ServerError
 
-SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)  # one name or address, and a port
 
 
 class Guard:
@@ -42,7 +36,7 @@ class Guard:
         self, app: ASGIApp, hosts: Collection[str], token: str | None, log: Callable[[Scope, int, float], None]
     ) -> None:
         self._app = app
-        self._hosts = {"localhost", *hosts}
+        self._hosts = {"localhost", *map(str.lower, hosts)}
         self._token = token
         self._log = log
 
@@ -52,11 +46,10 @@ class Guard:
         status = 0
         started = time.monotonic()
 
-        async def send_with_headers(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
         scope["token"] = self._token
@@ -64,8 +57,8 @@ class Guard:
             try:
                 self._check(scope)
             except ServerError as error:
-                return await error_response(scope["path"], error)(scope, receive, send_with_headers)
-            await self._app(scope, receive, send_with_headers)
+                return await error_response(scope["path"], error)(scope, receive, send_and_note_status)
+            await self._app(scope, receive, send_and_note_status)
         except Exception:
             status = 500
             raise
@@ -75,6 +68,10 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         """Raise `ServerError` for a request that is not allowed."""
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Another server on the way may end the request elsewhere (RFC 9112, section 6.1)
+            message = "Content-Length and Transfer-Encoding exclude each other"
+            raise ServerError(400, message, code="two_lengths", headers={"Connection": "close"})
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_allowed(hosts[0]):
             name = one_line(hosts[0])[:80] if hosts else ""
@@ -89,9 +86,12 @@ class Guard:
             require_token(scope)
 
     def _is_allowed(self, host: str) -> bool:
+        match = HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match[1].strip("[]").lower()
         try:
-            name = urlsplit(f"//{host}").hostname or ""
-            return "@" not in host and (name in self._hosts or bool(ipaddress.ip_address(name)))
+            return name in self._hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
 

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from speculative_decoding import GenerationOptions, InputError, NgramDrafter, Session, TextStore
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling.random import sample_seed
+from speculative_decoding.server.bodies import FORM
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.translation import translation_languages, translation_prefixes, translation_prompt
 from tests.support.serving import GERMAN, GRAMMAR, MODEL, PAIRS, PATIENCE, Serving, bundled, events, serving
@@ -321,6 +322,13 @@ def test_libretranslate_client_translates(server: Serving, session: Session) -> 
     fields = {"q": ["The method returns the value.", "The end."], "source": "en", "target": "de", "format": "text"}
     answer = server.post("/translate", **fields, api_key="", alternatives=0)
     assert answer.json()["translatedText"][0] == expected and len(answer.json()["translatedText"]) == 2
+
+
+def test_a_form_that_is_not_utf8_is_refused(server: Serving) -> None:
+    with server.client() as client:
+        for body in (b"q=The+end.%ff&source=en&target=de", b"q=The+end.\xff&source=en&target=de"):
+            response = client.post("/translate", content=body, headers={"Content-Type": FORM})
+            assert response.status_code == 400 and "not UTF-8" in response.json()["error"], response.text
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN,
 
 
 def test_foreign_hosts_and_origins_are_refused(guarded: Serving) -> None:
-    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "texts.example", "texts.example:443", "10.0.0.7"):
+    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "Texts.Example", "texts.example:443", "10.0.0.7"):
         assert answer(guarded, Host=host).status_code == 200, host
     for host in (
         "evil.example",
@@ -336,6 +336,11 @@ def test_foreign_hosts_and_origins_are_refused(guarded: Serving) -> None:
         "",
         "[::1",
         "x@localhost",
+        "localhost:80, evil.example",
+        "localhost/evil.example",
+        "localhost?evil.example",
+        "local\thost",
+        "localhost:80:90",
     ):
         refused = answer(guarded, Host=host)
         assert refused.status_code in (400, 403), host
@@ -417,6 +422,7 @@ def test_prompts_are_logged_only_with_log_prompts(caplog: pytest.LogCaptureFixtu
         (("--port", "99999"), "must be a whole number, 0 to 65535"),
         (("--seed", "3"), "unrecognized arguments: --seed"),
         (("--ngram-store", "s.json"), "--ngram-store s.json: would tell clients what other clients have sent"),
+        (("--trusted-proxy", "proxy"), "--trusted-proxy: must be an IP address, not 'proxy'"),
         (("--share-client-texts",), "--share-client-texts: has no effect without --ngram-store"),
         (("--translate", "x", "--port", "0"), "--translate 'x': must be SOURCE:TARGET=PREFIX"),
     ],

@@ -16,10 +16,10 @@ import httpx
 import uvicorn
 
 from speculative_decoding import Engine, Event, Session, load
-from speculative_decoding.cli.serve import make_server
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.server.app import ServerSettings, make_app
+from speculative_decoding.server.connections import make_server
 from speculative_decoding.server.decoding_thread import DecodingThread
 from speculative_decoding.server.limits import Limits
 from speculative_decoding.server.metrics import Metrics

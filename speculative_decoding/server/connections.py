@@ -1,0 +1,154 @@
+"""The HTTP server: its connections, within limits of time and number, and its shutdown. Knows nothing of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import resource
+from collections.abc import Collection
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .service import Service
+
+LOG = logging.getLogger("speculative_decoding.server")
+MAX_CONNECTIONS = 1000
+HEADER_SECONDS = 10.0  # to receive the headers of a request, or the rest of a body that was refused
+MAX_REFUSED_BYTES = 1 << 24  # of a body that was refused
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class LimitedConnection(H11Protocol):
+    """A connection whose client cannot keep it without a request.
+
+    uvicorn limits only the time between requests. Here headers must arrive within `HEADER_SECONDS`. A body that was
+    refused is still read for a while, because many clients read the response only after they have sent the body. If
+    there are too many connections, a new one replaces the one that has waited longest for a request.
+
+    Args:
+        max_per_address: Connections of one address.
+        trusted: Addresses without this limit; loopback has none either.
+        options: See uvicorn.
+    """
+
+    def __init__(self, max_per_address: int, trusted: Collection[str], **options: Any) -> None:
+        super().__init__(**options)
+        self._max_per_address = max_per_address
+        self._trusted = trusted
+        self._timer: asyncio.TimerHandle | None = None
+        self._refused_bytes = 0
+        self.waiting_since = self.loop.time()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        others = [
+            each
+            for each in self.connections
+            if isinstance(each, LimitedConnection) and each is not self and not each.transport.is_closing()
+        ]
+        address = self.client[0] if self.client else ""
+        of_address = sum(each.client is not None and each.client[0] == address for each in others)
+        if of_address >= self._max_per_address and not self._is_trusted(address):
+            LOG.warning("%s has %d connections; another one was refused", address, of_address)
+            transport.close()
+            return
+        waiting = [each for each in others if each.is_waiting]
+        if len(others) + 1 >= MAX_CONNECTIONS and waiting:
+            min(waiting, key=lambda each: each.waiting_since).close()
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.is_waiting:
+            self._start_timer()
+            self._refused_bytes += len(data)
+            if self._refused_bytes > MAX_REFUSED_BYTES:
+                self.close()
+        else:
+            self._stop_timer()
+            self._refused_bytes = 0
+
+    def on_response_complete(self) -> None:
+        self.waiting_since = self.loop.time()
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def close(self) -> None:
+        self.timeout_keep_alive_handler()
+
+    def _is_trusted(self, address: str) -> bool:
+        return address in self._trusted or not address or ipaddress.ip_address(address).is_loopback
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEADER_SECONDS, self.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str] = ()) -> uvicorn.Server:
+    """Return a uvicorn server whose first SIGTERM or Ctrl-C drains running requests; a second one aborts them."""
+    loop = asyncio.get_running_loop()
+    draining = list[Any]()
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.drain)
+
+        def drain(self) -> None:
+            if draining:
+                self.should_exit = True
+            else:
+                draining.append(asyncio.ensure_future(service.drain()))
+
+    allow_open_files(MAX_CONNECTIONS + 200)
+    config = uvicorn.Config(
+        app,
+        http=partial(LimitedConnection, service.limits.max_connections, trusted_proxies),  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        headers=[*SECURITY_HEADERS.items()],  # also of uvicorn's own responses
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,  # exceeds the idle timeouts of clients and proxies, which must not write to a closed one
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=5,  # for responses that are being sent
+    )
+    return Server(config)
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit, which is 256 in a Mac's shell, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

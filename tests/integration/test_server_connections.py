@@ -1,0 +1,139 @@
+"""Connections of slow, unfinished and numerous clients, on raw sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from speculative_decoding.server import app, connections
+from speculative_decoding.server.limits import Limits
+from tests.integration.test_server_lifecycle import tiny
+from tests.support.serving import PATIENCE, Serving, eventually, serving
+
+LIMITS = Limits(slots=2, queue=2, max_prompts=3, max_body=2000, max_connections=3)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF = b"GET /health HTTP/1.1\r\nHos"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(tiny(), LIMITS) as made:
+        yield made
+
+
+@contextmanager
+def connected(server: Serving, sent: bytes = b"") -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE) as client:
+        client.sendall(sent)
+        yield client
+
+
+def response(client: socket.socket) -> str:
+    """Read the headers and the body of one response."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += client.recv(65536) or pytest.fail(f"closed after {received!r}")
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = int(dict(line.lower().split(b": ") for line in head.split(b"\r\n")[1:])[b"content-length"])
+    while len(body) < length:
+        body += client.recv(65536)
+    return (head + b"\n" + body).decode()
+
+
+def is_closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def is_healthy(server: Serving) -> bool:
+    with server.client() as client:
+        return client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, POST + b"Content-Length: 9\r\nOrigin: null\r\n\r\n{"])
+def test_headers_and_refused_bodies_have_a_time_limit(
+    server: Serving, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last request is refused with 403 before its body has arrived."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.05)
+    with connected(server, sent) as client:
+        if sent.endswith(b"{"):
+            assert "403 Forbidden" in response(client)
+        assert is_closed(client)
+
+
+def test_a_slow_header_does_not_prolong_the_time_limit(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.05)
+
+    def drip() -> bool:
+        client.sendall(b"a")
+        return False
+
+    with connected(server, HALF) as client, pytest.raises(OSError):
+        eventually(drip)
+
+
+def test_half_sent_headers_do_not_block_other_clients(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr(connections, "MAX_CONNECTIONS", 5)
+        patch.setattr(server.server.config, "limit_concurrency", 5)
+        clients = [stack.enter_context(connected(server, HALF)) for _ in range(20)]
+        assert is_healthy(server)
+        assert is_closed(clients[0])  # the one that has waited longest
+        with server.client() as client:  # it keeps its connection while it is answered
+            assert client.post("/v1/completions", json={"prompt": "abc"}).status_code == 200
+
+
+def test_connections_of_one_address_are_limited(
+    server: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connected(server)) for _ in range(5)]
+        assert is_healthy(server)  # loopback has no limit
+    eventually(lambda: not server.server.server_state.connections)
+    monkeypatch.setattr(connections.LimitedConnection, "_is_trusted", lambda self, address: False)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connected(server)) for _ in range(4)]
+        assert is_closed(clients[3]) and "127.0.0.1 has 3 connections" in caplog.text
+        clients[0].sendall(HEALTH)
+        assert "200 OK" in response(clients[0])
+
+
+def test_an_overlong_body_is_refused_before_it_arrives(server: Serving) -> None:
+    chunk = b"Transfer-Encoding: chunked\r\n\r\n7d1\r\n" + b" " * 2001 + b"\r\n"
+    for body in (b"Content-Length: 1000000000\r\n\r\n", chunk):
+        with connected(server, POST + body) as client:
+            assert "413 " in response(client)
+
+
+def test_the_rest_of_a_refused_body_is_discarded(server: Serving) -> None:
+    """So that a client that reads the response only after sending the body gets it, and can send more requests."""
+    with connected(server, POST + b"Content-Length: 3000000\r\n\r\n") as client:
+        client.sendall(b" " * 3_000_000)
+        assert "413 " in response(client)
+        client.sendall(HEALTH)
+        assert "200 OK" in response(client)
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(server: Serving) -> None:
+    lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with connected(server, POST + lengths + HEALTH) as client:
+        assert "400 Bad Request" in response(client)
+        assert is_closed(client)
+
+
+def test_errors_of_the_server_have_security_headers(
+    server: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app, "model_fields", lambda settings: 1 / 0)
+    with server.client() as client:
+        failed = client.get("/v1/models")
+    assert failed.status_code == 500 and failed.json()["error"]["message"] == "the server failed; see its log"
+    assert "default-src 'none'" in failed.headers["content-security-policy"]
+    assert failed.headers["x-content-type-options"] == "nosniff" and "ZeroDivisionError" in caplog.text
