@@ -204,12 +204,10 @@ def is_dense_matrix(x: Array) -> bool:
 
 
 def rope_reads(x: Array) -> bool:
-    """rope.cpp, RoPE::eval_gpu: row-contiguous, with one leading axis, or with transposed heads and positions."""
-    if x.is_row_contiguous:
-        return True
-    batch, heads, length, width = x.shape
+    """rope.cpp, RoPE::eval_gpu: row-contiguous, of a single row, or with transposed heads and positions."""
+    _, heads, length, width = x.shape
     is_transposed = x.strides[:3] == (length * heads * width, width, heads * width)
-    return (batch == 1 and heads == 1) or is_transposed
+    return x.is_row_contiguous or x.shape[0] == 1 or is_transposed
 
 
 def matmul(node: Node, generation: int) -> Counter[str]:

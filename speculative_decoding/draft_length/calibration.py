@@ -37,7 +37,7 @@ from .probe import SWEEPS, Bits, Probe
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 1
-COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 24, 32)  # the same on every device
+COMPARED_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 24, 32)  # the same on every device
 MAX_USUAL_WIDTH = 16  # most passes of drafts are no wider
 MAX_POSITIONS = 256  # rows * width of the largest pass that is measured for several rows
 PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)

@@ -92,9 +92,9 @@ def attend_together(
     shared = heads // parts[0].keys.shape[1]  # query heads per key head
     if shared > 1:  # stack the query heads that share a key head
         queries = queries.reshape(batch, -1, shared * length, width)
-    if scale != 1.0:
+    if scale != 1.0 and soft_cap is None:
         queries = queries * scale
-    scores = [masked_scores(queries, part, soft_cap, shared) for part in parts]
+    scores = [masked_scores(queries, part, soft_cap, scale, shared) for part in parts]
     weights = mx.softmax(scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1), axis=-1, precise=True)
 
     ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
@@ -105,8 +105,8 @@ def attend_together(
     return joined_heads(out.reshape(batch, heads, length, width) if shared > 1 else out)
 
 
-def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, shared: int) -> mx.array:
-    """(B, H, shared * L, D) -> scores (B, H, shared * L, T), soft-capped and masked."""
+def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, scale: float, shared: int) -> mx.array:
+    """(B, H, shared * L, D) -> scores (B, H, shared * L, T), masked and, if there is a soft cap, scaled and capped."""
     keys = part.keys.swapaxes(-1, -2)
     mask = part.mask
     if soft_cap is None and shared == 1 and keys.shape[0] == queries.shape[0]:
@@ -114,9 +114,10 @@ def masked_scores(queries: mx.array, part: Keys, soft_cap: float | None, shared:
     scores = matmul_rows(queries, keys)
     if mask.shape[0] not in (1, scores.shape[0]):
         mask = mx.repeat(mask, scores.shape[0] // mask.shape[0], axis=0)
-    if shared > 1 and mask.shape[2] > 1:
-        mask = mx.tile(mask, (1, 1, shared, 1))
-    return capped(scores, soft_cap) + mask
+    if shared == 1 or mask.shape[2] == 1:
+        return capped(scores, soft_cap, scale) + mask
+    by_query_head = scores.reshape(*scores.shape[:2], shared, *mask.shape[2:])  # a view, as opposed to a repeated mask
+    return (capped(by_query_head, soft_cap, scale) + mask[:, :, None]).reshape(scores.shape)
 
 
 def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
@@ -130,9 +131,9 @@ def matmul_rows(x: mx.array, matrices: mx.array) -> mx.array:
     return x.swapaxes(1, 2).reshape(rows, heads, length, -1)
 
 
-def capped(x: mx.array, soft_cap: float | None) -> mx.array:
-    """Return soft_cap * tanh(x / soft_cap), or x if there is no cap."""
-    return x if soft_cap is None else soft_cap * mx.tanh(x / soft_cap)
+def capped(x: mx.array, soft_cap: float | None, scale: float = 1.0) -> mx.array:
+    """Return soft_cap * tanh(scale * x / soft_cap), or x if there is no cap."""
+    return x if soft_cap is None else soft_cap * mx.tanh(x / (soft_cap / scale))
 
 
 def joined_heads(x: mx.array) -> mx.array:

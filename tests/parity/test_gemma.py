@@ -343,7 +343,7 @@ def no_norm_after_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_soft_cap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "capped", lambda x, soft_cap: x)
+    patch.setattr(attention, "capped", lambda x, soft_cap, scale: x * scale)
 
 
 def no_soft_cap_on_logits(patch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from speculative_decoding.draft_length.probe import Probe
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from speculative_decoding.version import native_libraries
-from tests.support.fake_probe import KEY, FakeProbe, calibrated, metal
+from tests.support.fake_probe import KEY, FakeProbe, calibrated, metal, metal_with_fused_attention
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
 
@@ -37,9 +37,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
 
 def test_the_largest_group_of_published_kernels_is_chosen(folder: Path) -> None:
     calibration = calibrated(FakeProbe())
-    assert calibration.exact_widths == [6, 8, 10, 12, 15]
+    assert calibration.exact_widths == [6, 8, 9, 10, 12, 14, 15]
     assert {*calibration.exact_costs(1).passes} <= {*range(6, 16)} and calibration.exact_costs(1).passes
     assert min(calibration.costs(1).passes) == 1
+
+
+def test_exact_passes_use_one_kernel_for_attention(folder: Path) -> None:
+    """Metal's fused attention has a kernel for up to 8 positions and another for more."""
+    assert calibrated(FakeProbe(metal_with_fused_attention)).exact_widths == [9, 10, 12, 14, 15]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +258,7 @@ def test_widths_that_differ_in_the_last_bits_are_detected(equal_bits: None, monk
 
     monkeypatch.setattr(EncoderDecoder, "states", planted)
     calibration = Calibration(Probe(tiny_model()), CalibrationStore(KEY | {"planted": "widths"}))
-    assert calibration.exact_widths == [6, 8, 10, 12, 15]
+    assert calibration.exact_widths == [6, 8, 9, 10, 12, 14, 15]
 
 
 @pytest.mark.parametrize("what", ["rows", "source", "capacity"])
