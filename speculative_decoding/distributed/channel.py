@@ -9,9 +9,11 @@ from __future__ import annotations
 import hmac
 import json
 import socket
+import time
 from collections.abc import Callable, Mapping
 from queue import Queue
 from select import select
+from selectors import EVENT_READ, DefaultSelector
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -72,10 +74,7 @@ class Channel:
         missed = 0
         rest = b""
         while True:
-            try:
-                data = peer.recv(1 << 16) if select([peer], [], [], HEARTBEAT_SECONDS)[0] else None
-            except OSError:
-                data = b""
+            data = receive_or_end(peer, 1 << 16) if select([peer], [], [], HEARTBEAT_SECONDS)[0] else None
             missed = missed + 1 if data is None else 0
             # Count heartbeats instead of seconds, so that the connection survives if all machines sleep.
             if data == b"" or missed == 4:
@@ -89,17 +88,43 @@ class Channel:
 
 
 def accept(server: socket.socket, count: int, secret: bytes) -> dict[int, socket.socket]:
-    """Accept `count` peers that send the secret and their rank; ignore other connections. Raises OSError."""
+    """Accept `count` peers that send the secret and their rank, and close other connections. Raises OSError.
+
+    All connections are read at once, so a silent stranger does not delay the peers.
+    """
     peers: dict[int, socket.socket] = {}
-    server.settimeout(CONNECT_SECONDS)
-    with server:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    with server, DefaultSelector() as connections:
+        connections.register(server, EVENT_READ)
         while len(peers) < count:
-            peer, _ = server.accept()
-            peer.settimeout(CONNECT_SECONDS)
-            greeting = peer.makefile("rb").read(len(secret) + 2)
-            if hmac.compare_digest(greeting[:-2], secret):
-                peers[int.from_bytes(greeting[-2:], "big")] = configured(peer)
+            if not (ready := connections.select(deadline - time.monotonic())):
+                raise TimeoutError("timed out")
+            for key, _ in ready:
+                if key.fileobj is server:
+                    connections.register(server.accept()[0], EVENT_READ, bytearray())
+                    continue
+                peer: Any = key.fileobj
+                greeting: bytearray = key.data
+                received = receive_or_end(peer, len(secret) + 2 - len(greeting))
+                greeting += received
+                if received and len(greeting) < len(secret) + 2:
+                    continue
+                connections.unregister(peer)
+                if hmac.compare_digest(greeting[:-2], secret):
+                    peers[int.from_bytes(greeting[-2:], "big")] = configured(peer)
+                else:
+                    peer.close()
+        for key in connections.get_map().values():
+            key.fileobj.close()  # type: ignore[union-attr]
     return peers
+
+
+def receive_or_end(peer: socket.socket, size: int) -> bytes:
+    """Receive up to `size` bytes; none if the connection has ended."""
+    try:
+        return peer.recv(size)
+    except OSError:
+        return b""
 
 
 def connect(address: str, port: int, secret: bytes, rank: int) -> dict[int, socket.socket]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from speculative_decoding.cli.main import main as main_command
 from speculative_decoding.decoding.results import BatchResult, GenerationResult
 from speculative_decoding.decoding.stats import GenerationStats
 from speculative_decoding.distributed import Channel, decode_on_all_ranks, shard_model
+from speculative_decoding.distributed.channel import accept, connect
 from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, build_model
 from tests.support.parallel_process import GOLDENS, PROMPT
@@ -225,7 +227,28 @@ def test_a_result_survives_its_message() -> None:
         assert parse_batch_result(json.loads(json.dumps(answer, default=vars))) == answer
 
 
-# Lost ranks.
+# Joining and lost ranks.
+
+
+def test_strangers_do_not_keep_peers_from_joining() -> None:
+    """One stays silent, one sends other bytes, one ends at once, and one resets its connection."""
+    secret = bytes(range(16))
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    strangers = [socket.create_connection(address) for _ in range(4)]
+    silent, other, ended, reset = strangers
+    other.sendall(bytes(18))
+    ended.close()
+    reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset.close()
+    ours = [connect(*address, secret, rank)[0] for rank in (2, 1)]
+    theirs = accept(server, 2, secret)
+    for rank, peer in zip((2, 1), ours, strict=True):
+        peer.sendall(b"hello")
+        assert theirs[rank].recv(5) == b"hello"
+    assert silent.recv(1) == other.recv(1) == b""  # closed
+    for each in (*strangers, *ours, *theirs.values()):
+        each.close()
 
 
 LAST_MESSAGES = {b"": (1, None, ""), b'{"leaves": 2, "why": "no disk"}\n': (1, 2, "no disk")}
