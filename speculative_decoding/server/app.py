@@ -31,6 +31,7 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
+NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
 CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 
@@ -71,7 +72,8 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
 
     def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return on_server_error(request, ServerError(error.status_code, error.detail, headers=error.headers))
+        message = NO_PATH if error.status_code == 404 else error.detail
+        return on_server_error(request, ServerError(error.status_code, message, headers=error.headers))
 
     def on_exception(request: Request, error: Exception) -> Response:
         return on_server_error(request, ServerError(500, "the server failed; see its log"))

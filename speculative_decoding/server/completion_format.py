@@ -31,6 +31,16 @@ UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "logit_bias": ({}, "not supported"),
     "suffix": ("", "an encoder-decoder does not fill in text"),
 }
+# OpenAI's fields that are ignored, because they concern accounts, billing, caches and stored answers
+IGNORED = (
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class CompletionRequest:
 
 def parse_completion_request(fields: Mapping[str, Any], service: Service, model: str) -> CompletionRequest:
     """Parse a request. Raises `ServerError` that names the field."""
-    fields = dict(fields)
+    fields = {name: value for name, value in fields.items() if name not in IGNORED}
     requested_model = fields.pop("model", model)
     if requested_model != model:
         message = f"model {str(requested_model)[:80]!r} does not exist (expected {model!r})"
@@ -63,6 +73,8 @@ def parse_completion_request(fields: Mapping[str, Any], service: Service, model:
         n = validate("n", Int(1), fields.pop("n", 1))
         text = Text(may_be_empty=True)
         prompt = validate("prompt", Union((text, ListOf(text))), fields.pop("prompt", ""))
+        if "max_tokens" in fields:
+            validate("max_tokens", Int(1, service.limits.max_output_tokens), fields["max_tokens"])
         options = parse_options(fields, service.options)
     except InputError as error:
         raise ServerError.of(error) from None

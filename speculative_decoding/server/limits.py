@@ -41,8 +41,6 @@ class Limits:
         self.check_length("prompt", prompt)
         if isinstance(options.decoder_prefix, str):
             self.check_length("decoder_prefix", options.decoder_prefix)
-        if options.max_tokens > self.max_output_tokens:
-            raise ServerError(400, f"max_tokens must be at most {self.max_output_tokens} here", "max_tokens")
         for name, values in (("stop", options.stop), ("eos_token_ids", options.eos_token_ids)):
             if len(values) > self.max_stops:
                 raise ServerError(400, f"{name} must have at most {self.max_stops} entries here", name)
