@@ -67,14 +67,7 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
         decode_rows = row_decoder(session, files)
         slots = files.slots
         if processes is not None:
-            decode_rows = partial(
-                decode_on_all_ranks,
-                decode=decode_rows,
-                channel=processes.channel,
-                ranks=range(1, processes.size),
-                max_pending=(QUEUE_PER_SLOT + 2) * slots + 4,
-                parse=parse_batch_result,
-            )
+            decode_rows = row_decoder_of_all_ranks(decode_rows, slots, processes)
             slots *= processes.size
         job = Job(
             lines,
@@ -86,11 +79,9 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
             with_draft_counts=isinstance(config.options.num_draft_tokens, int) and config.drafter in ("none", "model"),
             totals=totals,
         )
-        may_be_bar = files.output is not None or not sys.stdout.isatty()  # a bar would mix with records on the screen
         try:
-            with running, progress(may_be_bar=may_be_bar) as show:
-                for current in job.run():
-                    show(current.input_bytes, size, job_progress(current))
+            with running:
+                run_with_progress(job, size, files)
         except KeyboardInterrupt:
             way_out = "" if files.output is None else "; run the same command with --resume to continue"
             say(f"\nmain.py: interrupted after line {totals.lines}{way_out}")
@@ -104,6 +95,24 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
 
 def row_decoder(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch_as_completed(rows, slots=files.slots, max_memory_gb=files.max_memory)
+
+
+def row_decoder_of_all_ranks(decode_rows: DecodeRows, slots: int, processes: ProcessGroup) -> DecodeRows:
+    return partial(
+        decode_on_all_ranks,
+        decode=decode_rows,
+        channel=processes.channel,
+        ranks=range(1, processes.size),
+        max_pending=(QUEUE_PER_SLOT + 2) * slots + 4,
+        parse=parse_batch_result,
+    )
+
+
+def run_with_progress(job: Job, input_bytes: int | None, files: Files) -> None:
+    may_be_bar = files.output is not None or not sys.stdout.isatty()  # a bar would mix with records on the screen
+    with progress(may_be_bar=may_be_bar) as show:
+        for totals in job.run():
+            show(totals.input_bytes, input_bytes, job_progress(totals))
 
 
 def serve_file(config: RunConfig, files: Files, processes: ProcessGroup) -> int:

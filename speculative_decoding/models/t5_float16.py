@@ -1,9 +1,10 @@
 """Rescales T5's weights so that activations fit in float16 and logits do not change.
 
 The residual stream of T5 can exceed float16's maximum of 65504. Every layer norm divides by the size of the stream, so
-the whole stream can be scaled by 2^-k: the embeddings and the output of each block by 2^-k, the norms' epsilon by 4^-k.
-Scaling by a power of two does not round, so the logits are equal. The weights of the blocks are scaled here, quantized
-ones by their quantization scales and biases. The model scales the embeddings, because the head may use their matrix.
+the whole stream can be scaled by 2^-k: the embeddings and the output of each sublayer by 2^-k, the norms' epsilon by
+4^-k. Scaling by a power of two does not round, so the logits are equal. The weights of the sublayers are scaled here,
+quantized ones by their quantization scales and biases. The model scales the embeddings, because the head may use their
+matrix.
 
 k is computed from an upper bound on the stream, which follows from the weights and holds for every input.
 """
@@ -70,23 +71,23 @@ class RescaledCheckpoint(Checkpoint):
 
 
 def weight_exponents(config: T5Config, names: Set[str], exponent: int) -> dict[str, int]:
-    """Return the exponents of `RescaledCheckpoint` that scale the output of each block by 2^-exponent."""
+    """Return the exponents of `RescaledCheckpoint` that scale the output of each sublayer by 2^-exponent."""
     exponents: dict[str, int] = {}
-    for block in chain.from_iterable(blocks(config, stack) for stack in STACKS):
-        # Split the exponent between both matrices of a block, to keep their values away from float16's subnormals.
-        half = exponent // 2 if block.is_homogeneous else 0
-        for name, each in ((block.inputs[-1], half), (block.output, exponent - half)):
+    for sublayer in chain.from_iterable(sublayers(config, stack) for stack in STACKS):
+        # Split the exponent between both matrices of a sublayer, to keep their values away from float16's subnormals.
+        half = exponent // 2 if sublayer.is_homogeneous else 0
+        for name, each in ((sublayer.inputs[-1], half), (sublayer.output, exponent - half)):
             parts = [part_name(name, part) for part in ("scales", "biases")]
             exponents |= dict.fromkeys(parts if parts[0] in names else [name], each)
     return exponents
 
 
-class Block(NamedTuple):
-    """The tensor names of an attention or feed-forward block.
+class Sublayer(NamedTuple):
+    """The tensor names of an attention or feed-forward sublayer.
 
     inputs: matrices that multiply the normed input; with a gate, there are several, whose products are multiplied.
     output: the matrix whose result is added to the residual stream.
-    is_homogeneous: whether scaling the last input matrix scales the block's output by the same factor.
+    is_homogeneous: whether scaling the last input matrix scales the sublayer's output by the same factor.
     """
 
     norm: str
@@ -95,21 +96,21 @@ class Block(NamedTuple):
     is_homogeneous: bool = True
 
 
-def blocks(config: T5Config, stack: str) -> Iterator[Block]:
-    """Yield all blocks of "encoder" or "decoder", in order."""
+def sublayers(config: T5Config, stack: str) -> Iterator[Sublayer]:
+    """Yield all sublayers of "encoder" or "decoder", in order."""
     names = layer_names(config, has_cross_attention=stack == "decoder")
     is_homogeneous = config.is_gated or config.decoder.activation == "relu"
     for i in range(config.num_layers if stack == "encoder" else config.decoder_layers):
         here = {path: tuple(f"{stack}.block.{i}.layer.{name}.weight" for name in own) for path, own in names.items()}
-        yield Block(here["self_norm"][0], here["self_attention.qkv"][-1:], here["self_attention.o"][0])
+        yield Sublayer(here["self_norm"][0], here["self_attention.qkv"][-1:], here["self_attention.o"][0])
         if stack == "decoder":
             encoder_norm = "encoder.final_layer_norm.weight"
-            yield Block(encoder_norm, here["cross_attention.kv"][-1:], here["cross_attention.o"][0])
-        yield Block(here["ff_norm"][0], here["ff.wi"], here["ff.wo"][0], is_homogeneous)
+            yield Sublayer(encoder_norm, here["cross_attention.kv"][-1:], here["cross_attention.o"][0])
+        yield Sublayer(here["ff_norm"][0], here["ff.wi"], here["ff.wo"][0], is_homogeneous)
 
 
 def needed_exponent(config: T5Config, checkpoint: Checkpoint) -> int:
-    """Return the smallest k for which no value in the residual stream or inside a block exceeds `LIMIT`."""
+    """Return the smallest k for which no value in the residual stream or inside a sublayer exceeds `LIMIT`."""
     stream, inside = bounds(config, checkpoint)
     if not math.isfinite(stream + inside):
         raise CheckpointError(
@@ -124,7 +125,7 @@ def excess_exponent(bound: float) -> int:
 
 
 def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
-    """Return upper bounds, for any input, on the residual stream and on the values inside blocks.
+    """Return upper bounds, for any input, on the residual stream and on the values inside sublayers.
 
     A norm with weight g outputs g * u with |u| = sqrt(d_model). By Cauchy-Schwarz, row w of the next matrix yields at
     most sqrt(d_model) * |w * g|. Attention averages its values, and activations do not increase magnitudes.
@@ -139,11 +140,11 @@ def bounds(config: T5Config, checkpoint: Checkpoint) -> tuple[float, float]:
     embedding = mx.abs(read_embedding(config, checkpoint)).max(axis=0) * config.residual_scale
     for stack in STACKS:
         stream = embedding
-        for block in blocks(config, stack):
-            values = math.prod((row_bounds(matrix, block.norm) for matrix in block.inputs), start=mx.array(1.0))
-            stream = stream + mx.abs(read_matrix(checkpoint, block.output, values.size)) @ values
+        for sublayer in sublayers(config, stack):
+            values = math.prod((row_bounds(matrix, sublayer.norm) for matrix in sublayer.inputs), start=mx.array(1.0))
+            stream = stream + mx.abs(read_matrix(checkpoint, sublayer.output, values.size)) @ values
             insides.append(values.max())
-            mx.eval(stream, insides)  # one block at a time, so that few weights are in memory
+            mx.eval(stream, insides)  # one sublayer at a time, so that few weights are in memory
         streams.append(stream.max())
     return float(mx.stack(streams).max()), float(mx.stack(insides).max())
 
