@@ -69,15 +69,12 @@ def test_job_with_a_language_per_line_matches_hugging_face(
         assert [record["text"] for record in records] == expected
 
     first, *_ = codes
-    for flag, keyword, language in (
-        ("--target-language", "tgt_lang", first.lower()),
-        ("--source-language", "src_lang", "German"),
-    ):
+    for flag, language in (("--target-language", first.lower()), ("--source-language", "German")):
         wrong = ["--target-language", first, flag, language]
         capsys.readouterr()
         assert main_command.main([*target, "--baseline", "--prompt", "w5 w6", *wrong]) == 2
         err = capsys.readouterr().err
-        assert f"{keyword} '{language}': unknown language; " in err
+        assert f"{flag} '{language}': unknown language; " in err
         assert err.endswith(f"This model has 3 languages: {', '.join(sorted(codes))}\n")
 
 
