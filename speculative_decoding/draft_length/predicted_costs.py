@@ -2,8 +2,8 @@
 
 A pass over one position reads its weights once at the chip's memory bandwidth, and waits for each kernel's dispatch. In
 a wider pass, reading takes as many times longer as a matrix product does. A drafted round also waits for the host; a
-baseline round does not, because its pass starts early (decoding/ahead.py).
-`python -m tools.predicted_speed` prints speeds, and `--doctor` compares them with measurements.
+baseline round does not, because its pass starts early (decoding/ahead.py). `python -m tools.predicted_speed` prints
+speeds, and `--doctor` compares a pass with its measurement.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def relative_costs(chip: Chip, bits: int) -> dict[int, float]:
     has_wide_kernels = chip.generation >= 3  # gemv_wide and qmv_wide
     if bits < 16:
         name = "M4 Pro, 4 bits" if has_wide_kernels else "Apple GPU, 4 bits"
+    elif has_wide_kernels:
+        name = "M3 Ultra, 16 bits" if chip.generation == 3 else "M4 Pro, 16 bits"
     else:
-        name = (
-            "M4 Pro, 16 bits" if chip.generation > 3 else "M3 Ultra, 16 bits" if has_wide_kernels else "M1 Pro, 16 bits"
-        )
+        name = "M1 Pro, 16 bits"
     published = PUBLISHED[name]
     widths = [width for width in ALL_WIDTHS if width <= max(published)]
     costs = np.interp(widths, [*published], [*published.values()])
