@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from benchmarks import host_time
+from speculative_decoding import engine
 from tests.support.tiny import CONFIG
 
 
@@ -23,6 +24,7 @@ def test_a_nested_call_counts_for_its_own_part_only(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_round_has_one_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "on_gpu", lambda: False)  # passes ahead are asynchronous
     monkeypatch.setattr(host_time, "SHAPE", CONFIG | {"vocab_size": 64, "eos_token_id": []})
     original = mx.eval
     tokenizer = host_time.load_tokenizer(host_time.BUNDLED / "t5-web-docs")
