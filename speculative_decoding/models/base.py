@@ -104,7 +104,7 @@ class EncoderDecoder(nn.Module):
         """Token ids (B, L) -> the hidden states after each layer, all (B, L, d_model).
 
         Implementations must be pure functions of their arrays, because they are compiled. The number of operations must
-        not depend on B.
+        not depend on B, except for `repeat_for_heads`.
 
         Args:
             tokens: (B, L).
