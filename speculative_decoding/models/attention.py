@@ -63,7 +63,7 @@ def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
     """Whether MLX computes this attention in one kernel, for the shapes of `attend`.
 
     For other shapes, MLX falls back to more operations than `attend_together` has. Follows `has_fused_kernel` and
-    `use_fallback` in mlx/backend/metal/scaled_dot_product_attention.cpp, MLX 0.32.4.
+    `use_fallback` in mlx/backend/metal/scaled_dot_product_attention.cpp at commit 846d176.
     """
     heads, length, width = queries.shape[1:]
     if length > 8:
