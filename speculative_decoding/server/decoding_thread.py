@@ -17,6 +17,8 @@ import mlx.core as mx
 
 from ..decoding.request import Request
 from ..distributed import ShardedModel
+from ..draft_length.adaptive import LONGEST
+from ..draft_length.base import FixedLength
 from ..drafters.base import COPY
 from ..engine import Engine, Event
 from ..errors import InputError
@@ -199,12 +201,16 @@ def run_all(calls: Sequence[Call]) -> None:
 
 
 def warm_up(session: Session, slots: int) -> None:
-    """Calibrate the device and compile the first passes, so that no client waits for that."""
+    """Calibrate the device, and compile a row's passes with drafts of each length, so that no client waits for that."""
     session.calibrate(slots)
     defaults = session.options_with({})
     language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
-    options = replace(defaults, max_tokens=2, min_tokens=0, tgt_lang=language, decoder_prefix="")
+    # Copies for so short a text would be too short
+    drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
+    options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
-    engine.submit("a", options, session.planner.draft_length(options, slots))
-    while not engine.is_idle:
-        engine.step()
+    fixed = options.num_draft_tokens
+    for length in (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1):
+        engine.submit("a", replace(options, max_tokens=length + 1), FixedLength(length))
+        while not engine.is_idle:
+            engine.step()

@@ -1,6 +1,7 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
+const REPEATS = 3; // of a comparison: the first answers of a server take longer, and single times vary
 let running = null; // the AbortController of the current request
 
 const headers = () => {
@@ -73,6 +74,16 @@ function summary({ usage, milliseconds }) {
   return `${usage.completion_tokens} tokens in ${milliseconds.toFixed(0)} ms; ${perCall} tokens per target call${draft}`;
 }
 
+// Generate two texts in turn, without showing them. Returns the median milliseconds of each.
+async function medianMilliseconds(fields, baselineFields) {
+  const times = [[], []];
+  for (let i = 0; i < 2 * REPEATS; i++) {
+    const { milliseconds } = await generate(i % 2 ? baselineFields : fields, document.createElement("p"));
+    times[i % 2].push(milliseconds);
+  }
+  return times.map((each) => each.sort((a, b) => a - b)[(REPEATS - 1) / 2]);
+}
+
 function showError(error) {
   if (error.name === "AbortError") byId("summary").textContent = "Stopped.";
   else if (error instanceof TypeError) byId("problem").textContent = "The server cannot be reached. Is it running?";
@@ -92,10 +103,14 @@ async function run() {
     const speculative = await generate(fields, byId("output"));
     byId("summary").textContent = summary(speculative);
     if (byId("compare").checked) {
-      const seed = speculative.seed === null ? {} : { seed: speculative.seed };
-      const baseline = await generate({ ...fields, ...seed, num_draft_tokens: 0 }, byId("baseline"));
+      if (speculative.seed !== null) fields.seed = speculative.seed;
+      const baselineFields = { ...fields, num_draft_tokens: 0 };
+      const baseline = await generate(baselineFields, byId("baseline"));
+      byId("comparison").textContent = "Measuring the speedup...";
+      [speculative.milliseconds, baseline.milliseconds] = await medianMilliseconds(fields, baselineFields);
       const speedup = (baseline.milliseconds / speculative.milliseconds).toFixed(2);
-      byId("comparison").textContent = `${summary(baseline)}; speedup ${speedup}x`;
+      byId("summary").textContent = summary(speculative);
+      byId("comparison").textContent = `${summary(baseline)}; speedup ${speedup}x (medians of ${REPEATS} repeats)`;
     }
   } catch (error) {
     showError(error);

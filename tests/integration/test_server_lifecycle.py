@@ -176,6 +176,17 @@ def test_finished_prompts_leave_the_queue_even_if_unread() -> None:
     assert request.unfinished == 0
 
 
+def test_the_first_request_compiles_no_pass() -> None:
+    model = tiny_model_like(TARGET)
+    model.update(TARGET.parameters())
+    with serving(tiny(model), FEW) as server:
+        assert model._compiled is not None
+        compiled = set(model._compiled._shapes)
+        for fields in ({}, {"num_draft_tokens": 0}):
+            assert server.post(prompt="abc", **fields).json()["choices"][0]["text"] == alone("abc")
+        assert model._compiled._shapes == compiled
+
+
 def test_engines_share_the_ngram_drafter(gated: tuple[Serving, Gated]) -> None:
     """All engines of the session use one n-gram drafter, even if no drafter is named."""
     server, session = gated

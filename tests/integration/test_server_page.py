@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import sys
@@ -66,7 +67,9 @@ def test_typing_streaming_highlights_keys_and_errors(browser: Any) -> None:
         assert {"accepted", "target"} <= {kind for kind, _ in spans}
         page.check("#compare")
         page.click("#generate")
-        shown(page, "comparison", "speedup")
+        shown(page, "comparison", "(medians of 3 repeats)")
+        assert re.search(r"speedup \d+\.\d\dx", page.text_content("#comparison"))
+        assert server.metric("prompts_total", finish_reason="stop") == 1 + 2 + 2 * 3  # once alone, and 4 pairs
         assert page.text_content("#baseline") == alone
         assert page.eval_on_selector_all("#baseline > :not(.target)", "all => all.length") == 0
         assert not messages  # no blocked resource and no failed script
@@ -103,7 +106,7 @@ if __name__ == "__main__":
         page, _ = opened(browser, server)
         page.fill("#prompt", PROMPT)
         page.check("#compare")
-        for _ in range(3):  # the first run compiles passes
+        for _ in range(3):  # the first runs learn which copies are right
             page.click("#generate")
             page.wait_for_selector("#generate:enabled")
         page.screenshot(path=sys.argv[1])
