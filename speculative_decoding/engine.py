@@ -34,7 +34,7 @@ from .models.device import on_gpu
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
-QUEUE_PER_SLOT = 4  # recommended queue depth: requests are sorted by length, which reduces padding
+QUEUE_PER_SLOT = 8  # recommended queue depth: requests are sorted by length, which reduces padding
 
 
 class Event(NamedTuple):
