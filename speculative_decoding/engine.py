@@ -243,8 +243,8 @@ class Engine:
             if not self._encoded:
                 self._encode()
             self._assign(slot, *self._encoded.popleft())
-        if free and self._batch is not None:  # not part of the next round, whose time is measured
-            mx.eval(self._batch.cache.arrays)
+        if free and self._batch is not None:  # computed while the host builds the next round
+            mx.async_eval(self._batch.cache.arrays)  # type: ignore[no-untyped-call]
 
     def _encode(self) -> None:
         """Encode the next requests, up to one for each slot."""

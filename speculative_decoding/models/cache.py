@@ -188,7 +188,7 @@ class DecoderCache:
         if self.rows == 1 and not on_gpu():
             return mx.array(self.offsets)
         _, batch, heads, _, width = self.layers[0].keys_values.shape
-        positions = np.add.outer(self.offsets, np.arange(length, dtype=np.int32))
+        positions = np.add.outer(np.array(self.offsets, np.int32), np.arange(length, dtype=np.int32))
         return mx.broadcast_to(mx.array(positions[:, None, :, None]), (2, batch, heads, length, width))
 
     def reserve(self, size: int) -> None:

@@ -86,11 +86,13 @@ class Client:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list that records "eval" for each evaluation and "encode" for each source."""
+    """A list that records "eval" or "async_eval" for each evaluation, and "encode" for each source."""
     done: list[str] = []
     for name in ("eval", "async_eval"):
         evaluate = getattr(mx, name)
-        monkeypatch.setattr(mx, name, lambda *arrays, evaluate=evaluate: (done.append("eval"), evaluate(*arrays))[1])
+        monkeypatch.setattr(
+            mx, name, lambda *arrays, name=name, evaluate=evaluate: (done.append(name), evaluate(*arrays))[1]
+        )
     encode = type(TARGET).encode
 
     def encoding(self: Any, tokens: mx.array, *rest: Any) -> mx.array:
@@ -130,6 +132,20 @@ def test_at_most_one_request_for_each_slot_is_encoded_ahead(work: list[str], slo
         assert started - ended <= slots
     assert work.count("encode") == ended == 2 * len(PROMPTS)
     client.check()
+
+
+def test_step_that_fills_a_slot_waits_for_the_device_once(work: list[str]) -> None:
+    client = Client("ngram", slots=2)
+    requests = [client.submit(prompt, max_tokens=count) for prompt, count in zip(PROMPTS[:6], (2, 9) * 3, strict=True)]
+    fills = 0
+    while not client.engine.is_idle:
+        before = sum(bool(request.tokens) for request in requests)
+        work.clear()
+        client.step()
+        if "encode" not in work:
+            fills += sum(bool(request.tokens) for request in requests) > before
+            assert work.count("eval") == 1
+    assert fills
 
 
 def test_step_runs_a_round_for_each_active_row() -> None:
