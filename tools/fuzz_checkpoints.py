@@ -4,8 +4,8 @@
     python -m tools.fuzz_checkpoints --format config --count 1000
 
 Runs each format in a separate process, with limits on additional address space and on processor time per file (2 s).
-Prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The format
-"config" loads or converts complete folders whose small files are damaged (tests/support/damaged_folders.py).
+Prints one line per format. File i depends only on the format, the seed and i, so failures are reproducible. The formats
+"config", "tokenizer" and "head" load folders whose small files are damaged (tests/support/damaged_folders.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from types import FrameType
 import mlx.core as mx
 import numpy as np
 from safetensors.numpy import save
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from speculative_decoding.checkpoints.base import Checkpoint
 from speculative_decoding.checkpoints.gguf import gguf_config, read_gguf
@@ -50,7 +51,15 @@ from tests.support.checkpoint_files import (
     torch_entries,
     zip_bytes,
 )
-from tests.support.damaged_folders import load_and_use, write_damaged_folder
+from tests.support.damaged_folders import (
+    load_and_use,
+    use_head,
+    use_tokenizer,
+    write_damaged_folder,
+    write_damaged_head,
+    write_damaged_tokenizer,
+)
+from tests.support.paths import GOLDENS
 
 MEMORY_BYTES = {"config": 500 << 20}  # other formats: 1 GiB
 SECONDS = 2.0
@@ -223,6 +232,33 @@ def read_everything(read: Callable[[Path], Checkpoint], path: Path) -> bool:
     return all_read
 
 
+SPIECE = (GOLDENS / "tokenizers/t5/spiece.model").read_bytes()
+
+
+def damaged_spiece(rng: Random) -> bytes:
+    """Damage the bytes of a SentencePiece model, or a few of its values."""
+    if rng.random() < 0.3:
+        return mutate(SPIECE, rng)
+    model = ModelProto.FromString(SPIECE)
+    for _ in range(rng.choice((1, 1, 3))):
+        piece = rng.choice(model.pieces)
+        piece.piece = rng.choice((piece.piece, "", rng.choice(model.pieces).piece, "x" * rng.choice((9, 300_000))))
+        piece.score = rng.choice((piece.score, 0.0, -1e38, float("inf"), float("nan")))
+        piece.type = rng.choice((piece.type, rng.randint(1, 6)))
+        model.trainer_spec.model_type = rng.choice((model.trainer_spec.model_type, rng.randint(1, 4)))
+        model.trainer_spec.unk_id = rng.choice((model.trainer_spec.unk_id, *(-1, 0, 1, 1 << 30)))
+        rules = model.normalizer_spec.precompiled_charsmap
+        model.normalizer_spec.precompiled_charsmap = rng.choice((rules, b"", flip_bits(rules, rng), mutate(rules, rng)))
+    if rng.random() < 0.1:
+        del model.pieces[rng.randrange(len(model.pieces)) :]
+    return bytes(model.SerializeToString())
+
+
+def write_damaged_spiece(folder: Path, rng: Random) -> None:
+    folder.mkdir()
+    (folder / "spiece.model").write_bytes(damaged_spiece(rng))
+
+
 FORMATS = {
     "zip": of_bytes(read_torch, lambda rng: damaged_torch("zip", rng)),
     "legacy": of_bytes(read_torch, lambda rng: damaged_torch("legacy", rng)),
@@ -232,6 +268,9 @@ FORMATS = {
         read_npz, lambda rng: zipped([Entry(f"{name}.npy", npy(array)) for name, array in ARRAYS.items()], rng)
     ),
     "config": Format(load_and_use, write_damaged_folder),
+    "tokenizer": Format(use_tokenizer, write_damaged_tokenizer),
+    "spiece": Format(use_tokenizer, write_damaged_spiece),
+    "head": Format(use_head, write_damaged_head),
 }
 
 
@@ -314,12 +353,15 @@ def fuzz_in_subprocess(name: str, count: int, seed: int = 0) -> tuple[str, bool]
     """Run `fuzz` in a separate process and folder, because a reader may crash."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment |= {"PYTHONWARNINGS": "ignore", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
         command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", name, "--inside"]
         command += ["--count", str(count), "--seed", str(seed)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         return f"{name}: the process ended with {done.returncode}\n{done.stderr[-2000:]}", False
-    return done.stdout.strip() or done.stderr[-2000:], done.returncode == 0
+    if done.stderr:  # for example, the text of a panic in Rust code
+        return f"{done.stdout.strip()}\n{name}: a reader wrote to standard error:\n{done.stderr[-2000:]}", False
+    return done.stdout.strip(), done.returncode == 0
 
 
 def main() -> int:

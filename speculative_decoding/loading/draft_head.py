@@ -96,7 +96,7 @@ def config_of(raw: Mapping[str, Any], folder: Path, target: EncoderDecoder) -> D
         values = ids[name] if name in ids else [known.get(name)]
         if not isinstance(values, list) or not all(type(value) is int and least <= value <= most for value in values):
             raise CheckpointError(f"{folder / CONFIG}: {name!r} must be of whole numbers >= {least}, at most {most}")
-    if not known["layers"] or known.get("activation") not in ACTIVATIONS or type(known.get("is_gated")) is not bool:
+    if not known["layers"] or known.get("activation") not in [*ACTIVATIONS] or type(known.get("is_gated")) is not bool:
         raise CheckpointError(f"{folder / CONFIG}: 'layers', 'activation' or 'is_gated' is not a draft head's")
     acceptance = known.get("acceptance", [])
     if not isinstance(acceptance, list) or not all(

@@ -16,8 +16,10 @@ from ..checkpoints.files import open_regular, read_json_object
 from ..errors import InputError
 from ..sampling.options import short_repr
 from .languages import Languages
+from .tokenizer_checks import check_sentencepiece, check_tokenizer_json
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")  # T5 and Pegasus; mBART, M2M-100 and NLLB-200
+OTHER_SENTENCEPIECE = ("sentencepiece.model", "source.spm", "target.spm", "tokenizer.model")
 # Every file that a tokenizer may use. Conversion copies the existing ones.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,10 +27,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     *SENTENCEPIECE,
-    "sentencepiece.model",
-    "source.spm",
-    "target.spm",
-    "tokenizer.model",
+    *OTHER_SENTENCEPIECE,
     "vocab.json",
     "merges.txt",
 )
@@ -133,7 +132,8 @@ class FastTokenizer(FolderTokenizer):
 
         path = folder / "tokenizer.json"
         with TokenizerErrors(f"{path}: not a readable tokenizer"):
-            self._backend = tokenizers.Tokenizer.from_file(str(path))
+            check_tokenizer_json(data := path.read_bytes())
+            self._backend = tokenizers.Tokenizer.from_buffer(data)
             self._backend.no_truncation()
             self._backend.no_padding()
             pieces = self._backend.get_vocab(with_added_tokens=True)
@@ -160,6 +160,9 @@ class TransformersTokenizer(FolderTokenizer):
                 f"{path}: 'extra_ids' is too large (got {short_repr(extra)}, expected at most {MAX_EXTRA_IDS})"
             )
 
+        for model in (folder / name for name in (*SENTENCEPIECE, *OTHER_SENTENCEPIECE) if (folder / name).is_file()):
+            with TokenizerErrors(f"{model}: not a readable SentencePiece model"):
+                check_sentencepiece(model.read_bytes())
         settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         if has_t5_sentencepiece(folder):
             settings["tokenizer_type"] = "t5"

@@ -8,6 +8,7 @@ import math
 import pickle as python_pickle
 import resource
 import struct
+import subprocess
 import sys
 import time
 from io import BytesIO
@@ -40,18 +41,19 @@ from tools.fuzz_checkpoints import FORMATS, failure, fuzz_in_subprocess, write_d
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.slow
 def test_damaged_files_are_read_or_refused(name: str) -> None:
-    line, good = fuzz_in_subprocess(name, count=50 if name == "config" else 300, seed=1)
+    line, good = fuzz_in_subprocess(name, count=50 if name in ("config", "head") else 300, seed=1)
     assert good, line
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "config"])
 def test_damage_is_reproducible_and_varied(name: str, tmp_path: Path) -> None:
-    def damaged(index: int) -> bytes:
-        write_damaged(name, 0, index, tmp_path / "file")
-        return (tmp_path / "file").read_bytes()
+    def damaged(index: int, run: int) -> list[bytes]:
+        path = tmp_path / f"{index}.{run}"
+        write_damaged(name, 0, index, path)
+        return [each.read_bytes() for each in sorted(path.iterdir())] if path.is_dir() else [path.read_bytes()]
 
-    files = [damaged(index) for index in range(50)]
-    assert files == [damaged(index) for index in range(50)]
+    files = [tuple(damaged(index, 0)) for index in range(50)]
+    assert files == [tuple(damaged(index, 1)) for index in range(50)]
     assert len(set(files)) > 40
 
 
@@ -61,6 +63,13 @@ def test_fuzzing_detects_other_errors(fault: Exception) -> None:
         raise fault
 
     assert "planted" in (failure(act) or "")
+
+
+def test_fuzzing_detects_output_of_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 0, stdout="tokenizer: 1 file", stderr="thread panicked")
+    monkeypatch.setattr(subprocess, "run", lambda *command, **options: done)
+    line, good = fuzz_in_subprocess("tokenizer", count=1)
+    assert not good and "thread panicked" in line
 
 
 def test_fuzzing_detects_slow_readers_and_accepts_checkpoint_errors() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_json_object
@@ -130,6 +134,104 @@ def test_tokenizer_ids_outside_the_table_are_refused(folder: Path, tokenizer: di
         session.generate("the", decoder_prefix="q", max_tokens=2)
     with pytest.raises(InputError, match=r"must be between 0"):
         session.score("the", "q")
+
+
+def in_sequence(kind: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", kind: steps}
+
+
+def replace(content: str, **pattern: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def prepend(size: int) -> dict[str, Any]:
+    return {"type": "Prepend", "prepend": "x" * size}
+
+
+def with_piece(piece: str) -> dict[str, Any]:
+    return {"model": SMALL_TOKENIZER["model"] | {"vocab": [*SMALL_TOKENIZER["model"]["vocab"], [piece, -1.0]]}}
+
+
+def with_template(*pieces: dict[str, Any]) -> dict[str, Any]:
+    return {"post_processor": SMALL_TOKENIZER["post_processor"] | {"single": pieces}}
+
+
+def with_rules(rules: bytes) -> dict[str, Any]:
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()}}
+
+
+def rules(unit: int = 0, replacements: bytes = b"") -> bytes:
+    """Return normalization rules whose trie has one root."""
+    return struct.pack("<I256I", 1024, unit, *[0] * 255) + replacements
+
+
+SPACES = replace(" ", Regex=" {2,}")
+PROMPT = {"Sequence": {"id": "A", "type_id": 0}}
+HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
+    ({"normalizer": in_sequence("normalizers", *[replace("a" * 10, String="a")] * 12)}, "normalizer makes more than"),
+    ({"normalizer": in_sequence("normalizers", *[replace("ee", String="e")] * 40)}, "normalizer makes more than"),
+    ({"normalizer": in_sequence("normalizers", *[replace("e", Regex="(?=e)")] * 40)}, "normalizer makes more than"),
+    ({"normalizer": in_sequence("normalizers", *[prepend(3000)] * 5)}, "normalizer makes more than"),
+    ({"normalizer": in_sequence("normalizers", *[in_sequence("normalizers", prepend(9))] * 120)}, "normalizer makes"),
+    ({"normalizer": prepend(1_000_000)}, "a piece is longer than 4096 bytes"),
+    ({"decoder": in_sequence("decoders", *[replace("ee", String="e")] * 40)}, "decoder makes more than 1000 char"),
+    ({"pre_tokenizer": in_sequence("pretokenizers", *[{"type": "ByteLevel"}] * 40)}, "pre_tokenizer makes more than"),
+    (with_template(*[PROMPT] * 2000), "post_processor makes more than"),
+    (with_template({"SpecialToken": {"id": "<x>", "type_id": 0}}), "unknown token"),
+    (with_template({"Sequence": {"id": "B", "type_id": 0}}), "unknown token"),
+    (with_piece("x" * 2_000_000), "a piece is longer"),
+    (with_piece('"' * 10_000), "a piece is longer"),
+    (with_piece('"precompiled_charsmap":"' + "x" * 10_000), "a piece is longer"),
+    (with_rules(b"abc"), "rules are damaged"),
+    (with_rules(struct.pack("<I", 0xFFFFFC00)), "rules are damaged"),
+    (with_rules(rules(unit=1 << 20)), "rules are damaged"),
+    (with_rules(rules(unit=1 << 8 | 1 << 10) + b"\xff"), "utf-8"),
+    (with_rules(rules(replacements=b"a" * 2000)), "normalizer makes more than"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), HOSTILE_TOKENIZERS)
+def test_hostile_tokenizers_are_refused_before_a_library_reads_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], problem: str
+) -> None:
+    monkeypatch.setattr(tokenizers, "Tokenizer", None)  # it could take all memory, crash, or print a panic
+    (folder / "tokenizer.json").write_text(json.dumps(SMALL_TOKENIZER | change))
+    with pytest.raises(InputError, match=r"tokenizer\.json: not a readable tokenizer") as error:
+        load(folder)
+    assert problem in one_line(error)
+
+
+def test_escaped_keys_cannot_hide_a_normalizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "Tokenizer", None)
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text.replace('"normalizer"', r'"n\u006Frmalizer"'))
+    with pytest.raises(InputError, match="a key has escaped letters"):
+        load(folder)
+
+
+def test_common_steps_of_tokenizers_are_accepted(folder: Path) -> None:
+    steps = [{"type": "NFKC"}, {"type": "Lowercase"}, replace("▁", String=" "), SPACES, prepend(1)]
+    change = {"normalizer": in_sequence("normalizers", *steps), **with_piece("x" * 4000)}
+    (folder / "tokenizer.json").write_text(json.dumps(SMALL_TOKENIZER | change))
+    assert load(folder).generate("the", max_tokens=2).tokens
+
+
+def test_hostile_sentencepiece_models_are_refused(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    model = ModelProto(pieces=[{"piece": "<unk>", "type": 2}, {"piece": "a"}])
+    hostile = {
+        b"": "it holds no pieces",
+        b"\xff": "Error parsing",
+        ModelProto(pieces=[{"piece": "x" * 5000}]).SerializeToString(): "a piece is longer",
+        model.SerializeToString() + ModelProto(normalizer_spec={"precompiled_charsmap": b"abc"}).SerializeToString(): (
+            "rules are damaged"
+        ),
+    }
+    for data, problem in hostile.items():
+        (folder / "spiece.model").write_bytes(data)
+        with pytest.raises(InputError, match=r"spiece\.model: not a readable SentencePiece model") as error:
+            load(folder)
+        assert problem in one_line(error)
 
 
 def test_draft_ids_outside_the_table_are_not_looked_up() -> None:

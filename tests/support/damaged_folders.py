@@ -1,11 +1,12 @@
-"""Damaged model folders for tools/fuzz_checkpoints.py, and a function that loads or converts them.
+"""Damaged folders for tools/fuzz_checkpoints.py, and functions that use them.
 
-A folder holds a tiny T5 or the golden model of another family, with damage in config.json, generation_config.json, the
-tokenizer files or the manifest.
+A model's folder holds a tiny T5 or the golden model of another family, with damage in config.json,
+generation_config.json, the tokenizer files or the manifest. Other folders hold only a tokenizer, or a draft head.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import os
@@ -21,11 +22,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from speculative_decoding import load
+from speculative_decoding.checkpoints.npz import read_npz
 from speculative_decoding.loading.conversion import convert
+from speculative_decoding.loading.draft_head import write_draft_head
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.tokenizer import load_tokenizer
 from tests.support.paths import GOLDENS as GOLDENS_FOLDER
-from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
+from tests.support.tiny import CONFIG, save_hugging_face, tiny_head, tiny_model
 
 Random = random.Random
 BUNDLED_TARGET = BUNDLED / "t5-web-docs"
@@ -68,6 +71,26 @@ FILES: dict[str, Any] = {
     "model.safetensors.index.json": {"metadata": {}, "weight_map": {"shared.weight": "model.safetensors"}},
 }  # fmt: skip
 GOLDENS = sorted(path.parent for path in GOLDENS_FOLDER.glob("*/config.json"))
+TOKENIZER_JSONS = sorted(GOLDENS_FOLDER.glob("tokenizers/*/tokenizer.json"))
+GROWING = {"type": "Replace", "pattern": {"String": "e"}, "content": "eeeeeeeeee"}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+STEPS: dict[str, tuple[dict[str, Any], ...]] = {
+    "normalizer": (
+        *({"type": name} for name in ("NFKC", "NFD", "Nmt", "StripAccents", "ByteLevel")),
+        GROWING,
+        {"type": "Sequence", "normalizers": [GROWING] * 12},
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 1_000_000}] * 5},
+    ),
+    "pre_tokenizer": (BYTE_LEVEL, {"type": "Sequence", "pretokenizers": [BYTE_LEVEL] * 40}, {"type": "Whitespace"}),
+    "decoder": (
+        GROWING,
+        BYTE_LEVEL,
+        {"type": "Sequence", "decoders": [GROWING] * 12},
+        {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        {"type": "CTC", "pad_token": "e", "word_delimiter_token": "|", "cleanup": True},
+    ),
+}
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 MALICIOUS_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, 2, 3, -1, 24, 9000, 1 << 31, 1 << 63, 10**9, 10**400, -(10**400), 0.5, 1e308, 1e-320, -0.0,
@@ -187,6 +210,68 @@ def write_damaged_folder(folder: Path, rng: Random) -> None:
             content = replaced(content, rng)
         text = json.dumps(content).encode()
         (folder / name).write_bytes(damaged_text(text, rng) if name in damaged and rng.random() < 0.15 else text)
+
+
+def write_damaged_tokenizer(folder: Path, rng: Random) -> None:
+    """Write a damaged tokenizer.json, with some of the steps that make texts longer."""
+    folder.mkdir()
+    content = rng.choice([SMALL_TOKENIZER, *(json.loads(path.read_text("utf-8")) for path in TOKENIZER_JSONS)])
+    if rng.random() < 0.5:
+        name = rng.choice(list(STEPS))
+        content = content | {name: rng.choice(STEPS[name])}
+    if rng.random() < 0.2:
+        nllb = json.loads(TOKENIZER_JSONS[0].read_text("utf-8"))["normalizer"]["normalizers"][0]
+        rules = bytearray(base64.b64decode(nllb["precompiled_charsmap"]))
+        for _ in range(rng.choice((1, 10))):
+            rules[rng.randrange(len(rules))] ^= 1 << rng.randrange(8)
+        content = content | {"normalizer": nllb | {"precompiled_charsmap": base64.b64encode(rules).decode()}}
+    for _ in range(rng.choice((0, 1, 1, 3))):
+        name = rng.choice(list(content))
+        content = content | {name: replaced(content[name], rng)}
+    text = json.dumps(content, ensure_ascii=rng.random() < 0.5).encode("utf-8", "replace")
+    (folder / "tokenizer.json").write_bytes(damaged_text(text, rng) if rng.random() < 0.1 else text)
+
+
+def use_tokenizer(folder: Path) -> bool:
+    tokenizer = load_tokenizer(folder)
+    for text in (TEXT, "e" * 200 + "é 漢字 ﷺ"):
+        tokenizer.decode(tokenizer.encode_output(text))
+    return True
+
+
+@cache
+def target_and_head() -> tuple[Path, dict[str, Any], dict[str, mx.array]]:
+    """Make a target's folder, once per process, and the config.json and weights of its draft head."""
+    root = Path(tempfile.mkdtemp())
+    folder = save_hugging_face(tiny_model(), root / "target", CONFIG)
+    target = load(folder).model
+    write_draft_head(root / "head", tiny_head(target).with_frequent([1, 5, 7], {5: [9, 3]}), target, mx.float32)
+    return folder, json.loads((root / "head/config.json").read_text()), dict(read_npz(root / "head/weights.npz"))
+
+
+def write_damaged_head(folder: Path, rng: Random) -> None:
+    """Write a draft head with damage in config.json, or with missing, reshaped, cast or useless weights."""
+    folder.mkdir()
+    _, config, weights = target_and_head()
+    weights = dict(weights)
+    if rng.random() < 0.4:
+        name = rng.choice(list(weights))
+        array = weights.pop(name)
+        changed = (array, array[:0], array[None], array.astype(mx.int32), array * mx.nan, array * 1e30)
+        if rng.random() < 0.8:
+            weights[rng.choice((name, name, "unknown"))] = rng.choice(changed)
+    else:
+        for _ in range(rng.choice((1, 1, 3))):
+            config = replaced(config, rng)
+    text = json.dumps(config).encode()
+    (folder / "config.json").write_bytes(damaged_text(text, rng) if rng.random() < 0.1 else text)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+
+
+def use_head(folder: Path) -> bool:
+    target, _, _ = target_and_head()
+    load(target, draft=folder).generate([5, 9, 3, 1], drafter="model", max_tokens=6)
+    return True
 
 
 def checked_lookup(embed: Callable[[nn.Embedding, mx.array], mx.array]) -> Callable[[nn.Embedding, mx.array], mx.array]:

@@ -278,6 +278,7 @@ def test_the_command_line_accepts_a_head(
         ({"heads": 10**9}, "'heads' must be of whole numbers"),
         ({"d_ff": 10**12}, "'d_ff' must be of whole numbers >= 1, at most "),
         ({"activation": "tanh"}, "is not a draft head's"),
+        ({"activation": ["relu"]}, "is not a draft head's"),
         ({"d_ff": 7}, "'wi.weight' has shape"),
         ({"version": 1}, "has other draft heads; train it again"),
     ],

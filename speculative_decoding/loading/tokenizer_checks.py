@@ -1,0 +1,139 @@
+"""Refuses tokenizer files with which a tokenizer library would take all memory, crash or panic.
+
+The libraries cannot be interrupted, and a panic prints before Python sees it. So these checks precede them. They read
+only parts of tokenizer.json, because parsing all of it would take a fifth of the loading time.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..checkpoints.files import is_shallow
+from ..sampling.options import short_repr
+
+MAX_PIECE = 4096  # bytes; `tokenizers` frees a trie recursively, which overflows the stack at about 200,000
+MAX_GROWTH = 1000  # characters that one character may become; T5's normalizer reaches 36
+MAX_COMPONENT = 4 << 20  # bytes of a normalizer or decoder; T5's has 320,000
+
+COMPONENT = re.compile(rb'"(normalizer|pre_tokenizer|post_processor|decoder)"\s*:\s*(?=\{)')
+ESCAPED_KEY = re.compile(rb'\\u00[5-7][^"]*"\s*:\s*\{')
+QUOTE = re.compile(rb'(?<!\\)"')
+CHARSMAP = b'"precompiled_charsmap":'
+STEPS = ("normalizers", "pretokenizers", "processors", "decoders")
+# The most characters that Unicode normalization and the byte-level alphabet make of one character.
+GROWTH_BY_TYPE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
+
+
+def check_tokenizer_json(data: bytes) -> None:
+    """Raise `ValueError` for a hostile tokenizer.json."""
+    start = 0
+    while 0 <= start < len(data) - MAX_PIECE:  # a longer string has a block of MAX_PIECE bytes without a quote
+        if QUOTE.search(data, start, start + MAX_PIECE):
+            start += MAX_PIECE
+            continue
+        opening = max(data.rfind(b'"', 0, start), 0)
+        if not b"".join(data[max(opening - 64, 0) : opening].split()).endswith(CHARSMAP):
+            raise ValueError(f"a piece is longer than {MAX_PIECE} bytes")
+        start = data.find(b'"', start)
+    if ESCAPED_KEY.search(data):  # could hide a component from the search below
+        raise ValueError("a key has escaped letters")
+    for match in COMPONENT.finditer(data):
+        name = match[1].decode()
+        require_growth(name, grown_length(read_object(data, match.end(), name)))
+
+
+def require_growth(name: str, length: float) -> None:
+    if length > MAX_GROWTH:
+        raise ValueError(f"the {name} makes more than {MAX_GROWTH} characters of one")
+
+
+def read_object(data: bytes, start: int, name: str) -> Any:
+    """Parse the JSON object at a position without parsing the rest of the file."""
+    for size in (1 << 16, MAX_COMPONENT):
+        try:
+            content, _ = json.JSONDecoder().raw_decode(data[start : start + size].decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        if is_shallow(content):
+            return content
+    raise ValueError(f"the {name} is not valid JSON, too large or too deep")
+
+
+def grown_length(step: Any, length: float = 1) -> float:
+    """Return the largest length to which a normalizer, decoder or other step extends a text of this length."""
+    if not isinstance(step, Mapping):
+        return length
+    for name in STEPS:
+        for inner in step[name] if isinstance(step.get(name), list) else ():
+            length = grown_length(inner, length)
+    if "content" in step and isinstance(pattern := step.get("pattern"), Mapping):
+        replaced, content = pattern.get("String"), str(step["content"])
+        if isinstance(replaced, str) and replaced:
+            length *= max(1, len(content) / len(replaced))
+        else:
+            length *= 1 + len(content)  # a regular expression may match before every character
+    if "single" in step:
+        length = templated_length(step, length)
+    if "precompiled_charsmap" in step:
+        length *= longest_replacement(base64.b64decode(str(step["precompiled_charsmap"]), validate=True))
+    return length * GROWTH_BY_TYPE.get(str(step.get("type")), 1) + len(str(step.get("prepend", "")))
+
+
+def templated_length(template: Mapping[str, Any], length: float) -> float:
+    """Return the length of a prompt with a template's special tokens. Raises `ValueError` for unknown tokens."""
+    special = template.get("special_tokens")
+    sequences = 0
+    for piece in template["single"]:
+        match piece:
+            case {"Sequence": {"id": "A"}}:
+                sequences += 1
+            case {"SpecialToken": {"id": str(name)}} if isinstance(special, Mapping) and name in special:
+                length += len(special[name]["ids"])
+            case _:
+                raise ValueError(f"the post_processor's template uses an unknown token {short_repr(piece)}")
+    return max(1, sequences) * length
+
+
+def check_sentencepiece(data: bytes) -> None:
+    """Raise `ValueError` for a hostile SentencePiece model, or `DecodeError` for a damaged one."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(data)  # type: ignore[attr-defined]
+    if not model.pieces:
+        raise ValueError("it holds no pieces")
+    if max(len(each.piece) for each in model.pieces) > MAX_PIECE:
+        raise ValueError(f"a piece is longer than {MAX_PIECE} characters")
+    if rules := model.normalizer_spec.precompiled_charsmap:
+        require_growth("normalizer", longest_replacement(rules))
+
+
+def longest_replacement(charsmap: bytes) -> int:
+    """Return the number of characters of the longest replacement in a SentencePiece model's normalization rules.
+
+    Raises `ValueError` for rules with which `tokenizers` would panic. Format: the size of a double-array trie, the trie
+    as uint32 (Yata's darts-clone), and the replacements, each ending with a zero byte.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    if size % 1024 or not 0 < size <= len(charsmap) - 4:
+        raise ValueError("its normalization rules are damaged")
+    units = np.frombuffer(charsmap, "<u4", size // 4, offset=4).astype(np.int64)
+    replacements = charsmap[4 + size :]
+
+    # A unit's children are at its index XOR its offset XOR the next byte. The highest bit marks a leaf, which has none.
+    offsets = (units >> 10) << ((units & 1 << 9) >> 6)
+    children = np.arange(len(units)) ^ offsets
+    is_inner = units < 1 << 31
+    is_inner[0] = True
+    if (children[is_inner] | 0xFF).max() >= len(units):
+        raise ValueError("its normalization rules are damaged")
+    leaves = units[children[is_inner & (units & 1 << 8 != 0)]] & (1 << 31) - 1
+    starts = np.frombuffer(replacements + b"\0", np.uint8)
+    if (leaves >= len(starts)).any() or (starts[leaves] & 0xC0 == 0x80).any():  # within a character
+        raise ValueError("its normalization rules are damaged")
+    return max(map(len, replacements.decode().split("\0")))
