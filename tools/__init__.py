@@ -1,5 +1,6 @@
 """Long-running checks and generators of test data, run manually: `python -m tools.NAME --help`. Not installed.
 
+attack_server          unfinished requests on many connections, while another client uses the server
 check_beams            beam search against Hugging Face's, on recorded outputs
 concepts               size of the package: classes, functions, constants, import paths, records
 default_runs           speed of main.py with its defaults compared with baseline decoding, in fresh processes

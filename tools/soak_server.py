@@ -2,7 +2,7 @@
 
 Clients stream, disconnect, send invalid requests and exceed limits. At the end, this tool checks that
 
-- every request was answered once, and equal requests got equal texts,
+- every request was answered once, and equal requests got equal texts, which are those of `main.py`,
 - all slots are free, and the text of a probe is unchanged,
 - memory and open files have not grown since the first quarter,
 - the log has no traceback, and the server exits with status 0.
@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -61,7 +61,7 @@ class Soak:
         self.url = url
         self.outcomes: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
-        self._texts: dict[str, Any] = {}
+        self.texts: dict[str, list[str]] = {}  # by the fields of the request
         self._lock = threading.Lock()
 
     def request(self, client: httpx.Client, rng: random.Random) -> None:
@@ -146,7 +146,7 @@ class Soak:
     def check_text(self, fields: dict[str, Any], texts: list[str]) -> None:
         key = json.dumps(fields, sort_keys=True)
         with self._lock:
-            assert self._texts.setdefault(key, texts) == texts, (fields, texts, self._texts[key])
+            assert self.texts.setdefault(key, texts) == texts, (fields, texts, self.texts[key])
 
 
 ACTIONS: dict[str, Callable[[Soak, httpx.Client, random.Random], str]] = {
@@ -200,14 +200,9 @@ def soak(requests: int | None, seconds: float | None, seed: int) -> str:
 
 
 def soak_process(
-    process: subprocess.Popen[bytes], log: Any, requests: int | None, seconds: float | None, seed: int
+    process: subprocess.Popen[bytes], log: IO[str], requests: int | None, seconds: float | None, seed: int
 ) -> str:
-    def log_text() -> str:
-        log.seek(0)
-        return str(log.read())
-
-    wait_for(lambda: process.poll() is not None or "http://" in log_text())
-    (url,) = re.findall(r"http://[\d.:]+", log_text())
+    url = url_of(process, log)
     with httpx.Client(base_url=url, timeout=600) as client:
         wait_for(lambda: client.get("/health").status_code == 200)
         probe = client.post("/v1/completions", json=PROBE).json()["choices"]
@@ -231,10 +226,42 @@ def soak_process(
     assert usages[-1][0] < memory + GROWTH, usages
     assert usages[-1][1] <= files + CLIENTS, usages
     process.send_signal(signal.SIGTERM)
-    assert process.wait(600) == 0 and "Traceback" not in log_text(), log_text()[-4000:]
+    assert process.wait(600) == 0 and "Traceback" not in text_of(log), text_of(log)[-4000:]
+    compared = check_with_main(trial.texts)
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(trial.outcomes.items()))
     shown = ", ".join(f"{memory / 1e6:.0f} MB and {files} files" for memory, files in (usages[0], usages[-1]))
-    return f"{sent} requests: {outcomes}\nfirst and last: {shown}; all slots free, text of the probe unchanged"
+    return (
+        f"{sent} requests: {outcomes}\nfirst and last: {shown}; all slots free, text of the probe unchanged, "
+        f"{compared} texts equal to main.py's"
+    )
+
+
+def check_with_main(texts: dict[str, list[str]]) -> int:
+    """Decode the same prompts with `main.py`. Returns their number. Raises AssertionError for another text."""
+    fields = [json.loads(key) for key in texts]
+    prompts = [[each["prompt"]] if isinstance(each["prompt"], str) else each["prompt"] for each in fields]
+    lines = [
+        json.dumps({**each, "prompt": prompt}) for each, own in zip(fields, prompts, strict=True) for prompt in own
+    ]
+    command = [sys.executable, str(BUNDLED.parent / "main.py"), "--input", "-", "--input-format", "jsonl"]
+    output = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True).stdout
+    expected = [json.loads(line)["text"] for line in output.splitlines()]
+    found = [text for own in texts.values() for text in own]
+    different = [each for each in zip(lines, expected, found, strict=True) if each[1] != each[2]]
+    assert not different, different[:3]
+    return len(lines)
+
+
+def text_of(log: IO[str]) -> str:
+    log.seek(0)
+    return log.read()
+
+
+def url_of(process: subprocess.Popen[bytes], log: IO[str]) -> str:
+    """Wait until a server has logged its address."""
+    wait_for(lambda: process.poll() is not None or "http://" in text_of(log))
+    (url,) = re.findall(r"http://[\d.:]+", text_of(log))
+    return str(url)
 
 
 def send_requests(trial: Soak, count: int, seed: int, problems: list[BaseException]) -> None:

@@ -38,7 +38,8 @@ class LimitedConnection(H11Protocol):
 
     uvicorn limits only the time between requests. Here headers must arrive within `HEADER_SECONDS`. A body that was
     refused is still read for a while, because many clients read the response only after they have sent the body. If
-    there are too many connections, a new one replaces the one that has waited longest for a request.
+    there are too many connections, a new one replaces the one that has waited longest for a complete request, while
+    uvicorn's own limit would refuse the new one.
 
     Args:
         max_per_address: Connections of one address.
@@ -55,8 +56,8 @@ class LimitedConnection(H11Protocol):
         self.waiting_since = self.loop.time()
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether no request is being answered."""
+    def is_between_requests(self) -> bool:
+        """Whether the headers of the next request have not arrived."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -75,18 +76,18 @@ class LimitedConnection(H11Protocol):
             LOG.warning("%s has %d connections; another one was refused", address, of_address)
             transport.close()
             return
-        waiting = [each for each in others if each.is_waiting]
-        if len(others) + 1 >= MAX_CONNECTIONS and waiting:
-            min(waiting, key=lambda each: each.waiting_since).close()
+        if len(others) >= MAX_CONNECTIONS:
+            waiting = [each for each in others if each.is_between_requests or each.cycle.more_body]
+            min(waiting, key=lambda each: each.waiting_since, default=self).transport.close()
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.is_waiting:
+        if self.is_between_requests:
             self._start_timer()
             self._refused_bytes += len(data)
             if self._refused_bytes > MAX_REFUSED_BYTES:
-                self.close()
+                self.transport.close()
         else:
             self._stop_timer()
             self._refused_bytes = 0
@@ -101,15 +102,12 @@ class LimitedConnection(H11Protocol):
         self._stop_timer()
         super().connection_lost(exc)
 
-    def close(self) -> None:
-        self.timeout_keep_alive_handler()
-
     def _is_trusted(self, address: str) -> bool:
         return address in self._trusted or not address or ipaddress.ip_address(address).is_loopback
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self.close)
+            self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -144,7 +142,6 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,  # exceeds the idle timeouts of clients and proxies, which must not write to a closed one
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=5,  # for responses that are being sent
     )
     return Server(config)

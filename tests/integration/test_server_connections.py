@@ -87,11 +87,13 @@ def test_a_slow_header_does_not_prolong_the_time_limit(server: Serving, monkeypa
         eventually(drip)
 
 
-def test_half_sent_headers_do_not_block_other_clients(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [HALF, POST + b"Content-Length: 9\r\n\r\n{"])
+def test_half_sent_requests_do_not_block_other_clients(
+    server: Serving, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch, ExitStack() as stack:
         patch.setattr(connections, "MAX_CONNECTIONS", 5)
-        patch.setattr(server.server.config, "limit_concurrency", 5)
-        clients = [stack.enter_context(connected(server, HALF)) for _ in range(20)]
+        clients = [stack.enter_context(connected(server, sent)) for _ in range(20)]
         assert is_healthy(server)
         assert is_closed(clients[0])  # the one that has waited longest
         with server.client() as client:  # it keeps its connection while it is answered

@@ -29,7 +29,7 @@ from speculative_decoding.cli.programs import main as program
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
-from speculative_decoding.server import decoding_thread
+from speculative_decoding.server import connections, decoding_thread
 from speculative_decoding.server.client_request import ClientRequest, PromptUpdate
 from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
 from speculative_decoding.server.errors import ServerError
@@ -112,6 +112,20 @@ def test_a_full_queue_answers_429_with_retry_after(gated: tuple[Serving, Gated])
         thread.join()
         assert found[0].status_code == 200 and found[0].json()["choices"][0]["text"] == alone(prompt)
     assert server.post(prompt="b").status_code == 200 and server.service.admitted == 0
+
+
+def test_a_connection_too_many_is_closed_while_all_others_are_answered(
+    gated: tuple[Serving, Gated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, session = gated
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    with monkeypatch.context() as patch, pytest.raises(httpx.TransportError):
+        patch.setattr(connections, "MAX_CONNECTIONS", 1)
+        server.post(prompt="b")
+    session.allow()
+    thread.join()
+    assert found[0].json()["choices"][0]["text"] == alone("abc")
 
 
 @pytest.mark.parametrize("stream", [False, True])
