@@ -97,10 +97,10 @@ class EncoderDecoderConfig(Protocol):
         """The sizes that are split across ranks."""
 
 
-def require(name: str, value: Value, found: object, file: str = "config.json") -> None:
-    """Raise `CheckpointError` if `value` does not accept the content of the field `name` of the file."""
+def require(name: str, value: Value, found: object, file: str = "config.json") -> Any:
+    """Return the content of the field `name` of the file as `value` accepts it, or raise `CheckpointError`."""
     try:
-        value.accept(found)
+        return value.accept(found)
     except (ValueError, TypeError):
         message = f"{file}: {name!r} must be {value.expected}, not {short_repr(found)}"
         raise CheckpointError(message) from None

@@ -26,6 +26,7 @@ NUMBERS: Mapping[str, Value] = {
 IGNORED: Mapping[str, str] = {
     "num_beams": "set --num-beams to use beam search",
     "do_sample": "set --temperature to sample",
+    "forced_decoder_ids": "set --output-prefix for a fixed start",
     "sequence_bias": "",
     "encoder_repetition_penalty": "",
     "encoder_no_repeat_ngram_size": "",
@@ -73,18 +74,23 @@ class GenerationConfig:
         }
         if isinstance(end := known.get("forced_eos_token_id"), int):
             known["forced_eos_token_id"] = [end]
-        found: dict[str, Any] = {}
-        for name, value in checks.items():
-            if name in known:
-                require(name, value, known[name], file)
-                found[name] = value.accept(known[name])
+        for name in (name for name, value in checks.items() if isinstance(value, ListOf)):
+            most = MAX_BAD_WORDS if name == "bad_words_ids" else vocab_size
+            entries = known.get(name)
+            if isinstance(entries, list) and len(entries) > most:  # checked first, because each entry takes time
+                raise CheckpointError(f"{file}: {name!r} has too many entries (got {len(entries)}, at most {most})")
+        found = {name: require(name, value, known[name], file) for name, value in checks.items() if name in known}
         bad_words = found.get("bad_words_ids", ())
-        if len(bad_words) > MAX_BAD_WORDS or max(map(len, bad_words), default=0) > MAX_REPEATED:
+        if (longest := max(map(len, bad_words), default=0)) > MAX_REPEATED:
             raise CheckpointError(
-                f"{file}: 'bad_words_ids' must have at most {MAX_BAD_WORDS} entries of at most {MAX_REPEATED} ids each"
+                f"{file}: an entry of 'bad_words_ids' has too many ids (got {longest}, at most {MAX_REPEATED})"
             )
         eos = {(token,) for token in eos_token_ids}  # Hugging Face drops entries that are only an EOS
         found["bad_words_ids"] = tuple(ids for ids in bad_words if ids and ids not in eos)
+        never = {*found.get("suppress_tokens", ()), *(ids[0] for ids in found["bad_words_ids"] if len(ids) == 1)}
+        if len(never.union(found.get("begin_suppress_tokens", ()))) == vocab_size:
+            fields = [name for name in ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids") if name in known]
+            raise CheckpointError(f"{file}: {', '.join(map(repr, fields))} leaves no token; remove ids that may occur")
         return cls(**found, ignored=ignored(known))
 
     def with_defaults(self, options: GenerationOptions, prefix_length: int) -> GenerationOptions:

@@ -158,22 +158,37 @@ def folder_of(path: Path, generation: Mapping[str, Any] | None, **config: Any) -
 @pytest.mark.parametrize(
     ("field", "value", "wanted"),
     [
-        ("forced_bos_token_id", VOCAB, "a whole number, 0 to 23"),
-        ("forced_eos_token_id", [1, -1], "a list, each a whole number"),
-        ("suppress_tokens", [1.0], "a list"),
-        ("begin_suppress_tokens", "a", "a list"),
-        ("bad_words_ids", [1], "a list, each a list"),
-        ("no_repeat_ngram_size", 65, "a whole number, 0 to 64"),
-        ("min_length", -1, "a whole number"),
-        ("repetition_penalty", 0, "a number, 1e-10"),
+        ("forced_bos_token_id", VOCAB, "must be a whole number, 0 to 23"),
+        ("forced_eos_token_id", [1, -1], "must be a list, each a whole number"),
+        ("suppress_tokens", [1.0], "must be a list"),
+        ("begin_suppress_tokens", "a", "must be a list"),
+        ("bad_words_ids", [1], "must be a list, each a list"),
+        ("no_repeat_ngram_size", 65, "must be a whole number, 0 to 64"),
+        ("min_length", -1, "must be a whole number"),
+        ("repetition_penalty", 0, "must be a number, 1e-10"),
+        ("bad_words_ids", [[3, 4]] * 300_000, "has too many entries .got 300000, at most 65536.$"),
+        ("bad_words_ids", [[3] * 65], "has too many ids .got 65, at most 64.$"),
+        ("suppress_tokens", [3] * (VOCAB + 1), "has too many entries"),
+        ("suppress_tokens", [*range(VOCAB)], "leaves no token; remove ids that may occur$"),
     ],
 )
 def test_an_invalid_field_is_reported(tmp_path: Path, field: str, value: Any, wanted: str) -> None:
     folder = folder_of(tmp_path / "model", {field: value})
     for use in (lambda: load(folder), lambda: convert(str(folder), tmp_path / "out")):
-        with pytest.raises(CheckpointError, match=f"^generation_config.json: '{field}' must be {wanted}") as error:
+        with pytest.raises(CheckpointError, match=f"^generation_config.json: .*{field}' {wanted}") as error:
             use()
         assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_fields_that_forbid_every_token_together_are_refused() -> None:
+    asked = {
+        "suppress_tokens": [0, 1],
+        "begin_suppress_tokens": [2],
+        "bad_words_ids": [[3, 4], *([i] for i in range(3, VOCAB))],
+    }
+    with pytest.raises(CheckpointError, match="'suppress_tokens', 'begin_suppress_tokens', 'bad_words_ids' leaves no"):
+        GenerationConfig.from_dict(asked, VOCAB, [EOS])
+    assert GenerationConfig.from_dict(asked | {"begin_suppress_tokens": []}, VOCAB, [EOS])
 
 
 def test_older_folders_use_config_json_and_conversion_keeps_it(tmp_path: Path) -> None:
@@ -189,12 +204,14 @@ def test_older_folders_use_config_json_and_conversion_keeps_it(tmp_path: Path) -
 
 def test_unsupported_fields_are_reported_once_in_a_line(tmp_path: Path) -> None:
     asked = {"num_beams": 4, "length_penalty": 2.0, "do_sample": True, "encoder_repetition_penalty": 1.0}
+    asked["forced_decoder_ids"] = [[1, 10**9]]
     folder = folder_of(tmp_path / "model", asked)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         load(folder, draft=folder).generate("a", max_tokens=2)
     (line,) = [str(each.message) for each in said if "generation_config" in str(each.message)]
     assert "num_beams 4 is ignored (set --num-beams to use beam search); do_sample" in line
+    assert "forced_decoder_ids [[1, 1000000000]] is ignored (set --output-prefix for a fixed start)" in line
     assert "encoder_repetition_penalty" not in line and "\n" not in line
 
 
