@@ -12,7 +12,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -95,7 +94,7 @@ class LimitedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
+        if self.cycle.more_body:
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
