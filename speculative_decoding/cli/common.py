@@ -5,15 +5,18 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ..cache_folder import WAY_OUT
+from ..distributed import launched_rank
 from ..errors import InputError, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
 from .parser import with_flag
@@ -52,8 +55,11 @@ def write_stats(path: Path, content: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def run(program: str, command: Callable[[], int]) -> int:
-    """Run a command and return its exit status: 2 for bad input, 130 for Ctrl-C, 1 for a closed pipe."""
+def run(program: str, command: Callable[[], int], when_interrupted: str = "") -> int:
+    """Run a command and return its exit status: 2 for bad input, 130 for Ctrl-C, 1 for a closed pipe.
+
+    when_interrupted: added to the line that reports Ctrl-C.
+    """
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{program}: note: {message}")
@@ -61,7 +67,8 @@ def run(program: str, command: Callable[[], int]) -> int:
     warnings.showwarning = note
     try:
         require_streams()
-        status = command()
+        with one_interrupt():
+            status = command()
         with printing():
             sys.stdout.flush()
         return status
@@ -74,11 +81,30 @@ def run(program: str, command: Callable[[], int]) -> int:
         say(f"{program}: error: MLX cannot compile kernels ({str(error).splitlines()[-1]}); free space, or {WAY_OUT}")
         return 2
     except KeyboardInterrupt:
-        say(f"\n{program}: interrupted")
+        if not launched_rank():  # the other ranks get Ctrl-C too
+            say(f"\n{program}: interrupted{when_interrupted}")
         return 130
     except BrokenPipeError:
         drop_output()
         return 1
+
+
+@contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt for the first Ctrl-C only. After that, Ctrl-C ends the process without a traceback."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    if before is not signal.SIG_IGN:  # started with nohup, or a rank that rank 0 ends
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
 
 
 def is_compile_error(error: RuntimeError) -> bool:

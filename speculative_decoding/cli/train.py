@@ -200,4 +200,4 @@ def plot_curves(path: Path, history: Sequence[Sequence[float]]) -> None:
 
 def main(argv: Sequence[str] | None = None, program: str = "python -m speculative_decoding.train") -> int:
     chosen = train_parser(program).parse_args(argv)
-    return common.run("train", lambda: train(chosen))
+    return common.run("train", lambda: train(chosen), "; run the same command with --resume to continue")

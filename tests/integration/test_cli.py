@@ -407,6 +407,7 @@ def test_ctrl_c_exits_with_status_130_and_no_traceback(
         status, err = in_process(capsys, "--prompt", PROMPT)
         statuses.append(status)
         assert ("main.py: interrupted" in err) == (status == 130) and "Traceback" not in err
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # after Ctrl-C, a program keeps SIG_DFL until it exits
     assert len(statuses) > 3 and set(statuses[:-1]) == {130}
 
 

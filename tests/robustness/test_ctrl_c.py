@@ -1,0 +1,99 @@
+"""Ctrl-C, once or repeatedly: one line, status 130, and no half-written output.
+
+Each program stops at a progress line and waits there for the signal, so no result depends on the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_training import small_target
+from tests.support.paths import ROOT
+from tests.support.processes import start
+
+pytestmark = pytest.mark.slow
+
+PAUSING = """
+import signal, sys, time
+from speculative_decoding.cli import common
+
+state, signals, *arguments = sys.argv[1:]
+
+def say_and_wait(text, say=common.say):
+    say(text)
+    while state in text:
+        time.sleep(0.01)  # until Ctrl-C
+    if signals == "2" and "interrupted" in text:
+        signal.raise_signal(signal.SIGINT)
+
+common.say = say_and_wait
+from speculative_decoding.cli import progress, programs
+progress.LINE_SECONDS = 0
+sys.exit(programs.main(arguments))
+"""
+TRAIN = "train --model target --prompts prompts.txt --output made --max-tokens 6 --steps 30 --held-out 8 --frequent 8"
+TO_RESUME = "; run the same command with --resume to continue"
+CASES = [  # command, part of the progress line at which it is interrupted, end of its last line
+    ("convert --model target --output made", "shared.weight", ""),
+    ("verify prompts.txt --model target --drafter ngram", "baseline outputs", ""),
+    (TRAIN, " outputs,", TO_RESUME),
+    (TRAIN, "features of", TO_RESUME),
+    (TRAIN, "step 25", TO_RESUME),
+    ("generate --model target --input prompts.txt --output made", "lines,", TO_RESUME),
+    ("serve --model target --port 0", "ready when GET /health", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    small_target(folder)
+    (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(40)))
+    return folder
+
+
+def interrupted(folder: Path, command: str, state: str, signals: int) -> tuple[int, str]:
+    """Return the exit status of a command that gets one or two signals, and the text that it prints after the first."""
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    program = [sys.executable, "-c", PAUSING, state, str(signals), *command.split()]
+    with subprocess.Popen(program, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as process:
+        said = ""
+        while state not in said:
+            said = process.stderr.readline() or pytest.fail("ended before the signal")
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        return process.wait(), said
+
+
+@pytest.mark.parametrize(("command", "state", "last"), CASES, ids=[state for _, state, _ in CASES])
+def test_ctrl_c_ends_a_program_with_one_line(command: str, state: str, last: str, inputs: Path, tmp_path: Path) -> None:
+    for name in ("target", "prompts.txt"):
+        (tmp_path / name).symlink_to(inputs / name)
+    complete = {"generate": {"made", "made.job"}, "train": {"made.training"}}.get(command.split()[0], set())
+    for signals, expected in ((1, 130), (2, -signal.SIGINT)):  # a shell reports 130 for both
+        status, said = interrupted(tmp_path, command, state, signals)
+        pattern = rf"\n[\w. -]+: interrupted( after line \d+)?{re.escape(last)}\n"
+        assert status == expected and re.fullmatch(pattern, said), said
+        assert set(os.listdir(tmp_path)) == {"target", "prompts.txt", *complete}
+        command += " --resume" if complete and signals == 1 else ""
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path: Path) -> None:
+    job = f"generate --model {inputs / 'target'} --input {inputs / 'prompts.txt'} --output {tmp_path / 'made'}"
+    started = start(2, tmp_path, ["-c", PAUSING, "lines,", "1", *job.split()])
+    while "lines," not in (tmp_path / "said-0").read_text():
+        assert started[0].poll() is None
+    for process in started if to_all else started[:1]:
+        process.send_signal(signal.SIGINT)
+    assert [process.wait() for process in started] == [130, 130]
+    assert (tmp_path / "said-0").read_text().count("interrupted") == 1
+    assert not (tmp_path / "said-1").read_text() and "Traceback" not in (tmp_path / "said-0").read_text()
