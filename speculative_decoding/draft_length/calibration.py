@@ -57,7 +57,6 @@ class CalibrationStore:
         self.key = key
         self.path: Path | None = None
         self.is_read_only = False  # the user named a file
-        self.is_announced = False  # the user knows that the device is being measured
         self.clear()
         if named := os.environ.get(CALIBRATION_VARIABLE):
             self._load_named_file(Path(named))
@@ -295,12 +294,14 @@ class Calibration:
         self._store.save()
 
     def _announce(self) -> None:
-        if not self._store.is_announced:
-            self._store.is_announced = True
-            where = "" if self._store.path is None else f"; stored in {self._store.path.parent}"
-            warnings.warn(
-                f"measuring this device with this model, which also compiles kernels, once{where}", stacklevel=2
-            )
+        announce(None if self._store.path is None else self._store.path.parent)
+
+
+@cache  # say it once, also if several models are measured
+def announce(folder: Path | None) -> None:
+    """Warn that the device is being measured. folder: stores the measurements."""
+    where = "" if folder is None else f"; stored in {folder}"
+    warnings.warn(f"measuring this device with this model, which also compiles kernels, once{where}", stacklevel=3)
 
 
 def choose_exact_widths(groups: Sequence[Sequence[int]]) -> Sequence[int]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -129,6 +130,14 @@ def test_forget_discards_measurements(folder: Path) -> None:
     after = calibration.costs(1)
     assert after.baseline == pytest.approx(2 * before.baseline)
     assert calibrated(FakeProbe()).costs(1) == after  # the stored file was replaced
+
+
+def test_measuring_is_announced_once_for_all_models(folder: Path) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for target in ("a target", "another"):
+            Calibration(FakeProbe(), CalibrationStore({"target": target})).costs(1)
+    assert len(found) == 1 and f"stored in {folder}" in str(found[0].message)
 
 
 def test_few_passes_are_timed_and_batches_only_when_needed(folder: Path) -> None:
