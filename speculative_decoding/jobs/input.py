@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import ALIASES, MAX_DRAFT_TOKENS, OTHER_NAMES, REMOVED, current_names, option_specs
+from ..sampling.options import ALIASES, MAX_DRAFT_TOKENS, OTHER_NAMES, REMOVED, current_names, option_specs, short_repr
 from ..sampling.values import Int, Text, Value
 
 MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
@@ -139,7 +139,7 @@ def decode_line(line: InputLine) -> str:
 def parse_json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object without duplicate names, of bounded depth. Raises `InputError`."""
     if not text.strip():
-        raise InputError('empty (expected a JSON object with a "prompt")')
+        raise InputError("empty (expected a JSON object)")
     try:
         value = json.loads(text, object_pairs_hook=unique_fields)
         if not is_shallow(value):
@@ -149,7 +149,7 @@ def parse_json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"unsupported JSON ({str(error).partition(': value has')[0]})") from error
     if not isinstance(value, dict):
-        raise InputError('not a JSON object with a "prompt"')
+        raise InputError(f"must be a JSON object, not {short_repr(value)}")
     return value
 
 

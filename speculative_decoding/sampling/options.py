@@ -331,9 +331,9 @@ def refusal(type_: Value, value: Any) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """At most 60 characters."""
+    """At most 60 characters; true and false as in JSON and on the command line."""
     try:
-        text = repr(value)
+        text = repr(value).lower() if isinstance(value, bool) else repr(value)
     except Exception:  # for example, of an integer with thousands of digits
         text = f"that {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -256,7 +256,7 @@ def test_openai_client_raises_its_own_errors(client: openai.OpenAI, server: Serv
 MALFORMED_BODIES: list[tuple[bytes, str, int, str]] = [
     (b"", "application/json", 400, "prompt is empty"),
     (b"{", "application/json", 400, "not JSON"),
-    (b"[]", "application/json", 400, "JSON object"),
+    (b"[]", "application/json", 400, "must be a JSON object, not []"),
     (b'{"prompt": "\xff"}', "application/json", 400, "not UTF-8"),
     (b'{"prompt": "a", "prompt": "b"}', "application/json", 400, "given twice"),
     (b'{"prompt": "\\ud800"}', "application/json", 400, "lone surrogate"),

@@ -91,7 +91,7 @@ def test_records_keep_the_order_of_the_input(tmp_path: Path, choose: Choose) -> 
         (b'{"prompt": "a"', "not JSON (Expecting ',' delimiter, column 15)"),
         (b'{"prompt": "\xff"}', "not UTF-8 (invalid start byte, byte 13)"),
         (b"", "empty (expected a JSON object"),
-        (b"[1]", 'not a JSON object with a "prompt"'),
+        (b"[1]", "must be a JSON object, not [1]"),
         (b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", "unsupported JSON (more than 32 levels)"),
         (b"[" * 100_000, "unsupported JSON (maximum recursion depth"),
         (

@@ -144,6 +144,8 @@ def test_errors_describe_the_expected_value() -> None:
     assert Union((Int(0), Text(("auto",))), "an object").expected == "a whole number >= 0 or one of auto, or an object"
     with pytest.raises(InputError, match="^seed must be a whole number, 0 to 4294967295, not 'x{56}\\.\\.\\.$"):
         GenerationOptions(seed="x" * 999)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="^max_tokens must be a whole number, 1 to 1048576, not true$"):
+        GenerationOptions(max_tokens=True)
 
 
 def test_options_are_frozen_and_keyword_only() -> None:
