@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from speculative_decoding.cli.common import read_prompts, run, say
-from speculative_decoding.cli.parser import argument_type
+from speculative_decoding.cli.parser import Parser, argument_type
 from speculative_decoding.cli.verify import bundled_prompts
 from speculative_decoding.errors import InputError
 from speculative_decoding.sampling.values import Int
@@ -133,17 +133,15 @@ def measure(chosen: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.serve", description=__doc__)
     for name, default, description in (
         ("--clients", 16, "concurrent clients, and slots of the server"),
         ("--prompts", 400, "number of bundled prompts"),
         ("--repeats", 5, "measured repeats"),
     ):
-        parser.add_argument(
-            name, type=argument_type(Int(1)), default=default, metavar="N", help=f"{description} (default: {default})"
-        )
-    chosen = parser.parse_args()
+        parser.add_argument(name, type=argument_type(Int(1)), default=default, metavar="N", help=description)
+    chosen = parser.parse_args(argv)
     return run("benchmark", lambda: measure(chosen))
 
 

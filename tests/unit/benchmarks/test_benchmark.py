@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +18,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from benchmarks import __main__ as benchmark
-from benchmarks import drafts, interleave, machine, peers, report, worker
+from benchmarks import drafts, host_time, interleave, machine, peers, record, report, serve, simulated_devices, worker
 from benchmarks.interleave import Contender, Output, Run, take_turns
 from benchmarks.models import SHAPES, Models, bytes_per_pass, exported, random_model
 from benchmarks.ours import ours
@@ -28,6 +29,7 @@ from speculative_decoding.comparison.modes import BASELINE, DecodingMode, combin
 from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.session import Session
+from speculative_decoding.version import __version__
 from tests.support.paths import ROOT
 from tests.support.tiny import CONFIG, SOURCES, noisy_copy, run, tiny_model, tokens_of
 
@@ -509,3 +511,10 @@ def test_unknown_name_is_refused_with_the_valid_names(arguments: list[str], caps
         benchmark.main(arguments)
     err = capsys.readouterr().err
     assert arguments[0] in err and "must be one of" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", [benchmark, drafts, host_time, record, serve, simulated_devices])
+def test_every_command_prints_its_version(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        module.main(["--version"])
+    assert capsys.readouterr().out == f"speculative-decoding {__version__}\n"
