@@ -37,6 +37,9 @@ class Recorder(AutoDrafter):
         super().begin(request, encoder_output)
         self.drafts: dict[str, list[list[int]]] = {MODEL: [], COPY: []}
 
+    def longest(self, request: RequestView, kind: str) -> int:
+        return super().longest(request, MODEL)  # a copy's length must not limit the model's draft
+
     def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
         (one,) = draft_requests
         for kind, drafts in self.drafts.items():

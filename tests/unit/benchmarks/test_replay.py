@@ -25,7 +25,7 @@ TINY = "# about\na head 0210 10\na copy 0000 00\na found 3000 00\n"
 
 def test_recording_matches_real_rounds() -> None:
     """The recording predicts the acceptance of real drafts of three tokens."""
-    target, task = tiny_model(7, 0.3, num_layers=2, eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 24)
+    target, task = tiny_model(eos_token_id=[]), Task("some", tuple(map(tuple, SOURCES[:2])), 24)
     for kind, draft in (("head", tiny_head(target)), ("model", noisy_copy(target))):
         found = record(Session(target, Ids(task.sources), draft), task)
         assert found.keys() == {kind, "copy", "found"}
