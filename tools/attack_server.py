@@ -88,7 +88,7 @@ class Attack:
 
 def attack(connections: int, requests: int) -> str:
     """Run all attacks, with a number of requests during each. Returns a summary. Raises AssertionError."""
-    allow_open_files(connections + 200)
+    allow_open_files(2 * connections)
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
     environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
     with tempfile.TemporaryFile("w+") as log, Popen(command, stderr=log, env=environment) as process:
@@ -116,7 +116,8 @@ def attack(connections: int, requests: int) -> str:
                     thread.join()
                 closed += attacking.closed
             wait_for(lambda: len(list(files.iterdir())) <= before)
-            assert process.poll() is None and "Traceback" not in text_of(log), text_of(log)[-4000:]
+            before_fault, fault, after_fault = text_of(log).partition("Traceback")
+            assert process.poll() is None and not fault, before_fault[-1000:] + fault + after_fault[:3000]
         finally:
             process.kill()
     return (

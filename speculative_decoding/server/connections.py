@@ -129,7 +129,7 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
             else:
                 draining.append(asyncio.ensure_future(service.drain()))
 
-    allow_open_files(MAX_CONNECTIONS + 200)
+    allow_open_files(4 * MAX_CONNECTIONS)  # asyncio accepts many at once, before the first of them is counted
     config = uvicorn.Config(
         app,
         http=partial(LimitedConnection, service.limits.max_connections, trusted_proxies),  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from resource import RLIM_INFINITY
 
 import pytest
 
@@ -148,3 +149,17 @@ def test_errors_of_the_server_have_security_headers(
     assert "default-src 'none'" in failed.headers["content-security-policy"]
     assert failed.headers["x-content-type-options"] == "nosniff"
     eventually(lambda: "ZeroDivisionError" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [(256, RLIM_INFINITY, 4000), (256, 1000, 1000), (9000, 9000, None), (RLIM_INFINITY, RLIM_INFINITY, None)],
+)
+def test_the_limit_of_open_files_is_raised_but_never_lowered(
+    soft: int, hard: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(connections.resource, "setrlimit", lambda kind, limit: limits.append(limit))
+    connections.allow_open_files(4000)
+    assert limits == ([] if raised is None else [(raised, hard)])
