@@ -353,7 +353,7 @@ def fuzz_in_subprocess(name: str, count: int, seed: int = 0) -> tuple[str, bool]
     """Run `fuzz` in a separate process and folder, because a reader may crash."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        environment |= {"PYTHONWARNINGS": "ignore", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+        environment |= {"PYTHONWARNINGS": "ignore", "RUST_BACKTRACE": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
         command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", name, "--inside"]
         command += ["--count", str(count), "--seed", str(seed)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

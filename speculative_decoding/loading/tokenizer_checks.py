@@ -80,9 +80,10 @@ def grown_length(step: Any, length: float = 1) -> float:
             length *= 1 + len(content)  # a regular expression may match before every character
     if "single" in step:
         length = templated_length(step, length)
-    if "precompiled_charsmap" in step:
-        length *= longest_replacement(base64.b64decode(str(step["precompiled_charsmap"]), validate=True))
-    return length * GROWTH_BY_TYPE.get(str(step.get("type")), 1) + len(str(step.get("prepend", "")))
+    kind = str(step.get("type"))
+    if "precompiled_charsmap" in step or kind == "Precompiled":
+        length *= longest_replacement(base64.b64decode(str(step.get("precompiled_charsmap", "")), validate=True))
+    return length * GROWTH_BY_TYPE.get(kind, 1) + len(str(step.get("prepend", "")))
 
 
 def templated_length(template: Mapping[str, Any], length: float) -> float:

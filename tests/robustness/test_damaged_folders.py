@@ -183,6 +183,7 @@ HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
     (with_piece('"' * 10_000), "a piece is longer"),
     (with_piece('"precompiled_charsmap":"' + "x" * 10_000), "a piece is longer"),
     (with_rules(b"abc"), "rules are damaged"),
+    ({"normalizer": {"type": "Precompiled"}}, "rules are damaged"),
     (with_rules(struct.pack("<I", 0xFFFFFC00)), "rules are damaged"),
     (with_rules(rules(unit=1 << 20)), "rules are damaged"),
     (with_rules(rules(unit=1 << 8 | 1 << 10) + b"\xff"), "utf-8"),
