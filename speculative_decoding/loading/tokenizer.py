@@ -244,6 +244,7 @@ def continuation_text(tokenizer: Tokenizer, tokens: Sequence[int], more: Sequenc
 
 
 WINDOW = 8  # ids that are decoded together; each window of fewer ids costs a second call of the tokenizer
+MAX_WINDOW = 64  # ids without text that are decoded together
 
 
 class StreamingDetokenizer:
@@ -262,15 +263,29 @@ class StreamingDetokenizer:
         """Return the text that this id completes; empty while a character is incomplete."""
         self._window.append(token)
         text = self._pending()
+        is_long = len(self._window) > MAX_WINDOW
         if text.endswith(REPLACEMENT):
+            return self._text_of_invalid_bytes() if is_long else ""
+        if is_long and not text:
+            self._window.pop()  # one more of many special tokens
             return ""
-        # A window that starts at a special token, which has no text, would lose the next token's space.
+        # A window that starts at a token without text would lose the next token's space.
         if text and len(self._window) >= WINDOW:
             self._window = self._window[self._done :]
             self._returned = len(self._tokenizer.decode(self._window))
         else:
             self._returned += len(text)
         self._done = len(self._window)
+        return text
+
+    def _text_of_invalid_bytes(self) -> str:
+        """Return the text of ids that no later id can complete, and remove them from the window."""
+        old, recent = self._window[:-WINDOW], self._window[-WINDOW:]
+        text = self._tokenizer.decode(old)
+        if text + self._tokenizer.decode(recent) != self._tokenizer.decode(self._window):
+            return ""  # a character begins in `old` and ends in `recent`
+        text = text[self._returned :]
+        self._window, self._done, self._returned = recent, 0, 0
         return text
 
     def finish(self) -> str:

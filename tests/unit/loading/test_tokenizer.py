@@ -183,6 +183,24 @@ def test_a_stream_never_shows_an_incomplete_character() -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+@pytest.mark.parametrize("ids", [[0], [68, 0], [0xF3], [0xE7, 0xC0], [68, *[0xE7] * 5]], ids=str)
+def test_ids_without_text_take_linear_time(ids: list[int]) -> None:
+    """Special tokens, and bytes that no later id makes a character."""
+
+    class Counting(Bytes):
+        decoded = 0
+
+        def decode(self, tokens) -> str:  # type: ignore[no-untyped-def]
+            self.decoded += len(tokens)
+            return super().decode(tokens)
+
+    tokenizer = Counting()
+    stream = StreamingDetokenizer(tokenizer)
+    many = [*ids, *ids[1:] * 50, *ids[-1:] * 2000]
+    assert "".join(map(stream.add, many)) + stream.finish() == Bytes().decode(many)
+    assert tokenizer.decoded < 100 * len(many)
+
+
 def test_an_incomplete_last_character_is_returned_by_finish() -> None:
     stream = StreamingDetokenizer(Bytes())
     tokens = Bytes().encode("ab🎉")[:-2]
