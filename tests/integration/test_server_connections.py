@@ -26,6 +26,12 @@ def server() -> Iterator[Serving]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test depend on the clock, except those that set a limit to wait for."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", PATIENCE)
+
+
 @contextmanager
 def connected(server: Serving, sent: bytes = b"") -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE) as client:
@@ -65,15 +71,23 @@ def test_events_of_a_stream_are_not_delayed_by_tcp(server: Serving) -> None:
         assert sockets and all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets)
 
 
-@pytest.mark.parametrize("sent", [b"", HALF, POST + b"Content-Length: 9\r\nOrigin: null\r\n\r\n{"])
-def test_headers_and_refused_bodies_have_a_time_limit(
-    server: Serving, sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last request is refused with 403 before its body has arrived."""
+@pytest.mark.parametrize("sent", [b"", HALF])
+def test_headers_have_a_time_limit(server: Serving, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.05)
     with connected(server, sent) as client:
-        if sent.endswith(b"{"):
-            assert "403 Forbidden" in response(client)
+        assert is_closed(client)
+
+
+def test_the_rest_of_a_refused_body_has_a_time_limit(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_response_complete = connections.LimitedConnection.on_response_complete
+
+    def limit_from_now_on(connection: connections.LimitedConnection) -> None:
+        monkeypatch.setattr(connections, "HEADER_SECONDS", 0.05)
+        on_response_complete(connection)
+
+    monkeypatch.setattr(connections.LimitedConnection, "on_response_complete", limit_from_now_on)
+    with connected(server, POST + b"Content-Length: 9\r\nOrigin: null\r\n\r\n{") as client:
+        assert "403 Forbidden" in response(client)
         assert is_closed(client)
 
 
