@@ -43,7 +43,7 @@ ATTACKS = {
 
 
 class Attack:
-    """Keeps `count` connections open that have sent `sent`, until `stop` is set. Counts those that were closed."""
+    """Keeps `count` connections open, sends `sent` on each, and counts those that the server closes."""
 
     def __init__(self, port: int, count: int, sent: bytes) -> None:
         self._port = port

@@ -229,9 +229,9 @@ def soak_process(
     assert process.wait(600) == 0 and "Traceback" not in text_of(log), text_of(log)[-4000:]
     compared = check_with_main(trial.texts)
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(trial.outcomes.items()))
-    shown = ", ".join(f"{memory / 1e6:.0f} MB and {files} files" for memory, files in (usages[0], usages[-1]))
+    shown = ", ".join(f"{memory / 1e6:.0f} MB and {files} files" for memory, files in usages[quarter - 1 :: quarter])
     return (
-        f"{sent} requests: {outcomes}\nfirst and last: {shown}; all slots free, text of the probe unchanged, "
+        f"{sent} requests: {outcomes}\nmemory after each quarter: {shown}; all slots free, text of the probe unchanged, "
         f"{compared} texts equal to main.py's"
     )
 

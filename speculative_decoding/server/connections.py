@@ -8,6 +8,7 @@ import logging
 import resource
 import socket
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -63,7 +64,8 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         # asyncio does this only for sockets made with IPPROTO_TCP. Otherwise each event of a stream waits for the
         # client to acknowledge the previous one, 40 ms on Linux
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):  # on a Mac, if the client has disconnected
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         others = [
             each
             for each in self.connections
@@ -93,9 +95,9 @@ class LimitedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()
-        super().on_response_complete()
         if self.cycle.more_body:
             self._start_timer()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
