@@ -231,7 +231,7 @@ def soak_process(
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(trial.outcomes.items()))
     shown = ", ".join(f"{memory / 1e6:.0f} MB and {files} files" for memory, files in usages[quarter - 1 :: quarter])
     return (
-        f"{sent} requests: {outcomes}\nmemory after each quarter: {shown}; all slots free, text of the probe unchanged, "
+        f"{sent} requests: {outcomes}\nafter each quarter: {shown}; all slots free, text of the probe unchanged, "
         f"{compared} texts equal to main.py's"
     )
 
