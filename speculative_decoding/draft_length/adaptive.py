@@ -141,36 +141,36 @@ class AdaptiveLength(DraftLength):
     def _best(self, kinds: Sequence[str], limits: Sequence[int], costs: RoundCosts) -> tuple[dict[str, int], float]:
         """The length of each kind that gives the most tokens per second, and its predicted speedup."""
         rows = len(limits)
-        copied = [0.0] * (self._max_draft_tokens + 1)  # expected tokens, by length
-        modelled = [0.0] * (self._max_draft_tokens + 1)
-        distinct = set(kinds)
-        expected = {kind: self._of(kind).expected() for kind in distinct}
-        capped = [min(limit, self._max_draft_tokens) for limit in limits]
+        most = self._max_draft_tokens
+        copied = [0.0] * (most + 1)  # expected tokens, by length
+        modelled = [0.0] * (most + 1)
+        expected = {kind: self._of(kind).expected() for kind in set(kinds)}
+        capped = [min(limit, most) for limit in limits]
         for (kind, limit), times in Counter(zip(kinds, capped, strict=True)).items():
             tokens_by_length = modelled if kind == MODEL else copied
-            for i in range(self._max_draft_tokens + 1):
-                tokens_by_length[i] += times * expected[kind][min(i, limit)]
-
-        if MODEL not in distinct:
-            pairs = [(width, 0) for width in range(1, self._max_draft_tokens + 1)]
-        elif distinct == {MODEL}:
-            pairs = [(width, width) for width in range(1, self._max_draft_tokens + 1)]
-        else:
-            pairs = [(width, steps) for width in range(1, self._max_draft_tokens + 1) for steps in range(width + 1)]
+            for i in range(most + 1):
+                tokens_by_length[i] += times * expected[kind][i if i < limit else limit]
 
         baseline = costs.baseline
         prefill = costs.prefill / TYPICAL_TOKENS
         unread = 0.0 if self._lengths.get(MODEL) else costs.prefill  # an idle draft model must encode the source first
+        has_copies = expected.keys() != {MODEL}
+        max_steps = most if MODEL in expected else 0
         best = 0, 0
         best_rate = WORTHWHILE * rows / baseline
-        for width, steps in pairs:
-            tokens = rows + copied[width] + modelled[steps]
-            rate = tokens / (costs.round_seconds(width, steps) + (tokens * prefill + unread if steps else 0.0))
-            if rate > best_rate:
-                best = width, steps
-                best_rate = rate
+        narrower = 0  # the longest draft of the next narrower pass
+        for width, pass_seconds in sorted(costs.passes.items()):
+            longest = min(width - 1, most)  # copies fill the pass, because further tokens cost nothing
+            for steps in range(0 if has_copies else narrower + 1, min(longest, max_steps) + 1):
+                tokens = rows + copied[longest] + modelled[steps]
+                drafting = costs.start + steps * costs.step + tokens * prefill + unread if steps else 0.0
+                rate = tokens / (pass_seconds + drafting)
+                if rate > best_rate:
+                    best = longest, steps
+                    best_rate = rate
+            narrower = longest
         speedup = best_rate * baseline / rows if best[0] else 1.0
-        return {kind: best[kind == MODEL] for kind in distinct}, speedup
+        return {kind: best[kind == MODEL] for kind in expected}, speedup
 
 
 def recommend_length(

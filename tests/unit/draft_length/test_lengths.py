@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from speculative_decoding.draft_length import AdaptiveLength, DraftOutcome, FixedLength, adaptive
-from speculative_decoding.draft_length.costs import RoundCosts
+from speculative_decoding.draft_length.costs import TYPICAL_TOKENS, RoundCosts
 from speculative_decoding.drafters.base import COPY, MODEL
 from speculative_decoding.errors import InputError
 
@@ -74,6 +75,36 @@ def test_choice_equals_brute_force(costs: RoundCosts, kinds: tuple[str, str]) ->
         assert not any(lengths.values()) and gain == 1.0
 
 
+def test_choice_equals_an_exhaustive_search_for_random_costs() -> None:
+    rng = random.Random(3)
+    drafted = 0
+    for _ in range(200):
+        seconds = sorted(rng.uniform(1.0, 3.0) for _ in range(rng.randint(1, 9)))
+        passes = dict(zip(sorted(rng.sample(range(1, 24), len(seconds))), seconds, strict=True))
+        costs = RoundCosts(passes, rng.uniform(0.0, 0.1), rng.uniform(0.0, 0.1), rng.choice([0.0, 1.0]))
+        kinds = [rng.choice([COPY, MODEL, ""]) for _ in range(rng.randint(1, 5))]
+        limits = [rng.randint(1, 20) for _ in kinds]
+        length = AdaptiveLength(lambda rows, costs=costs: costs, prior=[rng.random()] * 3)  # type: ignore[misc]
+        length.observe([DraftOutcome(kind, drafts := rng.randint(1, 16), rng.randint(0, drafts)) for kind in kinds])
+
+        accepted = {kind: length._of(kind).expected() for kind in kinds}
+        best, best_rate = (0, 0), adaptive.WORTHWHILE * len(kinds) / costs.baseline
+        for longest, steps in product(range(1, 17), range(17)):
+            if steps > longest or (steps and MODEL not in kinds) or (steps < longest and {*kinds} == {MODEL}):
+                continue
+            tokens = float(len(kinds))
+            for kind, limit in zip(kinds, limits, strict=True):
+                tokens += accepted[kind][min(limit, steps if kind == MODEL else longest)]
+            prefill = costs.prefill * (1.0 + tokens / TYPICAL_TOKENS) if steps else 0.0
+            if (rate := tokens / (costs.round_seconds(longest, steps) + prefill)) > best_rate:
+                best, best_rate = (longest, steps), rate
+        expected = [min(limit, best[kind == MODEL]) for kind, limit in zip(kinds, limits, strict=True)]
+        lengths, _ = length._best(kinds, limits, costs)
+        assert [min(limit, lengths[kind]) for kind, limit in zip(kinds, limits, strict=True)] == expected
+        drafted += best[0] > 0
+    assert 50 < drafted < 200
+
+
 @pytest.mark.parametrize("costs", [FLAT, STEP, STEEP])
 @pytest.mark.parametrize("right", [0.2, 0.6, 0.9])
 def test_speed_is_close_to_the_best_fixed_length(costs: RoundCosts, right: float) -> None:
@@ -85,13 +116,10 @@ def forget_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    pass_seconds = RoundCosts.pass_seconds
-    # The seconds that passes would take without padding.
-    straight = {width: 1.0 + 0.01 * (width - 1) for width in range(1, 18)}
+    choose = AdaptiveLength._best
+    unpadded = replace(STEP, passes={width: 1.0 + 0.01 * (width - 1) for width in range(1, 18)})
     monkeypatch.setattr(
-        RoundCosts,
-        "pass_seconds",
-        lambda self, tokens: straight[tokens] if self is STEP else pass_seconds(self, tokens),
+        AdaptiveLength, "_best", lambda self, kinds, limits, costs: choose(self, kinds, limits, unpadded)
     )
 
 
