@@ -128,6 +128,8 @@ class AdaptiveLength(DraftLength):
                 self._model_limit = max(self._model_limit, *(2 * outcome.accepted for outcome in own))
 
     def describe(self) -> str:
+        if not self._lengths:
+            return "the first round chooses a length"
         drafting = ", ".join(f"{kind or 'draft'} {length}" for kind, length in self._lengths.items() if length)
         if not drafting:
             return "drafts nothing, because no draft length promises a speedup"

@@ -145,6 +145,7 @@ def test_planted_faults_are_slower(
 @pytest.mark.parametrize("fades", [True, False])
 def test_a_draft_that_improves_is_used_again(fades: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     length = AdaptiveLength(lambda rows: FLAT)
+    assert length.describe() == "the first round chooses a length"
     speed(length, FLAT, 0.0)
     assert "drafts nothing" in length.describe()
     if not fades:
