@@ -32,6 +32,7 @@ PROGRAM = "python -m speculative_decoding.serve"
 EXTRA = ("starlette", "uvicorn", "prometheus_client")
 TOKEN_VARIABLE = "SPECULATIVE_DECODING_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
+TRUSTED_PROXY = "address of a proxy, to which --max-connections does not apply; may be repeated"
 SHARE_CLIENT_TEXTS = (
     "let --ngram-store keep the prompts and outputs of all clients, and copy drafts from them: counts and timing then "
     "tell a client what others have sent"
@@ -56,9 +57,7 @@ class AccessFlags:
     host: A[str, Text(), "address to listen on; any address except loopback requires a token"] = "127.0.0.1"
     port: A[int, Int(0, 65535), "port to listen on; 0 chooses a free one"] = 8080
     allow_host: A[Sequence[str], ListOf(Text()), "additional host name that clients may use; may be repeated"] = ()
-    trusted_proxy: A[
-        Sequence[str], ListOf(Address()), "address of a proxy without --max-connections; may be repeated"
-    ] = ()
+    trusted_proxy: A[Sequence[str], ListOf(Address()), TRUSTED_PROXY] = ()
     token_file: A[Path | None, File(), f"a file with the token that clients send (or set {TOKEN_VARIABLE})"] = None
     no_token: A[bool, Bool(), "accept requests from any address without a token"] = False
     translate: A[
