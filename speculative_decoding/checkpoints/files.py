@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
 import stat
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,21 +22,23 @@ MAX_JSON_BYTES = 4 << 20  # the largest known index of weight files is about 100
 MAX_JSON_DEPTH = 32
 
 
-def open_regular(path: Path, max_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file. Pipes would block and devices may be endless, so both are refused.
-
-    Raises `CheckpointError`, also for a file larger than `max_bytes`.
-    """
+def open_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
+    """Open a regular file. Raises `CheckpointError`, also for a file larger than `max_bytes`."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("not a regular file")
-        if max_bytes is not None and status.st_size > max_bytes:
-            raise OSError(f"larger than {max_bytes} bytes")
-        # O_NONBLOCK: if a pipe has replaced the file since stat(), opening it must not block
-        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+        return open_if_regular(path, max_bytes)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def open_if_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
+    """Open a regular file, or raise `OSError`. Pipes would block and devices may be endless."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes")
+    # O_NONBLOCK: if a pipe has replaced the file since stat(), opening it must not block
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -10,12 +10,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..cache_folder import WAY_OUT
+from ..checkpoints.files import open_if_regular
 from ..distributed import launched_rank
 from ..errors import InputError, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
@@ -40,9 +41,15 @@ def note_unknown(tokenizer: Tokenizer, text: str, tokens: Sequence[int], said: s
 def read_text(path: Path, what: str) -> str:
     """Read a UTF-8 file. Raises `InputError`; `what` names the file's purpose."""
     try:
-        return path.read_text(encoding="utf-8")
+        with open_text(path) as file:
+            return TextIOWrapper(file, encoding="utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{what} {path}: not readable as UTF-8 text ({error})") from error
+
+
+def open_text(path: Path) -> BufferedReader:
+    """Open a regular file, or a pipe that the shell has opened (`<(command)`). Raises `OSError` for other files."""
+    return path.open("rb") if path.parts[:3] == ("/", "dev", "fd") else open_if_regular(path)
 
 
 def read_prompts(path: Path, what: str = "prompts") -> list[str]:

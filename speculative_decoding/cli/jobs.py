@@ -25,7 +25,7 @@ from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
 from ..loading.pair import ModelPair
 from ..session import Session
-from .common import printing, say, write_stats
+from .common import open_text, printing, say, write_stats
 from .compare import note_exactness
 from .flags import Files
 from .progress import progress
@@ -131,7 +131,7 @@ def open_input(name: str) -> BufferedReader:
     if name == "-":
         return sys.stdin.buffer  # type: ignore[return-value]
     try:
-        return open(name, "rb")
+        return open_text(Path(name))
     except OSError as error:
         raise InputError(f"--input {name}: {error.strerror}; name a file, or - for standard input") from error
 

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.files import open_if_regular
 from ..errors import InputError, writing
 from ..loading.atomic_io import atomic_write
 from ..sampling.options import validate
@@ -98,7 +99,8 @@ class TextStore:
             InputError: the file is missing or damaged, or belongs to another vocabulary.
         """
         try:
-            header, content, rest = Path(path).read_text(encoding="utf-8").split("\n")
+            with open_if_regular(Path(path)) as file:
+                header, content, rest = file.read().decode().split("\n")
             if rest or json.loads(header) != header_of(content):
                 raise ValueError(f"header does not match (expected {FORMAT!r}, version {FORMAT_VERSION}, and checksum)")
             store = cls._from_json(json.loads(content))

@@ -21,7 +21,9 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from speculative_decoding import CheckpointError, InputError, Session, load
 from speculative_decoding.checkpoints.files import MAX_JSON_DEPTH, read_json_object
 from speculative_decoding.checkpoints.npz import read_npz
-from speculative_decoding.cli.common import say
+from speculative_decoding.cli.common import read_text, say
+from speculative_decoding.cli.jobs import open_input
+from speculative_decoding.drafters.text_store import TextStore
 from speculative_decoding.errors import MAX_CHARACTERS
 from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import find_folder
@@ -274,6 +276,19 @@ def test_special_files_are_not_opened(folder: Path, name: str, make: Callable[[P
     make(folder / name)
     with pytest.raises(InputError, match="not a regular file"):
         load(folder)
+
+
+def test_inputs_that_are_no_regular_files_are_refused(tmp_path: Path) -> None:
+    """A named pipe would block and /dev/zero is endless. A pipe that the shell has opened is read."""
+    (path := tmp_path / "input").symlink_to("/dev/null")
+    for read in (open_input, TextStore.load, lambda name: read_text(Path(name), "--prompts")):
+        with pytest.raises(InputError, match="not a regular file"):
+            read(str(path))
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"a\nb")
+    os.close(write_end)
+    assert read_text(Path(f"/dev/fd/{read_end}"), "--prompts") == "a\nb"
+    os.close(read_end)
 
 
 def test_json_size_and_depth_are_bounded(tmp_path: Path) -> None:
