@@ -8,10 +8,13 @@ module redirects MLX to a folder that only the current user can write, or disabl
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import struct
+import subprocess
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL
 
 import mlx.core as mx
 
@@ -19,6 +22,7 @@ from ..cache_folder import WAY_OUT, cache_folder
 from .blas import problems
 
 UNFUSED = "MLX runs without fused kernels, which is slower"
+COMPILER_SECONDS = 60
 
 _folder: Path | None = None  # the folder that MLX uses for compiled kernels
 
@@ -63,9 +67,27 @@ def disable_fusion_without_compiler() -> None:
     """Compile a test kernel. If that fails, record the problem and disable fused kernels."""
     if _folder is None or mx.default_device() != mx.cpu:
         return
+    problem = compiler_problem(_folder)
+    if problem is None:
+        try:
+            mx.eval(mx.compile(lambda x: mx.exp(x) + 1)(mx.ones(3)))
+            return
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1]
+            problem = f"no kernel can be compiled in {_folder} ({reason}); free space there, or {WAY_OUT}"
+    problems.append(f"{UNFUSED}: {problem}")
+    mx.disable_compile()
+
+
+def compiler_problem(folder: Path) -> str | None:
+    """Return why MLX could not use its compiler. MLX ignores a missing one, and waits forever for one that hangs."""
+    if shutil.which("g++") is None:
+        return "no compiler is installed; install g++"
+    if any(folder.glob("mlx/*/cpu/lib*.so")):  # it has compiled a kernel before
+        return None
+    command = ["g++", "-fsyntax-only", "-x", "c++", os.devnull]
     try:
-        mx.eval(mx.compile(lambda x: mx.exp(x) + 1)(mx.ones(3)))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1]
-        problems.append(f"{UNFUSED}: no kernel can be compiled in {_folder} ({reason}); free space there, or {WAY_OUT}")
-        mx.disable_compile()
+        subprocess.run(command, stdout=DEVNULL, stderr=DEVNULL, timeout=COMPILER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"g++ did not finish within {COMPILER_SECONDS} s; repair it"
+    return None

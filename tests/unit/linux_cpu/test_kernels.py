@@ -108,6 +108,31 @@ def test_failing_compiler_gives_one_warning_and_unfused_kernels(machine: Machine
     assert str(machine.folder) in said and "No space left on device" in said and "\n" not in said
 
 
+@on_linux_cpu
+def test_missing_or_hanging_compiler_gives_one_warning_and_unfused_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    disabled: list[bool] = []
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(kernels, "_folder", tmp_path)
+    monkeypatch.setattr(kernels, "problems", noted)
+    monkeypatch.setattr(kernels, "COMPILER_SECONDS", 0.01)
+    monkeypatch.setattr(mx, "compile", None)  # not reached
+    monkeypatch.setattr(mx, "disable_compile", lambda: disabled.append(True))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    kernels.disable_fusion_without_compiler()
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    kernels.disable_fusion_without_compiler()
+    assert [each.removeprefix(kernels.UNFUSED) for each in noted] == [
+        ": g++ did not finish within 0.01 s; repair it",
+        ": no compiler is installed; install g++",
+    ]
+    assert disabled == [True, True]
+
+
 @on_linux
 def test_links_and_files_of_other_users_are_refused_or_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "is_complete", lambda library: True)
