@@ -16,7 +16,7 @@ from ..errors import one_line
 from .bodies import error_response
 from .errors import ServerError
 
-HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)  # one name or address, and a port
+HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+\])(:\d{0,5})?", re.ASCII | re.IGNORECASE)  # one name or address, and a port
 
 
 class Guard:

@@ -351,7 +351,15 @@ def answer(server: Serving, path: str = "/v1/models", token: str | None = TOKEN,
 
 
 def test_foreign_hosts_and_origins_are_refused(guarded: Serving) -> None:
-    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "Texts.Example", "texts.example:443", "10.0.0.7"):
+    for host in (
+        "localhost",
+        "localhost:",
+        "127.0.0.1:9",
+        "[::1]:80",
+        "Texts.Example",
+        "texts.example:443",
+        "10.0.0.7",
+    ):
         assert answer(guarded, Host=host).status_code == 200, host
     for host in (
         "evil.example",
