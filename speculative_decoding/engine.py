@@ -27,7 +27,7 @@ from .draft_length.base import DraftLength
 from .draft_length.passes import UNPADDED, PassWidths
 from .drafters import BatchDrafter, Draft
 from .drafters.base import MODEL
-from .errors import InputError
+from .errors import InputError, compiling
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.device import on_gpu
@@ -175,6 +175,7 @@ class Engine:
                 queue.remove(request)
         self._encoded = deque(each for each in self._encoded if each[0] is not request)
 
+    @compiling()
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, then run one round for all."""
         if self.waiting or None in self._requests:

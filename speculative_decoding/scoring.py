@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .decoding.prompt import check_token_ids, encode_output, encode_prompt, first_token, require_positions
 from .decoding.request import not_finite
-from .errors import InputError
+from .errors import InputError, compiling
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .sampling import token_logprobs
@@ -33,6 +33,7 @@ class Score:
     logprobs: list[float]
 
 
+@compiling()
 def score(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
@@ -76,6 +77,7 @@ def score(
     return Score(sum(logprobs), tokens, logprobs)
 
 
+@compiling()
 def encode(
     model: EncoderDecoder,
     tokenizer: Tokenizer,

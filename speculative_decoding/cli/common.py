@@ -15,10 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..cache_folder import WAY_OUT
 from ..checkpoints.files import open_if_regular
 from ..distributed import launched_rank
-from ..errors import InputError, one_line, writing
+from ..errors import InputError, compiling, one_line, writing
 from ..loading.tokenizer import Tokenizer, unknown_characters
 from .parser import with_flag
 
@@ -74,18 +73,13 @@ def run(program: str, command: Callable[[], int], when_interrupted: str = "") ->
     warnings.showwarning = note
     try:
         require_streams()
-        with one_interrupt():
+        with one_interrupt(), compiling():
             status = command()
         with printing():
             sys.stdout.flush()
         return status
     except InputError as error:
         say(f"{program}: error: {with_flag(str(error))}")
-        return 2
-    except RuntimeError as error:
-        if not is_compile_error(error):
-            raise
-        say(f"{program}: error: MLX cannot compile kernels ({str(error).splitlines()[-1]}); free space, or {WAY_OUT}")
         return 2
     except KeyboardInterrupt:
         if not launched_rank():  # the other ranks get Ctrl-C too
@@ -112,11 +106,6 @@ def one_interrupt() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt:
             signal.signal(signal.SIGINT, before)
-
-
-def is_compile_error(error: RuntimeError) -> bool:
-    """Return whether MLX could not compile or load one of its kernels."""
-    return "[Compile::" in str(error) or "C++ shared library" in str(error)
 
 
 def require_streams() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..drafters.base import BatchDrafter
-from ..errors import InputError
+from ..errors import InputError, compiling
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead
 from ..sampling import GenerationOptions
@@ -65,6 +65,7 @@ class PassPlanner:
             self._lengths[key] = AdaptiveLength(widths.costs, prior=self._prior)
         return self._lengths[key]
 
+    @compiling()
     def widths(self, options: GenerationOptions, slots: int = 1) -> PassWidths:
         """The widths of the target's passes. The first call for a number of slots measures the device."""
         num_draft_tokens: Any = 0 if options.drafter == "none" else options.num_draft_tokens

@@ -14,17 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import InputError
+from speculative_decoding import InputError, engine
 from speculative_decoding.cli import console
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli.console import answer
 from speculative_decoding.cli.console_commands import ConsoleState, Quit, completions
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.run_config import ModelPair, run_config_from
+from speculative_decoding.decoding.round import speculate
 from speculative_decoding.loading.load import BUNDLED
 from tests.support.terminal import read_terminal
 
@@ -95,6 +97,19 @@ def test_prompts_are_decoded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         monkeypatch, capsys, GERMAN, "--show-draft", *FIXED
     )  # the end of the input also ends the console
     assert status == 0 and out == f"{TEXT}\n" and "accepted [-rejected-]" in err
+
+
+def test_the_console_continues_after_a_kernel_that_cannot_be_compiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_once(*arrays: Any) -> None:
+        monkeypatch.setattr(engine, "speculate", speculate)
+        raise RuntimeError("[Compile::eval_cpu] Failed to compile function f:\nNo space left")
+
+    monkeypatch.setattr(engine, "speculate", fail_once)
+    status, out, err = in_process(monkeypatch, capsys, f"{GERMAN}\n{GERMAN}\n", *FIXED)
+    assert status == 0 and out == f"{TEXT}\n"
+    assert err.count("error: MLX cannot compile kernels (No space left)") == 1
 
 
 def test_mistakes_are_reported_and_the_console_continues(

@@ -16,7 +16,8 @@ PACKAGE = ROOT / "speculative_decoding"
 
 # From bottom to top. Folders in one layer must not import each other.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "version", "cache_folder"),
+    ("version", "cache_folder"),
+    ("errors",),
     ("linux_cpu", "sampling"),
     ("checkpoints",),
     ("models",),

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from speculative_decoding import cache_folder
+from speculative_decoding import InputError, cache_folder
 from speculative_decoding.cli.common import run
 from speculative_decoding.linux_cpu import kernels
 from tests.integration.test_engine import PROMPTS, Client
@@ -192,6 +192,8 @@ def test_kernel_that_cannot_be_compiled_ends_the_command_in_one_line(
         "generate: error: MLX cannot compile kernels (No space left); free space, or name another folder"
     )
     assert err.count("\n") == 1
+    with pytest.raises(InputError, match="^MLX cannot compile kernels .No space left.; free space, or name another"):
+        client.step()
 
     monkeypatch.setattr(mx, "eval", fail_otherwise)
     with pytest.raises(RuntimeError, match="out of memory"):
