@@ -31,6 +31,7 @@ from .errors import InputError, compiling
 from .loading.tokenizer import Tokenizer
 from .models.base import EncoderDecoder
 from .models.device import on_gpu
+from .models.memory_budget import require_reservable
 from .sampling import GenerationOptions
 from .sampling.random import sample_seed
 
@@ -160,6 +161,8 @@ class Engine:
         if options.num_beams != self._num_beams:
             raise InputError(f"num_beams is {self._num_beams} for all requests of this engine, not {options.num_beams}")
         request = make_request(self._model, self._tokenizer, prompt, options, draft_length)
+        if self._widths.fixed_capacity:
+            require_reservable(self._model, self._slots, options.max_tokens, self._num_beams)
         self._queue.append(request)
         return request
 

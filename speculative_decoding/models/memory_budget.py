@@ -70,6 +70,19 @@ def require_encodable(model: EncoderDecoder, source_tokens: int) -> None:
         )
 
 
+def require_reservable(model: EncoderDecoder, slots: int, max_tokens: int, num_beams: int) -> None:
+    """Raise `InputError` if KV caches that are reserved for whole outputs do not fit into memory."""
+    if max_tokens <= MAX_BATCHED_SOURCE:
+        return
+    needed = slots * slot_bytes(model, 1, max_tokens, num_beams)
+    available = available_memory()
+    if needed > available:
+        raise InputError(
+            f"max_tokens {max_tokens}: strict passes reserve about {needed / GB:.0f} GB for the KV cache on this "
+            f"device, and {available / GB:.0f} GB are free; choose fewer, or passes that are not strict"
+        )
+
+
 def require_memory(subject: object, weights: int, beside: int, way_out: Callable[[int], str]) -> None:
     """Raise `InputError` for weights that exceed the physical memory. Call before they are read.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,12 +12,16 @@ import pytest
 
 from speculative_decoding import InputError, checkpoints, load, memory_limits
 from speculative_decoding.cli.run_config import DraftFlags, ModelPaths, RunConfig
+from speculative_decoding.draft_length.base import FixedLength
+from speculative_decoding.engine import Engine
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.loading.pair import open_pair
 from speculative_decoding.models import memory_budget
 from speculative_decoding.models.memory_budget import available_memory, physical_memory
 from speculative_decoding.sampling import GenerationOptions
 from tests.support.pretended_gpu import pretend_gpu
+from tests.support.tiny import EXACT, model_drafter, tiny_model
+from tests.support.together import Letters
 
 TARGET, DRAFT, HEAD = (BUNDLED / name for name in ("t5-web-docs", "t5-web-docs-draft", "t5-web-docs-head"))
 
@@ -129,3 +134,15 @@ def test_weights_above_the_available_memory_cause_one_warning(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pair.load_weights()
+
+
+def test_outputs_whose_kv_cache_cannot_be_reserved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bits depend on the capacity of the KV cache, strict passes reserve it before the first pass."""
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 1 << 20)
+    model, long, length = tiny_model(), GenerationOptions(max_tokens=1 << 20), FixedLength(4)
+    drafter = model_drafter(model, model)
+    engine = Engine(model, Letters(), drafter, slots=2, widths=replace(EXACT, fixed_capacity=True))
+    engine.submit("abc", GenerationOptions(max_tokens=9), length)
+    with pytest.raises(InputError, match=r"^max_tokens 1048576: strict passes reserve about \d GB .* 0 GB are free"):
+        engine.submit("abc", long, length)
+    Engine(model, Letters(), drafter, slots=2, widths=EXACT).submit("abc", long, length)
