@@ -42,7 +42,8 @@ def main(options: list[str]) -> int:
         if "--gpu" in options:
             options.remove("--gpu")
             mac["PRETEND_MAC_GPU"] = "1"
-        command = [sys.executable, "-m", "pytest", *options]
+        # pytest prints no totals if it gets -q twice, and addopts has one
+        command = [sys.executable, "-m", "pytest", "-v", *options]
         last = ""
         with subprocess.Popen(command, env=mac, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():

@@ -46,7 +46,7 @@ def made(path):
 def test_a_test_that_needs_what_a_mac_lacks_fails(tmp_path: Path) -> None:
     tests = "".join(f"def test_{name}(tmp_path):\n    {code}\n" for name, code in (FAILING | PASSING).items())
     (tmp_path / "test_planted.py").write_text(HEADER + tests)
-    command = [sys.executable, "-m", "tools.pretend_mac", "-n", "0", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [sys.executable, "-m", "tools.pretend_mac", "-qq", "-n", "0", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     last = done.stdout.splitlines()[-1]
     assert done.returncode == 1 and last.startswith(f"pretended Mac: {len(FAILING)} failed, {len(PASSING)} passed")
