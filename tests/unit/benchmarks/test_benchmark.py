@@ -28,6 +28,7 @@ from speculative_decoding import GenerationStats, InputError
 from speculative_decoding.comparison.modes import BASELINE, DecodingMode, combine_modes
 from speculative_decoding.loading.load import BUNDLED, open_model
 from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.models.device import on_gpu
 from speculative_decoding.session import Session
 from speculative_decoding.version import __version__
 from tests.support.paths import ROOT
@@ -476,7 +477,8 @@ def test_the_command_measures_random_weights(
     assert [(row["task"], row["slots"], row["tokens"]) for row in rows] == [
         ("40 tokens to 4", n, 8) for n in (1, 2)
     ] * 2
-    assert "| 2 | baseline |" in out and "### random t5-base, float32" in out
+    dtype = "bfloat16" if on_gpu() else "float32"
+    assert "| 2 | baseline |" in out and f"### random t5-base, {dtype}" in out
 
 
 @pytest.mark.parametrize(
