@@ -9,9 +9,9 @@ fuzz_checkpoints       random damage to checkpoints of every format, tokenizers 
 fuzz_conversion        conversions that are killed or run out of disk space
 fuzz_server            random request bodies to a server
 goldens/               outputs of Hugging Face, recorded for tests/parity (needs torch)
-kill_ranks             a job over several processes, one of which is killed
+kills                  jobs, training and conversions that are killed, or find the disk full, and are resumed
 pretend_mac/           the tests as on a Mac, on Linux
-random_interruptions   jobs and training runs that are killed and resumed
+random_interruptions   texts of a console that are interrupted with Ctrl-C
 replay_drafters        drafters on recorded outputs
 resolve_for_mac        wheels for a Mac of every declared dependency (needs uv)
 predicted_speed        speed of published models on Macs, predicted from published figures

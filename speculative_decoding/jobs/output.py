@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from ..checkpoints.files import read_json_object
 from ..errors import InputError, writing
-from ..loading.atomic_io import atomic_write
+from ..loading.atomic_io import atomic_write, clean_up
 from ..sampling.options import current_names
 from .input import InputLine, read_lines
 
@@ -126,6 +126,7 @@ class ResumableOutput:
     def running(self) -> Iterator[None]:
         """Allow `write` within the context. At the end, even after an exception, all records are in the journal."""
         with writing("--output", self.path, WAY_OUT):
+            clean_up(journal_path(self.path))
             self._commit()  # before truncating, so that a job killed in between can be resumed
             self._truncate()
         stop = Event()

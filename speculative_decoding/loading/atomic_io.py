@@ -41,8 +41,11 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write UTF-8 text. An existing file stays until the new one is on disk. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """Write UTF-8 text. An existing file stays until the new one is on disk. Raises OSError.
+
+    A killed process may leave a temporary file, which `clean_up` removes.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     partial = Path(name)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -79,7 +82,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def clean_up(target: Path) -> None:
-    """Repair the leftovers of a killed process: restore an old folder, remove unlocked temporary folders."""
+    """Repair the leftovers of a killed process: restore an old folder, remove unlocked temporary folders and files."""
     aside = old_name(target)
     if aside.exists() and not target.exists():
         aside.rename(target)
@@ -92,7 +95,10 @@ def clean_up(target: Path) -> None:
             lock = os.open(leftover, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(leftover, ignore_errors=True)
+                if leftover.is_dir():
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:
+                    leftover.unlink()
             finally:
                 os.close(lock)
 

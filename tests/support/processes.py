@@ -22,17 +22,24 @@ def on_all_cores() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subprocess.Popen[str]]:
-    """Start Python with these arguments. Rank r writes its stdout and stderr to the files out-r and said-r."""
+def write_hosts(processes: int, folder: Path) -> Path:
+    """Write a host file of `mlx.launch` with free ports of this machine."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(processes)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))  # a free port
         hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
-    (folder / "hosts.json").write_text(json.dumps(hosts))
+    path = folder / "hosts.json"
+    path.write_text(json.dumps(hosts))
+    return path
+
+
+def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subprocess.Popen[str]]:
+    """Start Python with these arguments. Rank r writes its stdout and stderr to the files out-r and said-r."""
+    hosts = write_hosts(processes, folder)
     started = []
     for rank in range(processes):
-        launched = {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)} if processes > 1 else {}
+        launched = {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)} if processes > 1 else {}
         with open(folder / f"out-{rank}", "w") as out, open(folder / f"said-{rank}", "w") as said:
             several = (
                 os.environ | launched | {"PYTEST_XDIST_WORKER": ""}

@@ -356,6 +356,7 @@ def resumes_after_any_kill(folder: Path, monkeypatch: pytest.MonkeyPatch, finish
     assert len(states.paths) > 20
     for state in states.paths:
         run_job(state / "out", content, resume=True)
+        assert {*os.listdir(state)} == {"out", "out.job"}  # temporary files are removed
     return all((state / "out").read_bytes() == whole for state in states.paths)
 
 
