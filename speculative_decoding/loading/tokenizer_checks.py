@@ -24,6 +24,7 @@ MAX_COMPONENT = 4 << 20  # bytes of a normalizer or decoder; T5's has 320,000
 COMPONENT = re.compile(rb'"(normalizer|pre_tokenizer|post_processor|decoder)"\s*:\s*(?=\{)')
 ESCAPED_KEY = re.compile(rb'\\u00[5-7][^"]*"\s*:\s*\{')
 QUOTE = re.compile(rb'(?<!\\)"')
+SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 CHARSMAP = b'"precompiled_charsmap":'
 STEPS = ("normalizers", "pretokenizers", "processors", "decoders")
 # The most characters that Unicode normalization and the byte-level alphabet make of one character.
@@ -46,6 +47,17 @@ def check_tokenizer_json(data: bytes) -> None:
     for match in COMPONENT.finditer(data):
         name = match[1].decode()
         require_growth(name, grown_length(read_object(data, match.end(), name)))
+    if SUBWORD_PREFIX.search(data):  # rare, so the rest of the file may be parsed
+        check_merges(json.loads(data)["model"])
+
+
+def check_merges(model: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for merges whose second part lacks the prefix that `tokenizers` removes from it."""
+    prefix = model["continuing_subword_prefix"]
+    for merge in model.get("merges", ()):
+        second = merge.split(" ")[-1] if isinstance(merge, str) else merge[-1]
+        if not second.startswith(prefix):
+            raise ValueError(f"{second!r} in a merge lacks the prefix {short_repr(prefix)}")
 
 
 def require_growth(name: str, length: float) -> None:

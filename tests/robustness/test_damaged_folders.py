@@ -27,8 +27,9 @@ from speculative_decoding.drafters.text_store import TextStore
 from speculative_decoding.errors import MAX_CHARACTERS
 from speculative_decoding.jobs.output import read_journal
 from speculative_decoding.loading.load import find_folder
+from speculative_decoding.loading.tokenizer import load_tokenizer
 from tests.support.checkpoint_files import Entry, zip_bytes
-from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, checked_lookup
+from tests.support.damaged_folders import FILES, SMALL_TOKENIZER, SPECIAL, checked_lookup
 from tests.support.device import use
 from tests.support.tiny import CONFIG, VOCAB, OneLanguage, save_hugging_face, tiny_model
 from tools.fuzz_checkpoints import npy
@@ -154,6 +155,12 @@ def with_piece(piece: str) -> dict[str, Any]:
     return {"model": SMALL_TOKENIZER["model"] | {"vocab": [*SMALL_TOKENIZER["model"]["vocab"], [piece, -1.0]]}}
 
 
+def with_merge(second: str, prefix: str = "##") -> dict[str, Any]:
+    vocab = {piece: i for i, piece in enumerate((*SPECIAL, "a", second, f"a{second.removeprefix(prefix)}"))}
+    model = {"type": "BPE", "unk_token": "<unk>", "continuing_subword_prefix": prefix, "vocab": vocab}
+    return {"model": model | {"merges": [["a", second]]}}
+
+
 def with_template(*pieces: dict[str, Any]) -> dict[str, Any]:
     return {"post_processor": SMALL_TOKENIZER["post_processor"] | {"single": pieces}}
 
@@ -184,6 +191,7 @@ HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
     (with_piece("x" * 2_000_000), "a piece is longer"),
     (with_piece('"' * 10_000), "a piece is longer"),
     (with_piece('"precompiled_charsmap":"' + "x" * 10_000), "a piece is longer"),
+    (with_merge("b"), "'b' in a merge lacks the prefix '##'"),
     (with_rules(b"abc"), "rules are damaged"),
     ({"normalizer": {"type": "Precompiled"}}, "rules are damaged"),
     (with_rules(struct.pack("<I", 0xFFFFFC00)), "rules are damaged"),
@@ -217,6 +225,8 @@ def test_common_steps_of_tokenizers_are_accepted(folder: Path) -> None:
     change = {"normalizer": in_sequence("normalizers", *steps), **with_piece("x" * 4000)}
     (folder / "tokenizer.json").write_text(json.dumps(SMALL_TOKENIZER | change))
     assert load(folder).generate("the", max_tokens=2).tokens
+    (folder / "tokenizer.json").write_text(json.dumps(SMALL_TOKENIZER | with_merge("##b")))
+    assert "ab" in load_tokenizer(folder).vocabulary.pieces.values()
 
 
 def test_hostile_sentencepiece_models_are_refused(folder: Path) -> None:
