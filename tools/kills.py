@@ -165,6 +165,7 @@ def interrupt(kind: str, folder: Path, kills: int) -> Counter[str]:
     stages = Counter[str]()
     while plan:
         write, moment = plan.pop()
+        is_new = not [*folder.glob("made*")]
         found = run(kind, folder, rng, write, moment)
         if found.status:
             assert found.status == 2 if is_full else found.status in (-signal.SIGKILL, 1), found
@@ -174,8 +175,8 @@ def interrupt(kind: str, folder: Path, kills: int) -> Counter[str]:
             continue
         assert content(folder) == expected, f"{kind}: the result differs"
         remove_result(folder)
-        if not is_full:  # finished before the kill: kill a new run, a little earlier
-            plan.append((write, None if moment is None else 0.9 * moment))
+        if not is_new:  # a resumed run that finished before the kill: kill a new one
+            plan.append((write, moment))
     assert run(kind, folder, rng).status == 0 and content(folder) == expected, f"{kind}: the result differs"
     assert not [*folder.glob(".made*")], "temporary files are left"
     remove_result(folder)

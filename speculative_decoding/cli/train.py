@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any
@@ -63,7 +64,7 @@ class TrainFlags(TrainingOptions):
         """Return the settings that a resumed run must share with the original run."""
         may_change = ("minutes", "resume", "force", "max_disk_gb", "frequent")
         settings = {name: str(value) for name, value in asdict(self).items() if name not in may_change}
-        return settings | {"prompts": [f"{path}: {path.stat().st_size} bytes" for path in prompts]}
+        return settings | {"prompts": [f"{path}: {sha256(path.read_bytes()).hexdigest()[:16]}" for path in prompts]}
 
 
 def train_parser(program: str) -> Parser:

@@ -46,7 +46,7 @@ from .target_store import TargetStore
 from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, measure_draft
 
-FORMAT = 2  # of the work folder
+FORMAT = 3  # of the work folder
 WAY_OUT = "free disk space, or name another --output"
 Progress = Callable[[int], None]
 

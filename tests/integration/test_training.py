@@ -561,6 +561,10 @@ def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[in
     assert status == 2 and "seed is '3', was '0'" in err
     status, err = command("--force", "--resume", sampled_share="0.5")
     assert status == 2 and "sampled_share is '0.5', was '0.0'" in err
+    (tmp_path / "prompts.txt").write_text("a\n" * 39 + "b\n")
+    status, err = command("--force", "--resume")
+    assert status == 2 and "needs the options that this training was started with (prompts is [" in err
+    (tmp_path / "prompts.txt").write_text("a\n" * 40)
     status, err = command("--force", "--resume", max_disk_gb="0")
     assert status == 0 and "resuming after step 4" in err and "computed when needed" in err
     path = tmp_path / "head.training" / "checkpoint.npz"
@@ -684,9 +688,10 @@ def test_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:
 def test_work_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    (work / "settings.json").write_text('{"seed": "0"}\n')
-    with pytest.raises(InputError, match="holds an unfinished training of another version of this package"):
-        training_in(tmp_path).begin({"seed": "0"}, resume=True)
+    for saved in ({"seed": "0"}, {"format": 2, "seed": "0"}):  # of 0.1.0, of 0.2.0
+        (work / "settings.json").write_text(json.dumps(saved))
+        with pytest.raises(InputError, match="holds an unfinished training of another version of this package"):
+            training_in(tmp_path).begin({"seed": "0"}, resume=True)
     (work / "settings.json").write_text('{"seed": ')
     with pytest.raises(InputError, match="damaged"):
         training_in(tmp_path).begin({"seed": "0"}, resume=True)

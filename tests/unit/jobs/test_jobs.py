@@ -383,6 +383,25 @@ def test_a_torn_last_record_is_replaced(tmp_path: Path) -> None:
         assert (tmp_path / "out").read_bytes() == whole and totals.lines == 40 and totals.errors == 4
 
 
+def test_a_job_decodes_its_input_as_it_is_when_it_is_read(tmp_path: Path) -> None:
+    """Lines that are appended during a job are decoded. After a truncation, the restored file can be resumed."""
+    path, content = tmp_path / "in", b"".join(b"%031d\n" % i for i in range(1000))  # longer than a buffer
+
+    def job(name: str, change: Any, **options: Any) -> bytes:
+        source: Any = lambda _: path.open("rb")  # noqa: E731
+        run_job(tmp_path / name, b"", source=source, after_row=lambda _: change(), **options)
+        return (tmp_path / name).read_bytes()
+
+    path.write_bytes(content)
+    whole = job("whole", lambda: None)
+    cut = job("cut", lambda: os.truncate(path, 320))
+    assert len(cut) < len(whole) and whole.startswith(cut)
+    path.write_bytes(content)
+    assert job("cut", lambda: None, resume=True) == whole
+    path.write_bytes(content[:320])
+    assert job("grown", lambda: path.write_bytes(content)) == whole
+
+
 def survives_power_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Simulate a power failure at each commit: unsynchronized data is lost, zero or kept, the journal old or new."""
     path = folder / "out"
