@@ -151,18 +151,19 @@ class TransformersTokenizer(FolderTokenizer):
     """Loads any other tokenizer with transformers: a bare spiece.model, ByT5, CodeT5's BPE, Marian's pair of models."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-        path = folder / "tokenizer_config.json"
-        extra = read_json_object(path).get("extra_ids") if path.is_file() else 0
-        if isinstance(extra, int) and extra > MAX_EXTRA_IDS:  # transformers would create a piece for each
-            raise InputError(
-                f"{path}: 'extra_ids' is too large (got {short_repr(extra)}, expected at most {MAX_EXTRA_IDS})"
-            )
-
         for model in (folder / name for name in (*SENTENCEPIECE, *OTHER_SENTENCEPIECE) if (folder / name).is_file()):
             with TokenizerErrors(f"{model}: not a readable SentencePiece model"):
                 check_sentencepiece(model.read_bytes())
+
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # prints a note if torch is missing
+
+        path = folder / "tokenizer_config.json"
+        extra = read_json_object(path).get("extra_ids") if path.is_file() else None
+        if not (extra is None or (type(extra) is int and 0 <= extra <= MAX_EXTRA_IDS)):  # a piece is made for each
+            raise InputError(
+                f"{path}: 'extra_ids' must be a whole number, 0 to {MAX_EXTRA_IDS}, not {short_repr(extra)}"
+            )
+
         settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         if has_t5_sentencepiece(folder):
             settings["tokenizer_type"] = "t5"
