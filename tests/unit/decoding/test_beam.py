@@ -226,8 +226,8 @@ def test_samples_of_a_prompt_are_encoded_once_and_do_not_depend_on_their_number(
         ({"num_beams": 2, "drafter": "model"}, "drafter 'model' cannot be combined with num_beams 2"),
         ({"num_beams": 2, "num_draft_tokens": 3}, "num_draft_tokens 3 cannot be combined with num_beams 2"),
         ({"num_beams": 2, "stop": ["a"]}, "stop ('a',) cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "strict": True}, "strict True cannot be combined with num_beams 2"),
-        ({"num_beams": 2, "logprobs": True}, "logprobs True cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "strict": True}, "strict true cannot be combined with num_beams 2"),
+        ({"num_beams": 2, "logprobs": True}, "logprobs true cannot be combined with num_beams 2"),
     ],
 )
 def test_conflicting_options_are_refused_in_one_line(options: dict[str, Any], named: str) -> None:

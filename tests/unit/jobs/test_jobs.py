@@ -755,7 +755,7 @@ def test_progress_is_a_bar_at_a_terminal_and_lines_elsewhere(
         (["--input", "-", "--slots", "0"], "--slots: must be a whole number >= 1"),
         (["--input", "-", "--max-memory", "0"], "--max-memory: must be a number above 0"),
         (["--input", "/nowhere"], "--input /nowhere: No such file or directory"),
-        (["--input", "/"], "--input /: Is a directory"),
+        (["--input", "/"], "--input /: not a regular file; name a file"),
         (["--input", "README.md", "--output", "./README.md"], "--output README.md: is already used by --input; name"),
         (
             ["--input", "x.job", "--output", "x"],
