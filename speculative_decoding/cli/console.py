@@ -25,6 +25,8 @@ def interact(config: RunConfig, views: Views) -> int:
     with ConsoleState(config, PromptRunner.from_views(views)) as state:
         state.open(config)
         note_exactness(state.session)
+        if note := config.demonstration_note("/model google/flan-t5-large google/flan-t5-small"):
+            say(note)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # each Ctrl-C stops a text, and the console continues
         with line_editing():
             return run(state)

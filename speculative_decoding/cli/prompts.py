@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from itertools import chain
 
 from ..comparison.divergence import first_divergence
@@ -13,13 +14,13 @@ from ..decoding.stats import GenerationStats
 from ..errors import InputError
 from ..jobs.input import decode_line, read_lines
 from ..session import Session
-from .common import say, write_stats
+from .common import read_prompts, say, write_stats
 from .compare import PromptRunner, decoding_modes, note_exactness, warm_up
 from .flags import Views
 from .parser import flag
 from .run_config import RunConfig
 from .summary import run_summary
-from .verify import require_comparable
+from .verify import PROMPTS, require_comparable
 
 EXAMPLE = "translate English to German: The method returns the value of the property."
 
@@ -27,7 +28,7 @@ EXAMPLE = "translate English to German: The method returns the value of the prop
 def decode_prompts(config: RunConfig, views: Views) -> int:
     """Decode each prompt and return the exit status: 1 if --verify finds a difference."""
     require_suitable(config, views)
-    prompts = read_prompts(views)
+    prompts = given_prompts(views)
     first = next(prompts)
     pair = config.open()
     say(config.describe())
@@ -43,10 +44,14 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
         modes = decoding_modes(session)
         answer = modes[0]
         note_exactness(session)
+        note = config.demonstration_note("--model google/flan-t5-large --draft-model google/flan-t5-small")
         for prompt in chain([first], prompts):
             if not prompt.strip():
                 print(flush=True)  # print one output line per input line
                 continue
+            if note and prompt not in demonstration_prompts():
+                say(note)
+                note = None
             if views.compare and not runner.num_prompts:
                 warm_up(session, tokens or prompt)
             if options.num_return_sequences > 1:
@@ -82,6 +87,12 @@ def require_suitable(config: RunConfig, views: Views) -> None:
             raise InputError(f"{flag(name)} needs a single output (got --num-return-sequences {count}); leave one out")
 
 
+@cache
+def demonstration_prompts() -> set[str]:
+    """Return the prompts of the repository's data and the example, which the bundled target can answer."""
+    return {EXAMPLE}.union(*(read_prompts(path) for path in PROMPTS.glob("*.txt")))
+
+
 def verify(session: Session, prompt: str | Sequence[int], tokens: list[int]) -> bool:
     """Decode the prompt without a draft, and print and return whether the tokens are the same."""
     is_exact = session.planner.widths(session.options_with({})).exact
@@ -91,7 +102,7 @@ def verify(session: Session, prompt: str | Sequence[int], tokens: list[int]) -> 
     return difference is None
 
 
-def read_prompts(views: Views) -> Iterator[str]:
+def given_prompts(views: Views) -> Iterator[str]:
     """Yield the prompt from the command line or the lines of standard input; at a terminal, yield an example."""
     if views.prompt is not None:
         if not views.prompt.strip():

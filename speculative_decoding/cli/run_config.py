@@ -16,7 +16,7 @@ from ..drafters import DraftHead, DraftModel, NgramDrafter, TextStore, default_d
 from ..drafters.draft_model import DraftVocabulary
 from ..errors import InputError
 from ..loading.hub import suggested_draft
-from ..loading.load import DTYPES, find_folder, locate
+from ..loading.load import BUNDLED, DTYPES, find_folder, locate
 from ..loading.pair import SELF_DRAFT, SELF_DRAFT_BITS, ModelPair, open_pair
 from ..models.memory_budget import memory_limits
 from ..sampling import GenerationOptions
@@ -130,6 +130,16 @@ class RunConfig:
         if models.draft is None and self.options.drafter is None and (suggestion := suggested_draft(models.target)):
             draft += f"; to use a draft model, add --draft-model {suggestion}"
         return f"target {models.target}, {draft}"
+
+    def demonstration_note(self, way_out: str) -> str | None:
+        """Describe what the bundled target knows; None for other targets. way_out: how to choose other models."""
+        target = self.models.target
+        if target.resolve() != (BUNDLED / BUNDLED_PAIR[0]).resolve():
+            return None
+        return (
+            f"note: {target.name} is a demonstration, trained on web documentation (English to German), misspelled "
+            f"novels and dialogue facts; for other text, use {way_out}"
+        )
 
     def open(self, *, use_draft: bool | None = None) -> ModelPair:
         """Open the models without weights. use_draft: None opens the draft if the drafter needs it."""

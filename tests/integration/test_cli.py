@@ -26,6 +26,7 @@ from speculative_decoding.cli import main as main_command
 from speculative_decoding.cli import verify as verify_command
 from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.cli.parser import flag
+from speculative_decoding.cli.prompts import EXAMPLE
 from speculative_decoding.jobs.output import journal_path
 from speculative_decoding.loading.load import BUNDLED, ModelHandle
 from speculative_decoding.loading.tokenizer import FastTokenizer
@@ -91,6 +92,15 @@ def test_the_prompt_may_be_a_positional_argument(main_py) -> None:  # type: igno
     assert status == 2 and "--prompt: cannot be combined with a positional prompt" in error
     status, _, error = main_py(PROMPT, "--input", "x")
     assert status == 2 and "--prompt cannot be combined with --input" in error
+
+
+def test_the_users_own_prompts_print_once_that_the_bundled_target_is_a_demonstration(main_py) -> None:  # type: ignore[no-untyped-def]
+    bundled = (ROOT / "data" / "describe.txt").read_text(encoding="utf-8").split("\n")[0]
+    for typed, count in ((f"{EXAMPLE}\n{bundled}\n", 0), (f"{bundled}\nHe go.\nThey goes.\n", 1)):
+        err = main_py("-m", "2", stdin=typed.encode())[2]
+        assert err.count("note: t5-web-docs is a demonstration, trained on web documentation") == count
+        assert err.count("use --model google/flan-t5-large --draft-model google/flan-t5-small\n") == count
+    assert "demonstration" not in main_py("-m", "2", "--model", "t5-web-docs-draft", "He go.")[2]
 
 
 def test_every_step_from_prompt_to_text_runs_once(monkeypatch: pytest.MonkeyPatch, main_py) -> None:  # type: ignore[no-untyped-def]
@@ -436,7 +446,7 @@ def test_a_full_disk_is_a_one_line_error(
     with io.TextIOWrapper(FullDisk(full, "w"), write_through=True) as stdout:  # write_through: no data is buffered
         monkeypatch.setattr(sys, "stdout", stdout)
         monkeypatch.chdir(ROOT)
-        assert main_command.main(more or ["--prompt", PROMPT]) == 2
+        assert main_command.main(more or ["--prompt", EXAMPLE]) == 2
         err = capfd.readouterr().err
     assert err.splitlines()[1:] == [
         "main.py: error: standard output: No space left on device; redirect it to another disk"
@@ -498,9 +508,9 @@ def test_a_closed_standard_stream_is_never_written_to(tmp_path: Path) -> None:
 def test_text_and_draft_in_one_pipe_are_not_mixed() -> None:
     process = start("--show-draft", *FIXED, *FLOAT32, "--prompt", HARDER, stderr=subprocess.STDOUT)
     lines = process.communicate()[0].decode().splitlines()
-    assert "[- " in lines[2] and "{+ " in lines[2]
-    assert re.sub(r"\[-.*?-\]|\{\+|\+\}", "", lines[2]) == "Diese Funktion entfernt das letzte Element eines Arrays."
-    assert lines[3].startswith("11 tokens at ")
+    assert "[- " in lines[3] and "{+ " in lines[3]
+    assert re.sub(r"\[-.*?-\]|\{\+|\+\}", "", lines[3]) == "Diese Funktion entfernt das letzte Element eines Arrays."
+    assert lines[4].startswith("11 tokens at ")
 
 
 @pytest.mark.parametrize(

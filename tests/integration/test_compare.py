@@ -31,7 +31,7 @@ def test_three_modes_are_compared_in_a_table(capsys: pytest.CaptureFixture[str])
     text = "Die Seite wird vom Browser geladen."
     assert out == f"{text}\n"
     drafted = "Die Seite geladen wird von der Browser geladen."
-    assert err.splitlines()[1:6] == ["draft:", drafted, "baseline:", text, "speculative:"]
+    assert err.splitlines()[2:7] == ["draft:", drafted, "baseline:", text, "speculative:"]
     assert len(row(err, "baseline")) == 4
     tokens, calls, _, speedup, accepted, text = row(err, "speculative")[1:]
     assert (tokens, calls, accepted, text) == ("8", "2", "70.0%", "identical") and re.fullmatch(r"\d+\.\d\dx", speedup)

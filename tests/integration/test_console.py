@@ -92,6 +92,7 @@ def test_prompts_are_decoded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert status == 0
     first, second, *rest = out.splitlines()
     assert first == TEXT and second and not rest
+    assert "t5-web-docs is a demonstration" in err and "use /model google/flan-t5-large google/flan-t5-small" in err
     assert "t5-web-docs" in err and "/help for the commands" in err and " draft tokens" in err
     status, out, err = in_process(
         monkeypatch, capsys, GERMAN, "--show-draft", *FIXED
