@@ -98,7 +98,7 @@ class ModelPaths:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Complete configuration of a run. `options.drafter` is None unless the user chose a drafter."""
+    """Configuration of a run. `options.drafter` is None if the user chose none."""
 
     models: ModelPaths
     options: GenerationOptions
