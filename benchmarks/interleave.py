@@ -21,10 +21,10 @@ class Output:
     """One decoded prompt.
 
     Args:
-        tokens: the output.
-        seconds: wall-clock time from source ids to output ids, including the encoder. In a batch, the time since the
+        tokens: The output.
+        seconds: Wall-clock time from source ids to output ids, including the encoder. In a batch, the time since the
             previous prompt finished.
-        stats: statistics, for our contenders only.
+        stats: Statistics, for our contenders only.
     """
 
     tokens: list[int]
@@ -37,9 +37,9 @@ class Contender(ABC):
     """A program in one setting.
 
     Args:
-        label: name in tables.
-        setting: our command-line flags, or the setting of a peer.
-        temperature: sampling temperature.
+        label: Name in tables.
+        setting: Our command-line flags, or the setting of a peer.
+        temperature: Sampling temperature.
     """
 
     label: str
@@ -71,10 +71,10 @@ def take_turns(
     contender always follows the same one.
 
     Args:
-        contenders: the contenders of each task.
-        repeats: number of measured repeats.
-        warm_ups: number of unmeasured repeats before them.
-        say: receives a line for each repeat.
+        contenders: The contenders of each task.
+        repeats: Number of measured repeats.
+        warm_ups: Number of unmeasured repeats before them.
+        say: Receives a line for each repeat.
     """
     for repeat in range(-warm_ups, repeats):
         say("warm-up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}")

@@ -84,10 +84,10 @@ def notes(where: Mapping[str, Any], before: tuple[float, float], after: tuple[fl
     """Return warnings about the figures.
 
     Args:
-        where: from `environment`.
-        before: from `used_by_others`, before the measurement.
-        after: from `used_by_others`, after it.
-        repeats: number of measured repeats.
+        where: From `environment`.
+        before: From `used_by_others`, before the measurement.
+        after: From `used_by_others`, after it.
+        repeats: Number of measured repeats.
     """
     warnings = []
     if where["load_before"] > 0.5:

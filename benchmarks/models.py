@@ -68,10 +68,10 @@ def random_model(
     This keeps activations in range.
 
     Args:
-        shape: fields of config.json.
-        dtype: data type of the weights.
-        bits: if given, all matrices except the output matrix are quantized, as in `load`.
-        seed: random seed of the weights.
+        shape: Fields of config.json.
+        dtype: Data type of the weights.
+        bits: If given, all matrices except the output matrix are quantized, as in `load`.
+        seed: Random seed of the weights.
     """
     model = build(shape)
     parameters = parameters_of(model)
@@ -102,7 +102,7 @@ def exported(model: EncoderDecoder, folder: Path) -> Path:
     Peers receive ids instead of text, so the tokenizer represents token i as "t<i>".
 
     Raises:
-        InputError: the model is quantized, or rescaled for float16, which peers do not support.
+        InputError: The model is quantized, or rescaled for float16, which peers do not support.
     """
     if folder.exists():
         return folder

@@ -91,12 +91,12 @@ def fastest_peers(
     """Return a contender for each task and label of the peer, in the fastest mode on the first prompts.
 
     Args:
-        name: a key of `PEERS`.
-        python: the interpreter in which the peer is installed; None for this one.
-        models: to export for the peer.
-        tasks: to decode.
-        scratch: a folder for exported weights.
-        stack: ends the peer processes when it closes.
+        name: A key of `PEERS`.
+        python: The interpreter in which the peer is installed; None for this one.
+        models: To export for the peer.
+        tasks: To decode.
+        scratch: A folder for exported weights.
+        stack: Ends the peer processes when it closes.
     """
     job = {"peer": name, "scratch": str(scratch), "ends": tasks[0].ends, "draft": None}
     job["target"] = str(exported(models.target, scratch / "target"))

@@ -25,10 +25,10 @@ class Script(NamedTuple):
     """The target's output for a source, with the recorded acceptance at each token.
 
     Args:
-        output: the target's tokens.
-        right: at each token, the number of correct tokens in the model's draft.
-        found: at each token, the length of a copy, or 0.
-        copied: at each token, the number of correct tokens in the copy.
+        output: The target's tokens.
+        right: At each token, the number of correct tokens in the model's draft.
+        found: At each token, the length of a copy, or 0.
+        copied: At each token, the number of correct tokens in the copy.
     """
 
     output: list[int]

@@ -55,11 +55,11 @@ class Drafts(NamedTuple):
     """A source of drafts.
 
     Args:
-        name: name in the output.
-        recorded: kind in acceptance.txt; empty for none.
-        copies: whether it also drafts copies.
-        step: as in `RoundCosts`.
-        start: as in `RoundCosts`.
+        name: Name in the output.
+        recorded: Kind in acceptance.txt; empty for none.
+        copies: Whether it also drafts copies.
+        step: As in `RoundCosts`.
+        start: As in `RoundCosts`.
     """
 
     name: str

@@ -32,21 +32,21 @@ class SummaryRow:
     """A contender on a task (see `Task` and `Contender`). None marks unknown or meaningless figures.
 
     Args:
-        model: name and dtype.
-        task: name.
-        slots: batch size.
-        label: label of the contender.
-        setting: setting of the contender.
-        temperature: temperature of the contender.
+        model: Name and dtype.
+        task: Name.
+        slots: Batch size.
+        label: Label of the contender.
+        setting: Setting of the contender.
+        temperature: Temperature of the contender.
         is_ours: False for peers.
-        tokens: generated in one repeat.
-        ms_per_token: time over all prompts of a repeat, including the encoder.
-        speedup: speedup over baseline decoding in the same run, on the same task and at the same temperature.
-        same_ids: share of positions at which this contender has the same id as the greedy baseline.
-        decode_ms_per_token: time without the encoder.
-        tokens_per_target_call: see `GenerationStats`.
-        acceptance: acceptance rate.
-        share_of_limit: share of the baseline's `decode_ms_per_token` that reading the weights once takes.
+        tokens: Generated in one repeat.
+        ms_per_token: Time over all prompts of a repeat, including the encoder.
+        speedup: Speedup over baseline decoding in the same run, on the same task and at the same temperature.
+        same_ids: Share of positions at which this contender has the same id as the greedy baseline.
+        decode_ms_per_token: Time without the encoder.
+        tokens_per_target_call: See `GenerationStats`.
+        acceptance: Acceptance rate.
+        share_of_limit: Share of the baseline's `decode_ms_per_token` that reading the weights once takes.
     """
 
     model: str
@@ -77,10 +77,10 @@ def summarize(model: str, runs: Sequence[Run], target_bytes: int, bandwidth: flo
     """Return rows in the order of the contenders' first runs. Every task needs baseline runs at every temperature.
 
     Args:
-        model: name and dtype.
-        runs: runs of all tasks.
-        target_bytes: bytes of weights that a pass of the target reads.
-        bandwidth: memory bandwidth in bytes per second.
+        model: Name and dtype.
+        runs: Runs of all tasks.
+        target_bytes: Bytes of weights that a pass of the target reads.
+        bandwidth: Memory bandwidth in bytes per second.
     """
     model += f", {target_bytes / 1e6:.1f} MB per pass"
     groups = grouped(runs, lambda run: (run.task, run.contender.temperature, run.contender.label))

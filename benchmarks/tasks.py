@@ -24,12 +24,12 @@ class Task:
     """Sources to decode, with settings.
 
     Args:
-        name: name of the prompt file.
-        sources: token ids for the encoder.
-        max_tokens: maximum number of tokens per output.
-        ends: whether an end-of-sequence token ends an output.
-        slots: batch size; None decodes one prompt at a time.
-        num_beams: number of beams; 1 disables beam search.
+        name: Name of the prompt file.
+        sources: Token ids for the encoder.
+        max_tokens: Maximum number of tokens per output.
+        ends: Whether an end-of-sequence token ends an output.
+        slots: Batch size; None decodes one prompt at a time.
+        num_beams: Number of beams; 1 disables beam search.
     """
 
     name: str

@@ -16,8 +16,8 @@ def cache_folder(name: str) -> Path:
     """Return a private folder, which is created if necessary.
 
     Raises:
-        OSError: the folder cannot be created, or is not private.
-        RuntimeError: the user has no home folder.
+        OSError: The folder cannot be created, or is not private.
+        RuntimeError: The user has no home folder.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():  # the XDG specification says to ignore a relative path

@@ -30,13 +30,13 @@ def stream_generate(
     """Yield a response for each token as soon as it is accepted: `Session.stream`.
 
     Args:
-        model: the target.
-        tokenizer: the target's.
-        prompt: a text, or its source tokens.
-        on_round: called with each `Round`.
-        draft_model: a smaller model of the same family, or a draft head of the target.
-        ngram: looks up copies, and may have seen earlier texts.
-        options: see `GenerationOptions`.
+        model: The target.
+        tokenizer: The target's.
+        prompt: A text, or its source tokens.
+        on_round: Called with each `Round`.
+        draft_model: A smaller model of the same family, or a draft head of the target.
+        ngram: Looks up copies, and may have seen earlier texts.
+        options: See `GenerationOptions`.
     """
     return Session(model, tokenizer, draft_model, ngram=ngram).stream(prompt, on_round=on_round, **options)
 
@@ -71,14 +71,14 @@ def batch_generate(
     """Yield the results of many prompts, in the order of the prompts: `Session.batch`.
 
     Args:
-        model: the target.
-        tokenizer: the target's.
-        prompts: texts, or mappings with "prompt" and options for this prompt.
-        slots: how many prompts are decoded together.
-        max_memory_gb: use fewer slots if caches and weights would need more memory.
-        draft_model: a smaller model of the same family, or a draft head of the target.
-        ngram: looks up copies, and may have seen earlier texts.
-        options: see `GenerationOptions`.
+        model: The target.
+        tokenizer: The target's.
+        prompts: Texts, or mappings with "prompt" and options for this prompt.
+        slots: How many prompts are decoded together.
+        max_memory_gb: Use fewer slots if caches and weights would need more memory.
+        draft_model: A smaller model of the same family, or a draft head of the target.
+        ngram: Looks up copies, and may have seen earlier texts.
+        options: See `GenerationOptions`.
     """
     session = Session(model, tokenizer, draft_model, ngram=ngram)
     return session.batch(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)

@@ -23,9 +23,9 @@ class Score:
     """The log-probability of an output, log P(tokens | source), in natural logarithms.
 
     Args:
-        logprob: the sum of `logprobs`.
-        tokens: the ids of the output.
-        logprobs: one for each token.
+        logprob: The sum of `logprobs`.
+        tokens: The ids of the output.
+        logprobs: One for each token.
     """
 
     logprob: float
@@ -47,17 +47,17 @@ def score(
     """Compute the log-probability of an output in one pass, at temperature 1.
 
     Args:
-        model: the model.
-        tokenizer: the model's.
-        source: the prompt.
-        target: the output. A text gets the end token and a required first token, such as a language token; ids are
+        model: The model.
+        tokenizer: The model's.
+        source: The prompt.
+        target: The output. A text gets the end token and a required first token, such as a language token; ids are
             used as they are.
-        allow_long_prompt: see `GenerationOptions`.
-        src_lang: see `GenerationOptions`.
-        tgt_lang: see `GenerationOptions`.
+        allow_long_prompt: See `GenerationOptions`.
+        src_lang: See `GenerationOptions`.
+        tgt_lang: See `GenerationOptions`.
 
     Raises:
-        InputError: the source is empty or too long, or the model does not have these ids or languages.
+        InputError: The source is empty or too long, or the model does not have these ids or languages.
     """
     ids = encode_prompt(model, tokenizer, source, allow_long_prompt, src_lang)
     first = first_token(model, tokenizer, tgt_lang)

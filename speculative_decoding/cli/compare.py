@@ -67,9 +67,9 @@ class PromptRunner:
     """Decodes prompts, displays the texts, and accumulates statistics for each mode.
 
     Args:
-        console: writes to standard error.
+        console: Writes to standard error.
         show_draft: None, "text" or "rounds".
-        traces: additional watchers of the answer.
+        traces: Additional watchers of the answer.
     """
 
     console: Console
@@ -101,11 +101,11 @@ class PromptRunner:
         The first mode produces the answer: it runs last, and only its text goes to standard output.
 
         Args:
-            session: the session to decode with.
-            modes: from `decoding_modes`.
-            prompt: the source text.
-            is_stopped: checked after each round.
-            tokens: the source tokens, if the prompt is already tokenized.
+            session: The session to decode with.
+            modes: From `decoding_modes`.
+            prompt: The source text.
+            is_stopped: Checked after each round.
+            tokens: The source tokens, if the prompt is already tokenized.
         """
         if tokens is None:
             tokens = source_tokens(session, prompt)

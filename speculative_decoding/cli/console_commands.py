@@ -47,9 +47,9 @@ class ConsoleState:
     """Open models and settings of the console.
 
     Args:
-        config: the models to open, and the options at the start.
-        prefix: text prepended to every prompt.
-        compare: decode each prompt in all modes.
+        config: The models to open, and the options at the start.
+        prefix: Text prepended to every prompt.
+        compare: Decode each prompt in all modes.
     """
 
     config: RunConfig
@@ -120,10 +120,10 @@ class Command:
     """Decorator that registers a function of the state and the argument text as a command.
 
     Args:
-        usage: the name and its arguments: literal words, and placeholders in capitals.
-        meaning: the help text.
-        current: returns the current value as the user would type it.
-        choices: returns completions of an argument; None means the literal words of `usage`.
+        usage: The name and its arguments: literal words, and placeholders in capitals.
+        meaning: The help text.
+        current: Returns the current value as the user would type it.
+        choices: Returns completions of an argument; None means the literal words of `usage`.
     """
 
     usage: str

@@ -51,10 +51,10 @@ class Precision:
     """A precision of the target's weights.
 
     Args:
-        name: the name in reports.
-        dtype: as in `open_model`.
-        quantize: as in `open_model`.
-        is_tested: whether a model is loaded in this precision.
+        name: The name in reports.
+        dtype: As in `open_model`.
+        quantize: As in `open_model`.
+        is_tested: Whether a model is loaded in this precision.
     """
 
     name: str
@@ -68,10 +68,10 @@ class WeightSizes:
     """Sizes of the loaded weights, computed from their shapes.
 
     Args:
-        nbytes: size of all weights.
-        pass_bytes: size of the weights that a decoder pass reads.
-        dtype: data type of weights and activations.
-        bits: bits per quantized weight; None if nothing is quantized.
+        nbytes: Size of all weights.
+        pass_bytes: Size of the weights that a decoder pass reads.
+        dtype: Data type of weights and activations.
+        bits: Bits per quantized weight; None if nothing is quantized.
     """
 
     nbytes: int

@@ -19,10 +19,10 @@ class Divergence:
     """The first position at which two outputs differ.
 
     Args:
-        position: from 0.
-        baseline: the baseline's token; None if its output has ended.
-        speculative: the token of speculative decoding; None if its output has ended.
-        logit_gap: the target's score of the baseline token minus that of the other token. A gap near 0 is a near-tie,
+        position: From 0.
+        baseline: The baseline's token; None if its output has ended.
+        speculative: The token of speculative decoding; None if its output has ended.
+        logit_gap: The target's score of the baseline token minus that of the other token. A gap near 0 is a near-tie,
             which a different order of additions may flip.
     """
 

@@ -22,9 +22,9 @@ class Acceptance:
     """Estimates, for one kind of draft, the acceptance of each position given that all earlier ones were accepted.
 
     Args:
-        prior: the acceptance of each position on held-out text, if known. A position with few observations is
+        prior: The acceptance of each position on held-out text, if known. A position with few observations is
             predicted from the one before it.
-        longest: the number of positions.
+        longest: The number of positions.
     """
 
     def __init__(self, prior: Sequence[float] = (), longest: int = LONGEST) -> None:
@@ -80,9 +80,9 @@ class AdaptiveLength(DraftLength):
     draft had accepted tokens, as in TCP's slow start, so a useless draft model stays cheap.
 
     Args:
-        costs: returns the costs of a round with a number of rows.
-        prior: see `Acceptance`; of a draft model or head.
-        max_draft_tokens: the maximum length.
+        costs: Returns the costs of a round with a number of rows.
+        prior: See `Acceptance`; of a draft model or head.
+        max_draft_tokens: The maximum length.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ def recommend_length(
     """Find the length with the most expected tokens per second for known acceptance rates.
 
     Args:
-        costs: of a round.
-        acceptance: the acceptance rate of each position if all positions before it are accepted. The last rate holds
+        costs: Of a round.
+        acceptance: The acceptance rate of each position if all positions before it are accepted. The last rate holds
             for all further positions.
-        baseline: seconds of a round without a draft; the speedup is relative to it.
-        has_steps: whether a draft model or draft head drafts. Copied drafts take no steps.
+        baseline: Seconds of a round without a draft; the speedup is relative to it.
+        has_steps: Whether a draft model or draft head drafts. Copied drafts take no steps.
 
     Returns:
         Draft tokens per round, 0 if drafting is not worthwhile, and the expected speedup over baseline decoding.

@@ -31,8 +31,8 @@ class DraftLength(ABC):
         """Choose the draft length of each row.
 
         Args:
-            kinds: the kind of draft that each row would get.
-            limits: the maximum length for each row.
+            kinds: The kind of draft that each row would get.
+            limits: The maximum length for each row.
         """
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:  # noqa: B027

@@ -47,10 +47,10 @@ class CalibrationStore:
     """Measurements for one key, kept in a file of the cache folder if there is one, otherwise only in memory.
 
     Attributes:
-        passes: seconds of a pass, by rows and width.
-        drafts: seconds (step, start, prefill) of `RoundCosts`, by draft and rows.
-        same_bits: by rows and width, whether passes have the bits of the exact widths.
-        fixed_capacity: whether bits depend on the capacity of the KV cache.
+        passes: Seconds of a pass, by rows and width.
+        drafts: Seconds (step, start, prefill) of `RoundCosts`, by draft and rows.
+        same_bits: By rows and width, whether passes have the bits of the exact widths.
+        fixed_capacity: Whether bits depend on the capacity of the KV cache.
     """
 
     def __init__(self, key: Mapping[str, Any]) -> None:
@@ -136,9 +136,9 @@ class Calibration:
     a timing or a draft, so all runs on a device agree.
 
     Args:
-        probe: measures the device.
-        store: keeps the measurements.
-        draft: the fingerprint of the draft that `probe` times, or "" without a draft.
+        probe: Measures the device.
+        store: Keeps the measurements.
+        draft: The fingerprint of the draft that `probe` times, or "" without a draft.
     """
 
     def __init__(self, probe: Probe, store: CalibrationStore, draft: str = "") -> None:

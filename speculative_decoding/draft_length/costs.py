@@ -21,12 +21,12 @@ class RoundCosts:
     """Seconds for the parts of a round, for one number of rows.
 
     Args:
-        passes: seconds of the target's pass, by width (positions per row). Passes have only these widths; a draft that
+        passes: Seconds of the target's pass, by width (positions per row). Passes have only these widths; a draft that
             needs fewer positions is padded to the next one.
-        step: one draft token of a draft model or draft head.
-        start: the fixed cost of drafting with it, added once per round.
-        prefill: the draft model's forward pass over one request's source.
-        fastest_baseline: a baseline round in the fastest pass, if `passes` leaves that pass out.
+        step: One draft token of a draft model or draft head.
+        start: The fixed cost of drafting with it, added once per round.
+        prefill: The draft model's forward pass over one request's source.
+        fastest_baseline: A baseline round in the fastest pass, if `passes` leaves that pass out.
     """
 
     passes: Mapping[int, float]
@@ -57,9 +57,9 @@ class RoundCosts:
         """Seconds of a round.
 
         Args:
-            draft_tokens: tokens of the longest draft.
-            steps: steps of the draft model.
-            prefills: sources that the draft model reads first.
+            draft_tokens: Tokens of the longest draft.
+            steps: Steps of the draft model.
+            prefills: Sources that the draft model reads first.
         """
         drafting = self.start + steps * self.step if steps else 0.0
         return self.pass_seconds(draft_tokens + 1) + drafting + prefills * self.prefill

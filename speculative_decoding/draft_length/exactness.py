@@ -13,8 +13,8 @@ class Price(NamedTuple):
     """What exact passes cost.
 
     Args:
-        share: the share of the speed that is lost, 0 to 1.
-        is_possible: whether exact passes exist for the request.
+        share: The share of the speed that is lost, 0 to 1.
+        is_possible: Whether exact passes exist for the request.
     """
 
     share: float
@@ -35,10 +35,10 @@ def exactness_price(
     """Compare exact passes with the fastest ones.
 
     Args:
-        calibration: costs of the target and the draft.
-        num_draft_tokens: a fixed draft length, 0 for baseline decoding, or None for an adaptive length.
-        slots: the most rows that are decoded together.
-        acceptance: the draft's known acceptance by position, or () if it is unknown.
+        calibration: Costs of the target and the draft.
+        num_draft_tokens: A fixed draft length, 0 for baseline decoding, or None for an adaptive length.
+        slots: The most rows that are decoded together.
+        acceptance: The draft's known acceptance by position, or () if it is unknown.
     """
     rows = next_power_of_two(slots)
     if not calibration.batches_match(slots):

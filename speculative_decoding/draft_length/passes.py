@@ -43,11 +43,11 @@ class PassWidths:
     """The widths that passes may have, and their costs.
 
     Args:
-        costs: the costs of a round, by number of rows. Passes are padded to the widths of these costs.
-        exact: all passes must have one of these widths, because only they give each position the same bits.
-        fixed_capacity: bits also depend on the KV cache's capacity, so it is reserved before the first pass.
-        measure_again: measures some widths again for a number of rows, and updates `costs`.
-        monitor: detects that the costs no longer hold.
+        costs: The costs of a round, by number of rows. Passes are padded to the widths of these costs.
+        exact: All passes must have one of these widths, because only they give each position the same bits.
+        fixed_capacity: Bits also depend on the KV cache's capacity, so it is reserved before the first pass.
+        measure_again: Measures some widths again for a number of rows, and updates `costs`.
+        monitor: Detects that the costs no longer hold.
     """
 
     costs: Callable[[int], RoundCosts]
@@ -78,10 +78,10 @@ class PassWidths:
         """Compare the duration of a round with its prediction.
 
         Args:
-            rows: rows of the batch.
-            draft_tokens: tokens of the longest draft.
-            steps: steps of the draft model.
-            seconds: the measured duration.
+            rows: Rows of the batch.
+            draft_tokens: Tokens of the longest draft.
+            steps: Steps of the draft model.
+            seconds: The measured duration.
         """
         is_measured = rows & (rows - 1) == 0  # costs are measured at powers of two
         if not draft_tokens or self.measure_again is None or not is_measured:

@@ -25,10 +25,10 @@ class PassPlanner:
     Results are kept for later requests with the same options, so an adaptive length learns from all of them.
 
     Args:
-        target: the model whose passes are planned.
-        draft: the network of the draft model or draft head, if there is one.
-        make_drafter: builds a drafter that always runs `draft`, for calibration to time; None without a draft.
-        shares_encoder: whether the draft model uses the target's encoder output, which makes its prefill cheaper.
+        target: The model whose passes are planned.
+        draft: The network of the draft model or draft head, if there is one.
+        make_drafter: Builds a drafter that always runs `draft`, for calibration to time; None without a draft.
+        shares_encoder: Whether the draft model uses the target's encoder output, which makes its prefill cheaper.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PassPlanner:
         """Measure the device now for up to `slots` rows, instead of during the first request.
 
         Args:
-            again: discard earlier measurements, including those of other processes.
+            again: Discard earlier measurements, including those of other processes.
         """
         calibration = self.calibration(options)
         if again:

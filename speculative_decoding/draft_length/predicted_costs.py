@@ -97,12 +97,12 @@ def predicted_costs(
     """Predict the costs of rounds over one row.
 
     Args:
-        chip: the device.
-        bits: of a weight.
-        narrow: the target's pass over one position.
-        wide: the target's pass over several positions; it reads the same weights.
-        step: one draft token.
-        start: what each draft adds to its steps.
+        chip: The device.
+        bits: Of a weight.
+        narrow: The target's pass over one position.
+        wide: The target's pass over several positions; it reads the same weights.
+        step: One draft token.
+        start: What each draft adds to its steps.
     """
     passes = {width: HOST_SECONDS + seconds(chip, wide, cost) for width, cost in relative_costs(chip, bits).items()}
     passes[1] = seconds(chip, narrow)

@@ -24,8 +24,8 @@ class Probe:
     """Measures one target, and one draft if there is any.
 
     Args:
-        model: the target.
-        make_drafter: creates a drafter whose drafts have the kind `MODEL`; None without a draft.
+        model: The target.
+        make_drafter: Creates a drafter whose drafts have the kind `MODEL`; None without a draft.
     """
 
     def __init__(self, model: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None = None) -> None:

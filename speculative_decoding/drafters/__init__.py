@@ -67,11 +67,11 @@ def choose_drafter(
     """Build the drafter that `options.drafter` names; without a draft model, "auto" is "ngram". Raises `InputError`.
 
     Args:
-        options: the options of all requests.
-        target: the target.
-        draft_model: has the target's tokens (`loading.pair.require_same_tokens`).
-        ngram: drafts copies for "ngram" and "auto"; a new one by default.
-        shares_encoder: the draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
+        options: The options of all requests.
+        target: The target.
+        draft_model: Has the target's tokens (`loading.pair.require_same_tokens`).
+        ngram: Drafts copies for "ngram" and "auto"; a new one by default.
+        shares_encoder: The draft model's encoder is the target's (`models.shared_encoder`), so its output is reused.
     """
     check_drafter(options.drafter, draft_model)
     choice = default_drafter(draft_model) if options.drafter is None else options.drafter

@@ -18,10 +18,10 @@ class Pieces:
     """Facts about a vocabulary's pieces that alignment uses. Without them, ids are compared as they are.
 
     Args:
-        classes: maps an id to the class of all pieces that differ only in case or in a leading space. The same word is
+        classes: Maps an id to the class of all pieces that differ only in case or in a leading space. The same word is
             a different piece at the start of a span or of a sentence. An id that is missing is its own class.
-        begins_word: ids of pieces with a leading space.
-        ends_prefix: ids of pieces that end with a colon.
+        begins_word: Ids of pieces with a leading space.
+        ends_prefix: Ids of pieces that end with a colon.
     """
 
     classes: Mapping[int, int] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class Alignment:
     """Follows one output through its source: `append` each output token, then `find` the next source position.
 
     Args:
-        source: ids of the source.
-        pieces: see `Pieces`.
-        max_size: the most output tokens that are looked up in the source.
+        source: Ids of the source.
+        pieces: See `Pieces`.
+        max_size: The most output tokens that are looked up in the source.
     """
 
     def __init__(self, source: Sequence[int], pieces: Pieces, max_size: int) -> None:

@@ -19,10 +19,10 @@ class AutoDrafter(BatchDrafter):
     acceptance observed for matches of that length and origin, and for the model's drafts.
 
     Args:
-        ngram: makes a drafter for each request (`fresh`).
-        model: drafts where no copy is likely.
-        vocab_size: the target's.
-        sure: minimum chance per token of a copy.
+        ngram: Makes a drafter for each request (`fresh`).
+        model: Drafts where no copy is likely.
+        vocab_size: The target's.
+        sure: Minimum chance per token of a copy.
     """
 
     def __init__(self, ngram: NgramDrafter, model: BatchDrafter, vocab_size: int, sure: float = 0.5) -> None:

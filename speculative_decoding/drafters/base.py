@@ -21,11 +21,11 @@ class RequestView:
     """The part of a request that drafters and acceptance rules read.
 
     Args:
-        options: its options, with the model's defaults filled in.
-        source_tokens: the ids that the encoder reads.
-        decoder_tokens: the committed decoder ids: the start token, a forced prefix, the output so far.
-        slot: its place in the batch.
-        constraints: which tokens are allowed; drafts respect them too.
+        options: Its options, with the model's defaults filled in.
+        source_tokens: The ids that the encoder reads.
+        decoder_tokens: The committed decoder ids: the start token, a forced prefix, the output so far.
+        slot: Its place in the batch.
+        constraints: Which tokens are allowed; drafts respect them too.
     """
 
     options: GenerationOptions
@@ -59,7 +59,7 @@ class Draft:
         tokens: (B, K) ids.
         probs: (B, K, V) float32, the distributions that the tokens were sampled from. None means that each token
             had probability 1. Any other value would bias the output.
-        lengths: the number of draft tokens in each row; None means K in every row.
+        lengths: The number of draft tokens in each row; None means K in every row.
     """
 
     tokens: mx.array
@@ -122,7 +122,7 @@ class BatchDrafter(ABC):
         """A new request takes `request.slot`.
 
         Args:
-            request: the new request.
+            request: The new request.
             encoder_output: (1, S, d_model), the target's encoder output for it; None if unknown.
         """
 
@@ -166,8 +166,8 @@ class Drafter(ABC):
         """Propose up to `num_draft_tokens` tokens to follow `tokens`.
 
         Args:
-            tokens: the committed decoder ids, start token first.
-            num_draft_tokens: the maximum length.
+            tokens: The committed decoder ids, start token first.
+            num_draft_tokens: The maximum length.
 
         Returns:
             Ids that were not sampled, or a `Draft` with one row.
@@ -196,9 +196,9 @@ def merged(first: Draft, second: Draft, slots: Collection[int], vocab_size: int 
     """Take `slots` from the second draft and all other rows from the first.
 
     Args:
-        first: a draft of B rows.
-        second: a draft of B rows, or of one row that is used for each of `slots`.
-        slots: the rows to take from `second`.
+        first: A draft of B rows.
+        second: A draft of B rows, or of one row that is used for each of `slots`.
+        slots: The rows to take from `second`.
         vocab_size: V; required if only one of the drafts has distributions.
     """
     if not second.num_tokens:

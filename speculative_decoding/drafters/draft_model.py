@@ -23,8 +23,8 @@ class DraftVocabulary:
     choice of tokens changes the acceptance rate, not the output.
 
     Args:
-        ids: the most frequent first, with the end-of-sequence ids. The ids of a request's source are added to them.
-        by_source: additional ids for requests whose source contains an id.
+        ids: The most frequent first, with the end-of-sequence ids. The ids of a request's source are added to them.
+        by_source: Additional ids for requests whose source contains an id.
     """
 
     ids: tuple[int, ...]
@@ -96,8 +96,8 @@ class DraftModel:
         each token.
 
         Args:
-            sources: of all rows.
-            vocab_size: the target's.
+            sources: Of all rows.
+            vocab_size: The target's.
         """
         if self.vocabulary is None:
             return OutputHead(self.model.logits, None, vocab_size)
@@ -120,7 +120,7 @@ class OutputHead:
     """(B, d) -> logits (B, N) of some ids, or of the draft's whole vocabulary.
 
     Args:
-        head: the matmul.
+        head: The matmul.
         ids: (N,), or None for all ids.
         vocab_size: V of the target; padding may make it larger or smaller than the draft's.
         allowed: (B, N), if the rows have different ids; the others get -inf, so that rows do not depend on each other.

@@ -18,9 +18,9 @@ class BatchModelDrafter(BatchDrafter):
     """Decodes ahead with a draft model, sampling each row with its own options. Lazy: it never waits for the device.
 
     Args:
-        draft_model: the model, perhaps with a reduced vocabulary.
-        vocab_size: the target's; it may be padded further than the draft model's.
-        shares_encoder: the draft model's encoder is the target's, so the target's encoder output is reused.
+        draft_model: The model, perhaps with a reduced vocabulary.
+        vocab_size: The target's; it may be padded further than the draft model's.
+        shares_encoder: The draft model's encoder is the target's, so the target's encoder output is reused.
     """
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:

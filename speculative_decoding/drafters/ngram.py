@@ -34,11 +34,11 @@ class Match:
     """The tokens that follow the output's last tokens in some text.
 
     Args:
-        origin: the text: "source", "output" or "store"; "" if no text matches.
-        length: how many of the output's last tokens precede `continuation` in the text. Length 0 is a guess: the
+        origin: The text: "source", "output" or "store"; "" if no text matches.
+        length: How many of the output's last tokens precede `continuation` in the text. Length 0 is a guess: the
             source at the position that the output is expected to have reached.
-        continuation: up to `LOOKAHEAD` token ids, or more if a longer draft is requested.
-        chance: the estimated probability that a token of `continuation` is right if all tokens before it are.
+        continuation: Up to `LOOKAHEAD` token ids, or more if a longer draft is requested.
+        chance: The estimated probability that a token of `continuation` is right if all tokens before it are.
     """
 
     origin: str = ""
@@ -60,14 +60,14 @@ class NgramDrafter(Drafter):
     Args:
         pieces: `tokenizer.vocabulary.pieces`. With them a word matches regardless of case and of a leading space,
             copying starts after a task prefix, and it resumes after a replaced word instead of a replaced token.
-        search_input: search the source.
-        search_output: search the output. Hugging Face's prompt lookup searches only the output.
-        store: a text store to search; it learns every request and may be shared between drafters.
-        max_ngram_size: the most tokens of the output that are looked up.
-        min_chance: the least probability that all tokens of a draft are right; 0 always drafts the full length.
+        search_input: Search the source.
+        search_output: Search the output. Hugging Face's prompt lookup searches only the output.
+        store: A text store to search; it learns every request and may be shared between drafters.
+        max_ngram_size: The most tokens of the output that are looked up.
+        min_chance: The least probability that all tokens of a draft are right; 0 always drafts the full length.
 
     Raises:
-        InputError: an argument is out of range, or there is no text to search.
+        InputError: An argument is out of range, or there is no text to search.
     """
 
     kind = COPY
@@ -183,7 +183,7 @@ class CopyChances:
     reliable again is copied again. `AutoDrafter` keeps the draft model's tokens here too, under a separate origin.
 
     Args:
-        prior: initial chances, indexed by the bit length of the match length; the last one covers all longer matches.
+        prior: Initial chances, indexed by the bit length of the match length; the last one covers all longer matches.
             The default has chances of matches of 0, 1, 2-3, 4-7, and 8 or more tokens.
     """
 

@@ -17,7 +17,7 @@ class SeparateDrafters(BatchDrafter, Generic[OneDrafter]):
     """Gives every request a drafter.
 
     Args:
-        make: returns a drafter for a new request.
+        make: Returns a drafter for a new request.
         vocab_size: V; drafters with distributions require it, and ids beyond it are cut off.
     """
 

@@ -32,8 +32,8 @@ class TextStore:
     Of the latest occurrences, the one with the longest continuation wins, and among equally long ones the latest.
 
     Args:
-        max_ngram_size: the most tokens that are looked up.
-        max_entries: the most tokens kept. When there are more, the older half is dropped.
+        max_ngram_size: The most tokens that are looked up.
+        max_entries: The most tokens kept. When there are more, the older half is dropped.
         vocabulary: `tokenizer.vocabulary.fingerprint`. The file keeps it, so that a store is never used with the ids
             of another model.
     """
@@ -82,7 +82,7 @@ class TextStore:
         """Write a JSON file atomically. Only its owner may read it.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: The file cannot be written.
         """
         content = json.dumps({"kind": KIND, **asdict(self), "tokens": self._index.tokens})
         with writing("n-gram store", Path(path)):
@@ -93,10 +93,10 @@ class TextStore:
         """Read a file that `save` wrote.
 
         Args:
-            expected_vocabulary: the fingerprint that a store with a vocabulary must have.
+            expected_vocabulary: The fingerprint that a store with a vocabulary must have.
 
         Raises:
-            InputError: the file is missing or damaged, or belongs to another vocabulary.
+            InputError: The file is missing or damaged, or belongs to another vocabulary.
         """
         try:
             with open_if_regular(Path(path)) as file:

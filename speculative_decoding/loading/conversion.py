@@ -39,12 +39,12 @@ def convert(
     """Convert a local folder or a model on the Hub, and return the folder written.
 
     Args:
-        source: a folder, which needs no network, or a name on the Hub.
-        output: the folder to write; None means models/NAME.
-        storage: data type and quantization of the weights.
-        revision: a branch, tag or commit on the Hub.
-        force: replace an existing `output`.
-        progress: called after each tensor with its name, the bytes read so far and the total bytes.
+        source: A folder, which needs no network, or a name on the Hub.
+        output: The folder to write; None means models/NAME.
+        storage: Data type and quantization of the weights.
+        revision: A branch, tag or commit on the Hub.
+        force: Replace an existing `output`.
+        progress: Called after each tensor with its name, the bytes read so far and the total bytes.
 
     Raises `InputError` or `CheckpointError` for a wrong argument, file or tensor, before anything is written.
     """

@@ -24,9 +24,9 @@ class FakeProbe(Probe):
     """A device simulated by formulas, which records all measurements.
 
     Args:
-        kind_of: widths of the same kind have the same bits.
-        batches: whether rows of a batch have the bits of single rows.
-        slope: the relative cost of a position.
+        kind_of: Widths of the same kind have the same bits.
+        batches: Whether rows of a batch have the bits of single rows.
+        slope: The relative cost of a position.
     """
 
     def __init__(self, kind_of: Callable[[int], int] = metal, *, batches: bool = True, slope: float = 0.02) -> None:
