@@ -2,8 +2,8 @@
 
 These are the logits processors of Hugging Face that set scores to -inf: `NoRepeatNGram`, `NoBadWords`,
 `SuppressTokens`, `SuppressTokensAtBegin`, `MinLength`, `MinNewTokensLength`, `ForcedBOSToken` and `ForcedEOSToken`
-(transformers 5, `generation/logits_process.py`). At a position after draft tokens, these tokens count too, although
-they are still on the device.
+(transformers 5, `generation/logits_process.py`), and openai-whisper's `ApplyTimestampRules`. At a position after draft
+tokens, these tokens count too, although they are still on the device.
 
 Shapes: B rows, L positions, V ids, T tokens of the longest row. A position is numbered by the tokens before it,
 including the start token and the prefix.
@@ -13,11 +13,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
 
 PADDING = -1  # fills shorter rows on the left; not an id
+
+
+@dataclass(frozen=True)
+class TimestampRules:
+    """Timestamps frame the segments of a transcript (openai-whisper 20250625, `ApplyTimestampRules`).
+
+    - The first token is a timestamp, at most `max_initial`.
+    - After a text and its timestamp, the output ends or the next segment starts with a timestamp; text follows it.
+    - Timestamps do not decrease, and a segment does not end when it starts.
+    - If all timestamps together are more likely than every other token, a timestamp follows. This compares
+      probabilities after all other constraints, at temperature 1.
+
+    Args:
+        begin: the position of the first token that is generated. Earlier tokens, such as previous text, do not count.
+        text_end: ids below are text.
+        zero: the id of timestamp 0. This id and all higher ones are timestamps, in order.
+        max_initial: the highest id of the first timestamp; None allows all.
+    """
+
+    begin: int
+    text_end: int
+    zero: int
+    max_initial: int | None = None
 
 
 @dataclass(frozen=True)
@@ -30,16 +54,28 @@ class Constraints:
         not_before: pairs (id, position): the id does not occur before this position.
         forced: pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If
             a position is listed twice, the last pair counts.
+        timestamps: the rules for timestamps. In a batch, all rows with rules have the same ids.
     """
 
     no_repeat_ngram_size: int = 0
     banned: tuple[tuple[int, ...], ...] = ()
     not_before: tuple[tuple[int, int], ...] = ()
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    timestamps: TimestampRules | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not (self.no_repeat_ngram_size or self.banned or self.not_before or self.forced)
+        return not (self.no_repeat_ngram_size or self.banned or self.not_before or self.forced or self.timestamps)
+
+    @cached_property
+    def never(self) -> tuple[int, ...]:
+        """Ids that never occur."""
+        return tuple(ids[0] for ids in self.banned if len(ids) == 1)
+
+    @cached_property
+    def sequences(self) -> tuple[tuple[int, ...], ...]:
+        """Banned sequences of several ids."""
+        return tuple(ids for ids in self.banned if len(ids) > 1)
 
     def forces(self, position: int) -> bool:
         return any(position == forced for forced, _ in self.forced)
@@ -76,6 +112,7 @@ def is_constrained(history: History, length: int) -> bool:
     return any(
         own.no_repeat_ngram_size
         or own.banned
+        or own.timestamps
         or any(positions.start < position for _, position in own.not_before)
         or any(position in positions for position, _ in own.forced)
         for own, positions in zip(history.constraints, history.positions(length), strict=False)
@@ -93,17 +130,34 @@ def constrain(logits: mx.array, history: History) -> mx.array:
     vocab_size = logits.shape[-1]
     if not is_constrained(history, length):
         return logits
-    windows = TokenWindows(history, length)
-    forbidden = [
-        *repeated_ids(windows, history, vocab_size),
-        *banned_ids(windows, history, vocab_size),
-        *early_ids(history, length, vocab_size),
-    ]
+    forbidden = [*early_ids(history, length, vocab_size)]
+    if any(own.no_repeat_ngram_size or own.sequences for own in history.constraints):
+        windows = TokenWindows(history, length)
+        forbidden += repeated_ids(windows, history, vocab_size)
+        forbidden += banned_ids(windows, history, vocab_size)
+    allowed = logits
     if forbidden:
         ids = mx.concatenate([mx.broadcast_to(each, (*batch_shape, each.shape[-1])) for each in forbidden], axis=-1)
-        allowed = mx.where(mask_of(ids, vocab_size), -mx.inf, logits)
+        allowed = mx.where(mask_of(ids, vocab_size), -mx.inf, allowed)
+    never = [own.never for own in history.constraints]
+    if any(never):
+        allowed = mx.where(never_mask(tuple(never), vocab_size), -mx.inf, allowed)
+    if any(own.timestamps for own in history.constraints):
+        allowed = keep_timestamp_rules(allowed, history)
+    if allowed is not logits:
         logits = mx.where(allowed.max(axis=-1, keepdims=True) > -mx.inf, allowed, logits)
     return force(logits, history)
+
+
+@lru_cache(maxsize=8)
+def never_mask(never: tuple[tuple[int, ...], ...], vocab_size: int) -> mx.array:
+    """(B, 1, V), or (1, V) if all rows agree: True at the ids of each row. Cached, because rounds repeat it."""
+    if len({*never}) == 1:
+        never = never[:1]
+    masks = [mask_of(mx.array(ids, mx.int32)[None, None], vocab_size)[0] for ids in never]
+    mask = masks[0] if len(masks) == 1 else mx.stack(masks)
+    mx.eval(mask)
+    return mask
 
 
 def mask_of(ids: mx.array, vocab_size: int) -> mx.array:
@@ -121,7 +175,7 @@ class TokenWindows:
 
     def __init__(self, history: History, length: int) -> None:
         longest_sequence = max(
-            max(own.no_repeat_ngram_size, *(len(ids) for ids in own.banned), 0) for own in history.constraints
+            max(own.no_repeat_ngram_size, *(len(ids) for ids in own.sequences), 0) for own in history.constraints
         )
         total = longest_sequence + max(history.lengths)
         ids = [[*[PADDING] * (total - len(tokens)), *tokens] for tokens in history.tokens]
@@ -166,8 +220,8 @@ def repeated_ids(windows: TokenWindows, history: History, vocab_size: int) -> It
 
 def banned_ids(windows: TokenWindows, history: History, vocab_size: int) -> Iterator[mx.array]:
     """Yield (B, L, M) ids that would complete a banned sequence, or V for an empty entry."""
-    for sequences in {own.banned for own in history.constraints} - {()}:
-        applies = mx.array([own.banned == sequences for own in history.constraints])[:, None, None]
+    for sequences in {own.sequences for own in history.constraints} - {()}:
+        applies = mx.array([own.sequences == sequences for own in history.constraints])[:, None, None]
         for size in {len(ids) for ids in sequences}:
             banned = mx.array([ids for ids in sequences if len(ids) == size], mx.int32)
             matches = applies & windows.end_with(banned[:, i] for i in range(size - 1))
@@ -188,6 +242,69 @@ def early_ids(history: History, length: int, vocab_size: int) -> Iterator[mx.arr
         earliest = padded[:, None, :, 1]
         current = mx.array([[*each] for each in positions])[..., None]
         yield mx.where(current < earliest, ids, vocab_size)
+
+
+def keep_timestamp_rules(logits: mx.array, history: History) -> mx.array:
+    """(B, L, V) logits with all other constraints: set those of ids that `TimestampRules` forbid to -inf."""
+    rules = [own.timestamps for own in history.constraints]
+    zero, text_end = next((own.zero, own.text_end) for own in rules if own is not None)
+    length = logits.shape[1]
+    stop = 0 if history.drafted is None else history.drafted.shape[1]
+    counts = mx.array(  # (B, L): generated tokens before each position
+        [
+            [2] * length if own is None else [position - own.begin for position in positions]
+            for own, positions in zip(rules, history.positions(length), strict=True)
+        ]
+    )
+    ids = mx.array([recent(own, tokens) for own, tokens in zip(rules, history.tokens, strict=True)], mx.int32)
+    if history.drafted is not None and stop:
+        drafted = history.drafted.astype(mx.int32)
+        ids = mx.concatenate([ids, mx.where(mx.array([[own is None] for own in rules]), PADDING, drafted)], axis=1)
+
+    # Column i of these (B, 3 + D) arrays: the last timestamp of the row, its last two ids, its draft ids.
+    is_timestamp = ids >= zero
+    latest_column = mx.cummax(mx.where(is_timestamp, mx.arange(ids.shape[1]), 0), axis=1)
+    latest = mx.take_along_axis(ids, latest_column, axis=1)
+    end = ids.shape[1]
+    start = end - length
+    last = is_timestamp[:, start:end]
+    before_last = is_timestamp[:, start - 1 : end - 1] | (counts < 2)
+    latest = latest[:, start:end]
+    is_first = counts == 0
+    ends_segment = last & ~before_last
+    starts_segment = last & before_last
+
+    lowest = mx.where(latest >= zero, latest + ~ends_segment, zero)
+    lowest = mx.where(starts_segment, logits.shape[-1], lowest)
+    highest_first = [logits.shape[-1] if own is None or own.max_initial is None else own.max_initial for own in rules]
+    highest = mx.where(is_first, mx.array(highest_first)[:, None], logits.shape[-1])
+    own_ids = mx.arange(zero, logits.shape[-1])
+    is_allowed = (own_ids >= lowest[..., None]) & (own_ids <= highest[..., None])
+    timestamps = mx.where(is_allowed, logits[..., zero:], -mx.inf)
+
+    text, special = logits[..., :text_end], logits[..., text_end:zero]
+    no_text = is_first | ends_segment
+    likeliest = mx.maximum(
+        mx.where(no_text, -mx.inf, text.max(axis=-1)), mx.where(is_first, -mx.inf, special.max(axis=-1))
+    )
+    is_likelier = mx.logsumexp(timestamps.astype(mx.float32), axis=-1) > likeliest.astype(mx.float32)
+    has_rules = mx.array([[own is not None] for own in rules])
+    only_timestamps = has_rules & (is_first | is_likelier)
+    parts = [
+        mx.where((no_text | only_timestamps)[..., None], -mx.inf, text),
+        mx.where(only_timestamps[..., None], -mx.inf, special),
+        timestamps,
+    ]
+    return mx.concatenate(parts, axis=-1)
+
+
+def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
+    """The last timestamp that was generated and the last two ids; PADDING if there is none."""
+    if rules is None:
+        return [PADDING] * 3
+    begin = rules.begin
+    latest = next((token for token in reversed(tokens[begin:]) if token >= rules.zero), PADDING)
+    return [latest, *([PADDING, PADDING, *tokens[begin:]][-2:])]
 
 
 def force(logits: mx.array, history: History) -> mx.array:

@@ -37,10 +37,11 @@ from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead, default_layers
-from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.sampling import Constraints, GenerationOptions
 
 VOCAB = 24
 EOS = 1
+NO_CONSTRAINTS = Constraints()
 CONFIG: dict[str, Any] = {
     "model_type": "t5",
     "vocab_size": VOCAB,
@@ -111,6 +112,7 @@ def run(
     *,
     ends: Callable[[int], bool] | None = None,
     length: DraftLength | None = None,
+    constraints: Constraints = NO_CONSTRAINTS,
     **options: Any,
 ) -> list[Round]:
     """Decode one request without a tokenizer. The defaults are 4 draft tokens and at most 30 tokens."""
@@ -120,7 +122,9 @@ def run(
     length = length or FixedLength(int(chosen.num_draft_tokens))
     start = [model.config.decoder_start_token_id]
     is_end = ends or model.config.eos_token_ids.__contains__
-    request = Request(chosen, list(source), start, draft_length=length, streamer=NoText(is_end))
+    request = Request(
+        chosen, list(source), start, constraints=constraints, draft_length=length, streamer=NoText(is_end)
+    )
     cache = model.make_cache(model.encode(mx.array([list(source)])))
     batch = Batch(model, batch_drafter, cache, [request], EXACT if chosen.strict else UNPADDED)
     batch_drafter.begin(request)

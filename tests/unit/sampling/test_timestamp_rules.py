@@ -1,0 +1,149 @@
+"""The rules for timestamps against openai-whisper's loop over one position, and with drafts against no drafts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Sequence
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding.sampling import Constraints, History, scores
+from speculative_decoding.sampling.constraints import TimestampRules
+from speculative_decoding.sampling.options import GenerationOptions
+from tests.support.tiny import DRAFTERS, SOURCES, noisy_copy, run, tiny_model, tokens_of
+
+VOCAB = 24
+TEXT_END = 10  # also the end token
+ZERO = 14
+BLANK = 3
+RULES = (
+    "first is a timestamp",
+    "first is early",
+    "no third timestamp",
+    "no text after an end",
+    "no decrease",
+    "no zero length",
+    "total probability",
+    "prefix does not count",
+)
+
+
+def naive_rules(
+    logits: Sequence[float], before: Sequence[int], own: TimestampRules, without: Collection[str] = ()
+) -> list[float]:
+    """openai-whisper 20250625, `ApplyTimestampRules.apply`, for one row. without: rules to leave out."""
+    found = list(logits)
+    sampled = list(before[0 if "prefix does not count" in without else own.begin :])
+
+    def forbid(start: int, end: int) -> None:
+        for token in range(start, end):
+            found[token] = -math.inf
+
+    last_was_timestamp = len(sampled) >= 1 and sampled[-1] >= own.zero
+    penultimate_was_timestamp = len(sampled) < 2 or sampled[-2] >= own.zero
+    if last_was_timestamp and penultimate_was_timestamp and "no third timestamp" not in without:
+        forbid(own.zero, len(found))
+    if last_was_timestamp and not penultimate_was_timestamp and "no text after an end" not in without:
+        forbid(0, own.text_end)
+    timestamps = [token for token in sampled if token >= own.zero]
+    if timestamps and "no decrease" not in without:
+        may_repeat = (last_was_timestamp and not penultimate_was_timestamp) or "no zero length" in without
+        forbid(own.zero, timestamps[-1] + (0 if may_repeat else 1))
+    if len(before) == own.begin:
+        if "first is a timestamp" not in without:
+            forbid(0, own.zero)
+        if own.max_initial is not None and "first is early" not in without:
+            forbid(own.max_initial + 1, len(found))
+    total = math.log(sum(math.exp(value) for value in found[own.zero :]) or 1e-300)
+    if total > max(found[: own.zero]) and "total probability" not in without:
+        forbid(0, own.zero)
+    return found if max(found) > -math.inf else list(logits)
+
+
+def random_cases(count: int) -> list[tuple[mx.array, History]]:
+    """Batches of rows with random prefixes, tokens, drafts and rules."""
+    rng = random.Random(1)
+    cases = []
+    for number in range(count):
+        rows = rng.randint(1, 3)
+        drafted = rng.randint(0, 4)
+        length = rng.randint(1, drafted + 1)
+        tokens, constraints = [], []
+        for _ in range(rows):
+            prefix = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 4))]
+            timestamps = sorted(rng.choices(range(ZERO, VOCAB), k=8))
+            output = [
+                timestamps.pop(0) if rng.random() < 0.6 else rng.randrange(ZERO) for _ in range(rng.randint(0, 6))
+            ]
+            rules = TimestampRules(len(prefix), TEXT_END, ZERO, rng.choice([None, ZERO + 2]))
+            tokens.append(prefix + output)
+            banned = rng.choice([(), ((ZERO - 1,), (0,))])
+            constraints.append(Constraints(banned=banned, timestamps=rng.choice([rules, rules, rules, None])))
+        draft = [
+            [rng.choice([rng.randrange(VOCAB), rng.randrange(ZERO, VOCAB)]) for _ in range(drafted)] for _ in tokens
+        ]
+        logits = 2 * mx.random.normal((rows, length, VOCAB), key=mx.random.key(number))
+        ids = mx.array(draft, mx.uint32).reshape(rows, drafted)
+        cases.append((logits, History(tokens, ids, constraints)))
+    return cases
+
+
+CASES = random_cases(300)
+
+
+def mismatches(without: Collection[str] = ()) -> int:
+    """The positions whose scores differ from the naive ones."""
+    found = 0
+    for logits, history in CASES:
+        scored = scores(logits, [GenerationOptions()] * logits.shape[0], history).tolist()
+        assert history.drafted is not None
+        drafted: list[list[int]] = history.drafted.tolist()  # type: ignore[assignment]
+        first = history.drafted.shape[1] + 1 - logits.shape[1]
+        for row, own in enumerate(history.constraints):
+            for i in range(logits.shape[1]):
+                before = [*history.tokens[row], *drafted[row][: first + i]]
+                expected: list[float] = logits[row, i].tolist()  # type: ignore[assignment]
+                expected = [-math.inf if (token,) in own.banned else value for token, value in enumerate(expected)]
+                if own.timestamps is not None:
+                    expected = naive_rules(expected, before, own.timestamps, without)
+                found += scored[row][i] != expected  # type: ignore[index]
+    return found
+
+
+def test_every_position_of_every_row_obeys_the_rules() -> None:
+    assert mismatches() == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_left_out_is_noticed(rule: str) -> None:
+    assert mismatches([rule]) > 3
+
+
+TARGET = tiny_model(eos_token_id=TEXT_END, scale=0.5)
+DRAFT = noisy_copy(TARGET)
+CONSTRAINTS = Constraints(
+    banned=((ZERO - 1,),),
+    not_before=((BLANK, 2), (TEXT_END, 2)),
+    timestamps=TimestampRules(1, TEXT_END, ZERO, ZERO + 3),
+)
+
+
+def outputs(name: str, source: Sequence[int], baseline: Sequence[int], **options: object) -> list[int]:
+    made = DRAFTERS[name](TARGET, DRAFT, baseline)
+    return tokens_of(run(TARGET, source, made, constraints=CONSTRAINTS, **options))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "acceptance": "coupled"}], ids=["greedy", "coupled"])
+def test_output_with_drafts_equals_output_without(drafter: str, options: dict[str, object]) -> None:
+    timestamps = 0
+    for source in SOURCES:
+        baseline = outputs("none", source, [], **options)
+        assert outputs(drafter, source, baseline, **options) == baseline
+        assert ZERO <= baseline[0] <= ZERO + 3 and ZERO - 1 not in baseline
+        own = [token for token in baseline if token >= ZERO]
+        assert own == sorted(own)
+        timestamps += len(own)
+    assert timestamps > 2 * len(SOURCES)
