@@ -27,6 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("draft_length",),
     ("decoding",),
     ("engine", "scoring", "comparison"),
+    ("speech",),
     ("session",),
     ("generate",),
     ("jobs", "training"),

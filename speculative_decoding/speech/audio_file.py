@@ -1,0 +1,226 @@
+"""Reads audio as 16 kHz mono samples in blocks: any format with PyAV, plain WAV without it, or an array.
+
+The samples of a file equal those of `ffmpeg -ac 1 -ar 16000 -f s16le`, which openai-whisper runs.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import wave
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BufferedReader
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoints.files import open_if_regular
+from ..errors import InputError
+from ..sampling.options import short_repr
+
+if TYPE_CHECKING:
+    from av import AudioFrame
+    from av.container import InputContainer
+
+SAMPLE_RATE = 16000
+BLOCK_SAMPLES = 10 * SAMPLE_RATE
+MAX_SAMPLE = 8.0  # loud sound may exceed 1; larger samples were not scaled
+SCALE = "divide 16-bit integers by 32768"
+INSTALL = 'pip install "speculative-decoding[speech]"'
+
+Samples = NDArray[np.float32]
+
+
+class AudioSource(Protocol):
+    """A recording that can be read several times."""
+
+    @property
+    def name(self) -> str:
+        """The recording in messages."""
+
+    def blocks(self) -> Iterator[Samples]:
+        """Yield the samples from the start, between -1 and 1, in blocks of BLOCK_SAMPLES. The last one is shorter."""
+
+
+@dataclass(frozen=True, eq=False)
+class AudioArray:
+    """Samples in memory: one dimension, float, 16 kHz."""
+
+    samples: NDArray[np.floating]
+    name: str = "audio"
+
+    def __post_init__(self) -> None:
+        samples = self.samples
+        if samples.ndim != 1 or samples.dtype.kind != "f":
+            raise InputError(
+                f"audio: must be float samples in one dimension, at 16 kHz and from -1 to 1 (got {samples.dtype} of "
+                f"shape {samples.shape}); mix channels down, and {SCALE}"
+            )
+
+    def blocks(self) -> Iterator[Samples]:
+        for start in range(0, len(self.samples), BLOCK_SAMPLES):
+            with np.errstate(over="ignore"):
+                block = self.samples[start : start + BLOCK_SAMPLES].astype(np.float32)
+            is_valid = np.abs(block) <= MAX_SAMPLE  # false for NaN
+            if not is_valid.all():
+                index = int(is_valid.argmin())
+                raise InputError(
+                    f"audio: samples must be from -1 to 1 (got {block[index]:g} at sample {start + index}); {SCALE}"
+                )
+            yield block
+
+
+@dataclass(frozen=True)
+class AudioFile:
+    """A file with an audio stream, of any format that PyAV reads. Without PyAV, 16 kHz WAV."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def blocks(self) -> Iterator[Samples]:
+        with open_file(self.path) as file:
+            decode = decode_any if find_spec("av") else decode_wav
+            for block in joined(decode(file, self.name)):
+                yield block.astype(np.float32) / np.float32(32768)
+            if is_cut_off(file):
+                warn(f"{self.name}: the file is shorter than its header says; it seems to be cut off")
+
+
+def open_source(audio: str | os.PathLike[str] | NDArray[np.floating]) -> AudioSource:
+    """Return a file or an array as a source. Raises `InputError`."""
+    if isinstance(audio, np.ndarray):
+        return AudioArray(audio)
+    if not isinstance(audio, str | os.PathLike):
+        raise InputError(f"audio: must be a path or a numpy array of samples, not {short_repr(audio)}")
+    return AudioFile(Path(audio))
+
+
+def joined(pieces: Iterable[NDArray[np.int16]]) -> Iterator[NDArray[np.int16]]:
+    """Join small pieces to blocks of BLOCK_SAMPLES. The last block is shorter."""
+    held: list[NDArray[np.int16]] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        while size >= BLOCK_SAMPLES:
+            block = np.concatenate(held)
+            yield block[:BLOCK_SAMPLES]
+            held = [block[BLOCK_SAMPLES:]]
+            size -= BLOCK_SAMPLES
+    if size:
+        yield np.concatenate(held)
+
+
+def decode_any(file: BufferedReader, name: str) -> Iterator[NDArray[np.int16]]:
+    """Decode the best audio stream with PyAV, and mix and resample it. Damaged packets are skipped, as ffmpeg does."""
+    import av
+
+    resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+    setup = None
+    try:
+        # A playlist could otherwise open other files and addresses.
+        options = {"protocol_whitelist": "none"}
+        with av.open(file, metadata_errors="replace", container_options=options) as container:
+            for frame in chain(decoded_frames(container, name), [None]):
+                before, setup = setup, frame and (frame.format.name, frame.layout.name, frame.sample_rate)
+                if before not in (None, setup):  # a change, or the end
+                    yield from (each.to_ndarray()[0] for each in resampler.resample(None) if each is not None)
+                    resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+                if frame is not None:
+                    yield from (each.to_ndarray()[0] for each in resampler.resample(frame))
+    except InputError:
+        raise
+    except (OSError, ValueError, av.FFmpegError) as error:
+        raise InputError(f"{name}: not a readable audio file ({reason(error)}); convert it, or name another") from error
+
+
+def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]:
+    """Yield the frames of the best audio stream, and warn if the file is damaged. Raises `InputError`."""
+    import av
+
+    stream = container.streams.best("audio")
+    if stream is None:
+        raise InputError(f"{name}: contains no audio; name a file with sound")
+    if stream.codec_context is None:
+        raise InputError(f"{name}: PyAV cannot decode its audio; convert it to WAV or FLAC")
+    damage = None
+    seconds = 0.0
+    try:
+        for packet in container.demux(stream):
+            try:
+                frames = packet.decode()
+            except av.FFmpegError as error:
+                damage = error
+                continue
+            for frame in frames:
+                seconds += frame.samples / frame.sample_rate
+                yield frame
+    except av.FFmpegError as error:  # the file cannot be read any further
+        damage = error
+    announced = float((stream.duration or 0) * (stream.time_base or 0))
+    if damage is not None:
+        if not seconds:
+            raise damage
+        warn(f"{name}: damaged parts are skipped ({reason(damage)})")
+    elif seconds < 0.95 * announced - 0.1:
+        warn(f"{name}: ends after {seconds:.1f} of {announced:.1f} seconds; it seems to be cut off")
+
+
+def decode_wav(file: BufferedReader, name: str) -> Iterator[NDArray[np.int16]]:
+    """Decode WAV with Python's own module: 16 kHz, integers of 8 to 32 bits, channels mixed by their mean."""
+    try:
+        with wave.open(file) as wav:
+            width, channels = wav.getsampwidth(), wav.getnchannels()
+            if wav.getframerate() != SAMPLE_RATE:
+                raise wave.Error(f"{wav.getframerate()} Hz")
+            if width > 4:
+                raise wave.Error(f"{width} bytes per sample")
+            while data := wav.readframes(BLOCK_SAMPLES // channels + 1):
+                yield int16_samples(data, width, channels)
+    except (wave.Error, EOFError) as error:
+        raise InputError(
+            f"{name}: without PyAV, only WAV files with integers at 16 kHz are read ({str(error) or 'it ends'}); "
+            f"run {INSTALL}"
+        ) from error
+
+
+def int16_samples(data: bytes, width: int, channels: int) -> NDArray[np.int16]:
+    """Return the channels' mean of little-endian samples of `width` bytes; single bytes are unsigned."""
+    raw = np.frombuffer(data, np.uint8)
+    raw = raw[: len(raw) // (width * channels) * (width * channels)].reshape(-1, channels, width)
+    if width == 1:
+        samples = (raw[..., 0].astype(np.int16) - 128) << 8
+    else:
+        samples = np.ascontiguousarray(raw[..., -2:]).view("<i2")[..., 0]  # the two highest bytes
+    return ((samples.sum(axis=1, dtype=np.int32) + channels // 2) // channels).astype(np.int16)
+
+
+def is_cut_off(file: BufferedReader) -> bool:
+    """Whether a RIFF file ends before the size in its header. Programs that write to a pipe store a huge size."""
+    file.seek(0)
+    header = file.read(8)
+    size = 8 + int.from_bytes(header[4:], "little")
+    return header.startswith(b"RIFF") and os.fstat(file.fileno()).st_size < size < 0x7FFF0000
+
+
+def open_file(path: Path) -> BufferedReader:
+    try:
+        return open_if_regular(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); name an audio file") from error
+
+
+def reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
+
+def warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)

@@ -1,0 +1,205 @@
+"""Audio files and arrays: samples of every format, and one line for everything that is not sound."""
+
+from __future__ import annotations
+
+import os
+import wave
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative_decoding import InputError
+from speculative_decoding.speech import audio_file
+from speculative_decoding.speech.audio_file import AudioFile, decode_wav
+from speculative_decoding.speech.mel import open_audio
+from tests.support.audio import CODECS, sound, write_audio
+from tests.support.paths import ROOT
+
+needs_av = pytest.mark.skipif(find_spec("av") is None, reason="PyAV, the extra `speech`, is not installed")
+JFK = ROOT / "data" / "jfk.wav"
+
+
+def samples_of(path: Path) -> NDArray[np.float32]:
+    return np.concatenate([*AudioFile(path).blocks()])
+
+
+def write_wav(path: Path, data: bytes, width: int = 2, channels: int = 1, rate: int = 16000) -> Path:
+    with wave.open(str(path), "wb") as file:
+        file.setsampwidth(width)
+        file.setnchannels(channels)
+        file.setframerate(rate)
+        file.writeframes(data)
+    return path
+
+
+@pytest.fixture(params=[pytest.param(True, marks=needs_av, id="PyAV"), pytest.param(False, id="no PyAV")])
+def with_av(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        monkeypatch.setattr(audio_file, "find_spec", lambda name: None)
+    return bool(request.param)
+
+
+def test_plain_wav_has_its_own_samples_in_blocks(with_av: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with wave.open(str(JFK)) as file:
+        expected = np.frombuffer(file.readframes(file.getnframes()), np.int16) / np.float32(32768)
+    monkeypatch.setattr(audio_file, "BLOCK_SAMPLES", 70000)
+    blocks = [*AudioFile(JFK).blocks()]
+    assert [len(block) for block in blocks] == [70000, 70000, 36000]
+    assert np.array_equal(np.concatenate(blocks), expected)
+
+
+@needs_av
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_wav_has_the_same_samples_without_pyav(width: int, channels: int, tmp_path: Path) -> None:
+    data = np.random.default_rng(width).bytes(width * channels * 1000)
+    path = write_wav(tmp_path / "a.wav", data, width, channels)
+    with path.open("rb") as file:
+        samples = np.concatenate([*decode_wav(file, path.name)])
+    difference = np.abs(samples - samples_of(path) * 32768)
+    assert difference.max() <= (width > 2 and channels > 1)  # PyAV mixes wider samples as floats, and rounds once
+
+
+@needs_av
+@pytest.mark.parametrize("suffix", CODECS)
+@pytest.mark.parametrize(("rate", "channels"), [(16000, 1), (48000, 2)])
+def test_every_format_gives_16_khz_mono(suffix: str, rate: int, channels: int, tmp_path: Path) -> None:
+    path = write_audio(tmp_path / f"a.{suffix}", sound(2, rate, channels), rate)
+    samples = samples_of(path)
+    assert 32000 <= len(samples) < 32000 + 1024  # AAC ends with a whole frame
+    assert np.corrcoef(samples[:32000], sound(2)[0])[0, 1] > 0.98
+
+
+@needs_av
+def test_eight_channels_are_mixed_down(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", sound(1, channels=8))
+    assert np.corrcoef(samples_of(path), sound(1)[0])[0, 1] > 0.98
+
+
+@needs_av
+def test_a_playlist_opens_no_other_file(tmp_path: Path) -> None:
+    write_audio(tmp_path / "a.mp3", sound(1))
+    (tmp_path / "list.txt").write_text("ffconcat version 1.0\nfile a.mp3\n")
+    (tmp_path / "list.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\na.mp3\n#EXT-X-ENDLIST\n")
+    for name in ("list.txt", "list.m3u8"):
+        with pytest.raises(InputError, match=rf"{name}: not a readable audio file"):
+            open_audio(tmp_path / name, 80)
+
+
+def encoded(path: Path) -> bytes:
+    return write_audio(path, sound(2)).read_bytes()
+
+
+def damaged(path: Path) -> bytes:
+    content = bytearray(encoded(path))
+    middle = len(content) // 2
+    content[middle : middle + 300] = b"\x55" * 300
+    return bytes(content)
+
+
+@needs_av
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("a.mp3", damaged, "a.mp3: damaged parts are skipped"),
+        ("a.m4a", damaged, "a.m4a: damaged parts are skipped"),
+        ("a.wav", lambda path: JFK.read_bytes()[:99999], "a.wav: the file is shorter than its header says"),
+        ("a.mp3", lambda path: encoded(path)[:4000], "a.mp3: ends after .* of 2.0 seconds"),
+    ],
+)
+def test_damaged_files_are_read_as_far_as_possible_with_one_note(
+    name: str, change: Callable[[Path], bytes], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(change(path))
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert samples_of(path).size > 8000
+    assert len(caught) == 1
+
+
+def pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def silent_video(path: Path) -> Path:
+    import av
+
+    with av.open(path, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=10, width=64, height=64, pix_fmt="yuv420p")
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), "rgb24")))
+        container.mux(stream.encode(None))
+    return path
+
+
+def written(content: bytes) -> Callable[[Path], Path]:
+    def write(path: Path) -> Path:
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+ANY_READER = {
+    "missing": (lambda path: path, "cannot be read .No such file"),
+    "folder": (folder, "cannot be read .not a regular file"),
+    "pipe": (pipe, "cannot be read .not a regular file"),
+    "device": (lambda path: "/dev/zero", "cannot be read .not a regular file"),
+    "0 samples": (lambda path: write_wav(path, b""), "not a readable audio file|no sound .got 0 samples"),
+    "5 ms": (lambda path: write_wav(path, bytes(160)), "no sound .got 80 samples"),
+    "integers": (lambda path: np.zeros(999, np.int16), "must be float samples .*divide 16-bit integers by 32768"),
+    "channels": (lambda path: np.zeros((2, 999), np.float32), "must be float .*shape .2, 999.*mix channels down"),
+    "complex": (lambda path: np.zeros(999, complex), "must be float samples"),
+    "unscaled": (lambda path: np.full(999, 20000.0), "from -1 to 1 .got 20000 at sample 0"),
+    "NaN": (lambda path: np.array([0.0] * 700 + [np.nan] * 2), "from -1 to 1 .got nan at sample 700"),
+    "infinity": (lambda path: np.array([0.0] * 700 + [-1e300]), "from -1 to 1 .got -inf at sample 700"),
+    "no samples": (lambda path: np.zeros(0, np.float32), "no sound .got 0 samples"),
+    "list": (lambda path: [0.0] * 999, "must be a path or a numpy array"),
+}
+PYAV = {
+    "empty": (written(b""), "not a readable audio file"),
+    "random": (written(np.random.default_rng(0).bytes(9999)), "not a readable audio file"),
+    "text": (written(b"hello\n" * 99), "not a readable audio file|contains no audio"),
+    "video": (silent_video, "contains no audio; name a file with sound"),
+}
+WITHOUT_PYAV = {
+    "empty": (written(b""), "without PyAV, only WAV files .*it ends.*pip install"),
+    "FLAC": (written(b"fLaC" + bytes(99)), "without PyAV, only WAV files .*pip install"),
+    "44.1 kHz": (lambda path: write_wav(path, bytes(999), rate=44100), "44100 Hz.*pip install"),
+    "float": (written(JFK.read_bytes()[:20] + b"\3" + JFK.read_bytes()[21:999]), "unknown format: 3.*pip install"),
+}
+
+
+def require_one_line(make: Callable[[Path], Any], message: str, path: Path) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        open_audio(make(path), 80)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("make", "message"), ANY_READER.values(), ids=ANY_READER)
+def test_bad_audio_is_one_line(make: Callable[[Path], Any], message: str, tmp_path: Path, with_av: bool) -> None:
+    require_one_line(make, message, tmp_path / "a.wav")
+
+
+@needs_av
+@pytest.mark.parametrize(("make", "message"), PYAV.values(), ids=PYAV)
+def test_a_file_without_sound_is_one_line(make: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    require_one_line(make, message, tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize(("make", "message"), WITHOUT_PYAV.values(), ids=WITHOUT_PYAV)
+def test_other_files_without_pyav_name_the_extra(
+    make: Callable[[Path], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audio_file, "find_spec", lambda name: None)
+    require_one_line(make, message, tmp_path / "a.wav")
