@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import resource
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +50,7 @@ from speculative_decoding.training.trainer import Schedule, Trainer
 from speculative_decoding.training.training_run import TrainingRun
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.finite_differences import directional_derivatives
-from tests.support.paths import ROOT
+from tests.support.processes import start
 from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, save_hugging_face, tiny_model
 from tests.support.together import Letters
 from tests.support.training_process import arguments
@@ -478,27 +474,17 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     folder = tmp_path_factory.mktemp("processes")
     small_target(folder)
     (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(27)))
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))  # a free port
-        hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
-    (folder / "hosts.json").write_text(json.dumps(hosts))
-    command = [sys.executable, "-m", "tests.support.training_process", str(folder)]
-    root = ROOT
-    started = []
-    for rank in range(2):
-        environment = os.environ | {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_RANK": str(rank)}
-        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env=environment, cwd=root, **pipes))
+    started = start(2, folder, ["-m", "tests.support.training_process", str(folder)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_module, "LIKELY_CANDIDATES", 4)
         patch.setattr(batches_module, "RANDOM_CANDIDATES", 4)
         patch.setattr(train_command, "plot_curves", lambda *_: None)
         status = train_command.main(arguments(folder, "one"))
-    said = [process.communicate() for process in started]
+    for process in started:
+        process.wait()
     assert status == 0
-    return folder, [(json.loads(out.splitlines()[-1]), err) for out, err in said]
+    texts = ([(folder / f"{name}-{rank}").read_text() for name in ("out", "said")] for rank in range(2))
+    return folder, [(json.loads(out.splitlines()[-1]), said) for out, said in texts]
 
 
 @pytest.mark.slow

@@ -41,10 +41,7 @@ def start(processes: int, folder: Path, arguments: Sequence[str]) -> list[subpro
     for rank in range(processes):
         launched = {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)} if processes > 1 else {}
         with open(folder / f"out-{rank}", "w") as out, open(folder / f"said-{rank}", "w") as said:
-            several = (
-                os.environ | launched | {"PYTEST_XDIST_WORKER": ""}
-            )  # else the `tests` package pins them to one core
             pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": said, "preexec_fn": on_all_cores}
             command = [sys.executable, *arguments]
-            started.append(subprocess.Popen(command, env=several, cwd=ROOT, text=True, **pipes))
+            started.append(subprocess.Popen(command, env=os.environ | launched, cwd=ROOT, text=True, **pipes))
     return started
