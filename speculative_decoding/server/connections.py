@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import resource
 import socket
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
@@ -44,16 +45,25 @@ class LimitedConnection(H11Protocol):
     Args:
         max_per_address: Connections of one address.
         trusted: Addresses without this limit; loopback has none either.
+        of_address: Counts the connections of each address. Shared by all connections, which are too many to be counted
+            for each new one.
         options: See uvicorn.
     """
 
-    def __init__(self, max_per_address: int, trusted: Collection[str], **options: Any) -> None:
+    def __init__(
+        self, max_per_address: int, trusted: Collection[str], of_address: Counter[str], **options: Any
+    ) -> None:
         super().__init__(**options)
         self._max_per_address = max_per_address
         self._trusted = trusted
+        self._of_address = of_address
         self._timer: asyncio.TimerHandle | None = None
         self._refused_bytes = 0
         self.waiting_since = self.loop.time()
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
 
     @property
     def is_between_requests(self) -> bool:
@@ -66,20 +76,13 @@ class LimitedConnection(H11Protocol):
         # client to acknowledge the previous one, 40 ms on Linux
         with suppress(OSError):  # on a Mac, if the client has disconnected
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        others = [
-            each
-            for each in self.connections
-            if isinstance(each, LimitedConnection) and each is not self and not each.transport.is_closing()
-        ]
-        address = self.client[0] if self.client else ""
-        of_address = sum(each.client is not None and each.client[0] == address for each in others)
-        if of_address >= self._max_per_address and not self._is_trusted(address):
-            LOG.warning("%s has %d connections; another one was refused", address, of_address)
+        self._of_address[self.address] += 1
+        if self._of_address[self.address] > self._max_per_address and not self._is_trusted:
+            LOG.warning("%s has %d connections; another one was refused", self.address, self._max_per_address)
             transport.close()
             return
-        if len(others) >= MAX_CONNECTIONS:
-            waiting = [each for each in others if each.is_between_requests or each.cycle.more_body]
-            min(waiting, key=lambda each: each.waiting_since, default=self).transport.close()
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._replace_another()
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -101,10 +104,23 @@ class LimitedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._of_address[self.address] -= 1
         super().connection_lost(exc)
 
-    def _is_trusted(self, address: str) -> bool:
-        return address in self._trusted or not address or ipaddress.ip_address(address).is_loopback
+    @property
+    def _is_trusted(self) -> bool:
+        return self.address in self._trusted or not self.address or ipaddress.ip_address(self.address).is_loopback
+
+    def _replace_another(self) -> None:
+        """Close the connection that has waited longest for a complete request, unless enough are being closed."""
+        others = [
+            each
+            for each in self.connections
+            if isinstance(each, LimitedConnection) and each is not self and not each.transport.is_closing()
+        ]
+        if len(others) >= MAX_CONNECTIONS:
+            waiting = [each for each in others if each.is_between_requests or each.cycle.more_body]
+            min(waiting, key=lambda each: each.waiting_since, default=self).transport.close()
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -134,7 +150,7 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
     allow_open_files(4 * MAX_CONNECTIONS)  # asyncio accepts many at once, before the first of them is counted
     config = uvicorn.Config(
         app,
-        http=partial(LimitedConnection, service.limits.max_connections, trusted_proxies),  # type: ignore[arg-type]
+        http=partial(LimitedConnection, service.limits.max_connections, trusted_proxies, Counter()),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from resource import RLIM_INFINITY
+from typing import Any
 
 import pytest
 
@@ -122,12 +123,26 @@ def test_connections_of_one_address_are_limited(
         clients = [stack.enter_context(connected(server)) for _ in range(5)]
         assert is_healthy(server)  # loopback has no limit
     eventually(lambda: not server.server.server_state.connections)
-    monkeypatch.setattr(connections.LimitedConnection, "_is_trusted", lambda self, address: False)
+    monkeypatch.setattr(connections.LimitedConnection, "_is_trusted", False)
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(server)) for _ in range(4)]
         assert is_closed(clients[3]) and "127.0.0.1 has 3 connections" in caplog.text
         clients[0].sendall(HEALTH)
         assert "200 OK" in response(clients[0])
+
+
+def test_a_new_connection_costs_the_same_however_many_are_open(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = []
+
+    class Connections(set[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            listed.append(self)
+            return super().__iter__()
+
+    monkeypatch.setattr(server.server.server_state, "connections", Connections())
+    assert is_healthy(server) and not listed
 
 
 def test_an_overlong_body_is_refused_before_it_arrives(server: Serving) -> None:
