@@ -44,7 +44,7 @@ def decode_prompts(config: RunConfig, views: Views) -> int:
         modes = decoding_modes(session)
         answer = modes[0]
         note_exactness(session)
-        note = config.demonstration_note("--model google/flan-t5-large --draft-model google/flan-t5-small")
+        note = config.demonstration_note()
         for prompt in chain([first], prompts):
             if not prompt.strip():
                 print(flush=True)  # print one output line per input line

@@ -28,6 +28,7 @@ from .parser import File, flag, flags_from, given_options, naming_flags, require
 
 PREFERRED_PAIR = ("t5-11b", "t5-small")
 BUNDLED_PAIR = ("t5-web-docs", "t5-web-docs-head")
+OTHER_MODELS = "--model google/flan-t5-large --draft-model google/flan-t5-small"
 
 MODEL_DRAFTERS = ("model", "auto")  # drafters that use the draft model or head
 NGRAM_DRAFTERS = ("ngram", "auto")  # drafters that look up n-grams
@@ -131,7 +132,7 @@ class RunConfig:
             draft += f"; to use a draft model, add --draft-model {suggestion}"
         return f"target {models.target}, {draft}"
 
-    def demonstration_note(self, way_out: str) -> str | None:
+    def demonstration_note(self, way_out: str = OTHER_MODELS) -> str | None:
         """Describe what the bundled target knows; None for other targets. way_out: how to choose other models."""
         target = self.models.target
         if target.resolve() != (BUNDLED / BUNDLED_PAIR[0]).resolve():

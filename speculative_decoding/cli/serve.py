@@ -172,7 +172,8 @@ async def listen(
     prefixes = translation_prefixes(read_config(folder), list(access.translate))
     hosts = {access.host, *access.allow_host}
     created = int(folder.stat().st_mtime)
-    settings = ServerSettings(folder.resolve().name, prefixes, hosts, token, access.log_prompts, created)
+    note = config.demonstration_note() or ""
+    settings = ServerSettings(folder.resolve().name, prefixes, hosts, token, access.log_prompts, created, note)
     server = make_server(make_app(service, settings), service, access.trusted_proxy)
     host, port, *_ = server_socket.getsockname()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -26,6 +26,10 @@ ESCAPED_KEY = re.compile(rb'\\u00[5-7][^"]*"\s*:\s*\{')
 QUOTE = re.compile(rb'(?<!\\)"')
 SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 CHARSMAP = b'"precompiled_charsmap":'
+UNIT = re.compile(r"\\[pPxo]\{[^}]*\}|\\.|\[\^?\]?[^\[\]]*\]|(?<=x)\{\d+\}", re.DOTALL)
+GROUP = re.compile(r"\((?:\?[^:()]*[:=!>])?([^()]*)\)([*+{]?)")
+STACKED = re.compile(r"[*+?}][*{]|\}\+")
+UNREADABLE = re.compile(r"\\[gkcCM]|\(\?[a-zA-Z-]*[#x]")  # could hide a group from the patterns above
 STEPS = ("normalizers", "pretokenizers", "processors", "decoders")
 # The most characters that Unicode normalization and the byte-level alphabet make of one character.
 GROWTH_BY_TYPE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
@@ -84,7 +88,10 @@ def grown_length(step: Any, length: float = 1) -> float:
     for name in STEPS:
         for inner in step[name] if isinstance(step.get(name), list) else ():
             length = grown_length(inner, length)
-    if "content" in step and isinstance(pattern := step.get("pattern"), Mapping):
+    pattern = step.get("pattern")
+    if isinstance(pattern, Mapping) and isinstance(regex := pattern.get("Regex"), str):
+        check_regex(regex)
+    if "content" in step and isinstance(pattern, Mapping):
         replaced, content = pattern.get("String"), str(step["content"])
         if isinstance(replaced, str) and replaced:
             length *= max(1, len(content) / len(replaced))
@@ -96,6 +103,25 @@ def grown_length(step: Any, length: float = 1) -> float:
     if "precompiled_charsmap" in step or kind == "Precompiled":
         length *= longest_replacement(base64.b64decode(str(step.get("precompiled_charsmap", "")), validate=True))
     return length * GROWTH_BY_TYPE.get(kind, 1) + len(str(step.get("prepend", "")))
+
+
+def check_regex(regex: str) -> None:
+    """Raise `ValueError` for a regular expression that may backtrack so often that `tokenizers` panics.
+
+    No repeated group may contain a choice, and an alternative may hold two repetitions and eight choices. The patterns
+    of GPT-2, Llama 3 and GPT-4o do.
+    """
+    plain, count = regex, 1
+    while count:  # classes may be nested
+        plain, count = UNIT.subn("x", plain)
+    is_safe = not UNREADABLE.search(regex)
+    while group := GROUP.search(plain):
+        is_safe &= not (group[2] and re.search(r"[*+?{|]", group[1]))
+        plain = plain[: group.start()] + group[1].replace("|", "?") + group[2] + plain[group.end() :]
+    is_safe &= not STACKED.search(plain)
+    alternatives = plain.split("|")
+    if not is_safe or any(len(re.findall(r"[*+{]", each)) > 2 or each.count("?") > 8 for each in alternatives):
+        raise ValueError(f"the regular expression {short_repr(regex)} may take exponential time")
 
 
 def templated_length(template: Mapping[str, Any], length: float) -> float:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from html import escape
 from importlib import resources
 from typing import Any
 
@@ -43,6 +44,7 @@ class ServerSettings:
     token: str | None = None
     log_prompts: bool = False
     created: int = 0  # when the model was made, in seconds since 1970
+    note: str = ""  # for the page's users
 
 
 def make_app(service: Service, settings: ServerSettings) -> Starlette:
@@ -134,4 +136,5 @@ async def metrics(request: Request) -> Response:
 
 async def page(request: Request) -> Response:
     name, media_type = PAGE[request.url.path]
-    return Response(resources.files(__package__).joinpath(name).read_bytes(), media_type=media_type)
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    return Response(text.replace("{note}", escape(request.app.state.settings.note)), media_type=media_type)

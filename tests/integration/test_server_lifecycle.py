@@ -340,7 +340,7 @@ def test_a_model_with_language_tokens_translates() -> None:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Serving]:
-    with serving(tiny(), FEW, token=TOKEN, hosts={"texts.example"}, prefixes=NO_PREFIX) as server:
+    with serving(tiny(), FEW, token=TOKEN, hosts={"texts.example"}, prefixes=NO_PREFIX, note="a <demo>") as server:
         yield server
 
 
@@ -397,6 +397,7 @@ def test_foreign_hosts_and_origins_are_refused(guarded: Serving) -> None:
 def test_only_the_page_and_health_need_no_token(guarded: Serving) -> None:
     for path in ("/", "/page.js", "/page.css", "/health"):
         assert answer(guarded, path, token=None).status_code == 200, path
+    assert '<p class="hint">a &lt;demo&gt;</p>' in answer(guarded, "/", token=None).text
     for path in ("/v1/models", "/metrics", "/languages", "/v1/completions", "/nothing"):
         for token in (None, "x", TOKEN[:-1], TOKEN + "x"):
             refused = answer(guarded, path, token=token)
@@ -504,6 +505,7 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
             url = "".join(re.findall(r"http://[\d.:]+", process.stderr.readline()))
         with httpx.Client(base_url=url, timeout=PATIENCE) as client:
             eventually(lambda: client.get("/health").status_code == 200)
+            assert "note: t5-web-docs is a demonstration" in client.get("/").text
             fields = {"prompt": GRAMMAR, "stream": True, "min_tokens": 200, "max_tokens": 200, "num_draft_tokens": 0}
             with client.stream("POST", "/v1/completions", json=fields) as response:
                 lines = response.iter_lines()

@@ -161,6 +161,10 @@ def with_merge(second: str, prefix: str = "##") -> dict[str, Any]:
     return {"model": model | {"merges": [["a", second]]}}
 
 
+def split(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
 def with_template(*pieces: dict[str, Any]) -> dict[str, Any]:
     return {"post_processor": SMALL_TOKENIZER["post_processor"] | {"single": pieces}}
 
@@ -175,6 +179,12 @@ def rules(unit: int = 0, replacements: bytes = b"") -> bytes:
 
 
 SPACES = replace(" ", Regex=" {2,}")
+COMMON_REGEXES = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",  # Llama 3
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[\r\n/]*|\s+(?!\S)",  # GPT-4o
+    r"(?=(\d{3})+(?!\d))",
+)
 PROMPT = {"Sequence": {"id": "A", "type_id": 0}}
 HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
     ({"normalizer": in_sequence("normalizers", *[replace("a" * 10, String="a")] * 12)}, "normalizer makes more than"),
@@ -192,6 +202,22 @@ HOSTILE_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
     (with_piece('"' * 10_000), "a piece is longer"),
     (with_piece('"precompiled_charsmap":"' + "x" * 10_000), "a piece is longer"),
     (with_merge("b"), "'b' in a merge lacks the prefix '##'"),
+    *[
+        ({"pre_tokenizer": split(regex)}, "exponential time")
+        for regex in (
+            r"(x+x+)+y",
+            r"(a|a)*b",
+            r"^(\w+\s?)*$",
+            r"a*a*a*b",
+            r"(?:a?){40}b",
+            r"(?:(?:a?)a)+b",
+            r"(a+)?*b",
+            "(a|a)" * 30 + "b",
+            r"\c[(x+x+)+y\c]",
+            r"(?#[)(x+x+)+y(?#])",
+            r"(?<a>a?b?)\g<a>\g<a>",
+        )
+    ],
     (with_rules(b"abc"), "rules are damaged"),
     ({"normalizer": {"type": "Precompiled"}}, "rules are damaged"),
     (with_rules(struct.pack("<I", 0xFFFFFC00)), "rules are damaged"),
@@ -221,8 +247,10 @@ def test_escaped_keys_cannot_hide_a_normalizer(folder: Path, monkeypatch: pytest
 
 
 def test_common_steps_of_tokenizers_are_accepted(folder: Path) -> None:
+    splits = [split(regex) for regex in COMMON_REGEXES]
     steps = [{"type": "NFKC"}, {"type": "Lowercase"}, replace("▁", String=" "), SPACES, prepend(1)]
     change = {"normalizer": in_sequence("normalizers", *steps), **with_piece("x" * 4000)}
+    change |= {"pre_tokenizer": in_sequence("pretokenizers", *splits)}
     (folder / "tokenizer.json").write_text(json.dumps(SMALL_TOKENIZER | change))
     assert load(folder).generate("the", max_tokens=2).tokens
     (folder / "tokenizer.json").write_text(json.dumps(SMALL_TOKENIZER | with_merge("##b")))
