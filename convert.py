@@ -1,8 +1,6 @@
 """Convert a Hugging Face checkpoint to a folder of this package: `python convert.py --help`."""
 
-import sys
-
-from speculative_decoding.cli.convert import main
+from speculative_decoding_program import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("convert")

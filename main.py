@@ -1,8 +1,6 @@
 """Speculative decoding from the command line: `python main.py --help`."""
 
-import sys
-
-from speculative_decoding.cli.main import main
+from speculative_decoding_program import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("main")

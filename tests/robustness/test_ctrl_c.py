@@ -86,6 +86,31 @@ def test_ctrl_c_ends_a_program_with_one_line(command: str, state: str, last: str
         command += " --resume" if complete and signals == 1 else ""
 
 
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "mlx.core":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = sys.argv[1:2]
+exec(sys.stdin.read())
+"""
+
+
+@pytest.mark.parametrize("program", ["main.py", "convert.py", "speculative-decoding"])
+def test_ctrl_c_during_the_imports_prints_one_line(program: str) -> None:
+    start = "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    if program not in os.listdir(ROOT):
+        (entry,) = re.findall(rf'^{program} = "(\w+:\w+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+        start = "from {} import {} as start; start()".format(*entry.split(":"))
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, program]
+    done = subprocess.run(command, cwd=ROOT, input=start, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"\n{program}: interrupted\n")
+
+
 @pytest.mark.parametrize("to_all", [False, True])
 def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path: Path) -> None:
     job = f"generate --model {inputs / 'target'} --input {inputs / 'prompts.txt'} --output {tmp_path / 'made'}"

@@ -55,7 +55,7 @@ def unpacked_sdist(folder: Path) -> Path:
         copy / "speculative_decoding",
         ignore=shutil.ignore_patterns("__pycache__", "*.so"),
     )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "speculative_decoding_program.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     shutil.unpack_archive(build("sdist", copy, folder), folder)
     (source,) = folder.glob("speculative_decoding-*/")
