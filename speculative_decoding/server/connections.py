@@ -143,8 +143,10 @@ def make_server(app: ASGIApp, service: Service, trusted_proxies: Collection[str]
 
         def drain(self) -> None:
             if draining:
-                self.should_exit = True
+                service.abort()
+                self.should_exit = True  # also if a client does not read its response
             else:
+                LOG.info("stopping within %g s; a second signal ends the running requests", service.limits.grace)
                 draining.append(asyncio.ensure_future(service.drain()))
 
     allow_open_files(4 * MAX_CONNECTIONS)  # asyncio accepts many at once, before the first of them is counted

@@ -120,8 +120,12 @@ class Service:
         try:
             await asyncio.wait_for(self._is_empty.wait(), self.limits.grace)
         except TimeoutError:
-            self._fail_all(ServerError(503, "the server is stopping", code=STOPPING))
+            self.abort()
         self.on_end(None)
+
+    def abort(self) -> None:
+        """Fail all requests, so that `drain` ends."""
+        self._fail_all(ServerError(503, "the server is stopping", code=STOPPING))
 
     def _on_ready(self, session: Session) -> None:
         self.session = session

@@ -295,6 +295,22 @@ def test_shutdown_finishes_running_requests_and_refuses_new_ones(ending: tuple[S
     eventually(lambda: server.ended == [None])
 
 
+def test_a_second_signal_ends_running_requests(ending: tuple[Serving, Gated], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server, session = ending
+    thread, found = start(server, prompt="abc")
+    eventually(lambda: server.service.admitted == 1)
+    server.server.handle_exit(signal.SIGINT, None)
+    eventually(lambda: server.service.state == "stopping")
+    assert server.service.admitted == 1 and not server.server.should_exit
+    server.server.handle_exit(signal.SIGINT, None)
+    thread.join()
+    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
+    session.allow()
+    eventually(lambda: server.ended == [None])
+    assert caplog.text.count("stopping within 30 s; a second signal ends the running requests") == 1
+
+
 def test_requests_fail_when_the_grace_period_ends(ending: tuple[Serving, Gated]) -> None:
     server, session = ending
     object.__setattr__(server.service, "limits", Limits(slots=2, queue=2, max_prompts=3, grace=0.1))
@@ -494,8 +510,9 @@ def test_a_missing_extra_is_reported_with_its_install_command(
     assert "server: requires missing_one; run pip install starlette missing_one" in capsys.readouterr().err
 
 
-def test_sigterm_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
-    """Run the command as a supervisor does, with a client that reads the stream slowly."""
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_a_stream_finish_and_exits_with_0(sent: signal.Signals, tmp_path: Path) -> None:
+    """Run the command as a supervisor or a user does, with a client that reads the stream slowly."""
     command = [sys.executable, "-m", "speculative_decoding.serve", "--port", "0"]
     environment = os.environ | {"PYTHONPATH": str(BUNDLED.parent)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -510,7 +527,8 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0(tmp_path: Path) -> None:
             with client.stream("POST", "/v1/completions", json=fields) as response:
                 lines = response.iter_lines()
                 first = next(lines)
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(sent)
                 text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in [first, *lines] if "{" in line)
         rest = process.stderr.read()
         assert process.wait(PATIENCE) == 0 and len(text) > 200 and "Traceback" not in rest, rest
+        assert rest.count("stopping") == 1
