@@ -149,8 +149,9 @@ def test_all_ranks_of_a_server_end_with_rank_0(two: Any) -> None:
 
 def test_all_ranks_of_a_server_end_when_one_is_killed(four: Any) -> None:
     assert [status for status, *_ in four[1]] == [1, 1, 1, -9]
-    errors = [line for _, _, said in four[1] for line in said.splitlines() if "error" in line or "Traceback" in line]
-    (line,) = errors
+    lines = [line for _, _, said in four[1] for line in said.splitlines()]
+    own = [line for line in lines if not line.startswith("[ring]")]  # MLX logs failed connections, depending on timing
+    (line,) = [line for line in own if "error" in line or "Traceback" in line]
     assert line.startswith("python -m speculative_decoding.serve: error: process 4: has ended, or has been unreachable")
 
 
