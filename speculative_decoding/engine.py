@@ -29,6 +29,7 @@ from .drafters import BatchDrafter, Draft
 from .drafters.base import MODEL
 from .errors import InputError, compiling
 from .loading.tokenizer import Tokenizer
+from .models.audio import Source
 from .models.base import EncoderDecoder
 from .models.device import on_gpu
 from .models.memory_budget import require_reservable
@@ -136,22 +137,22 @@ class Engine:
         return len(self._requests) - self._requests.count(None)
 
     def submit_samples(
-        self, prompt: str | Sequence[int], options: GenerationOptions, draft_length: DraftLength
+        self, prompt: str | Source, options: GenerationOptions, draft_length: DraftLength
     ) -> list[Request]:
         """Queue a request for each sample of the prompt, which is encoded once. See `submit`."""
         requests = [self.submit(prompt, options, draft_length)]
         for number in range(1, options.num_samples):
             own = options.with_values(seed=sample_seed(options.seed, number))
-            request = self.submit(requests[0].source_tokens, own, draft_length)
-            request.source_tokens = requests[0].source_tokens  # the same list, so that it is encoded once
+            request = self.submit(requests[0].source, own, draft_length)
+            request.source = requests[0].source  # the same object, so that it is encoded once
             requests.append(request)
         return requests
 
-    def submit(self, prompt: str | Sequence[int], options: GenerationOptions, draft_length: DraftLength) -> Request:
+    def submit(self, prompt: str | Source, options: GenerationOptions, draft_length: DraftLength) -> Request:
         """Queue a prompt, without waiting for the device.
 
         Args:
-            prompt: the text, or its source tokens.
+            prompt: the text or its source tokens, or audio frames for a speech model.
             options: with this engine's `num_beams`.
             draft_length: requests may share one, which then learns from all of them.
 
@@ -255,31 +256,31 @@ class Engine:
         if not self._sorted:
             count = min(len(self._queue), QUEUE_PER_SLOT * self._slots)
             requests = [self._queue.popleft() for _ in range(count)]
-            self._sorted.extend(sorted(requests, key=lambda request: len(request.source_tokens)))
+            self._sorted.extend(sorted(requests, key=lambda request: len(request.source)))
 
         group: dict[int, Request] = {}  # by source; the samples of a prompt share one
         for request in islice(self._sorted, len(self._requests)):
-            group.setdefault(id(request.source_tokens), request)
+            group.setdefault(id(request.source), request)
         started = time.perf_counter()
         encoder_outputs = dict(zip(group, self._encoder_outputs([*group.values()]), strict=True))
         seconds = (time.perf_counter() - started) / len(group)
 
         for queue in (self._sorted, self._queue):
-            for request in [each for each in queue if id(each.source_tokens) in group]:
+            for request in [each for each in queue if id(each.source) in group]:
                 queue.remove(request)
-                source = id(request.source_tokens)
+                source = id(request.source)
                 request.started = started
                 request.stats.encode_seconds = seconds if group[source] is request else 0.0
                 self._encoded.append((request, encoder_outputs[source]))
 
     def _encoder_outputs(self, group: Sequence[Request]) -> list[mx.array]:
         """One for each request, (1, S, d_model), evaluated."""
-        encoder_outputs = self._model.encode_rows([request.source_tokens for request in group])
+        encoder_outputs = self._model.encode_rows([request.source for request in group])
         if len(group) > 1:  # padding that is not finite would spoil shorter sources: 0 * inf is NaN
             finite = mx.stack([mx.isfinite(each).all() for each in encoder_outputs]).all()
             mx.eval(encoder_outputs, finite)
             if not finite.item():
-                encoder_outputs = [self._model.encode_rows([request.source_tokens])[0] for request in group]
+                encoder_outputs = [self._model.encode_rows([request.source])[0] for request in group]
         mx.eval(encoder_outputs)
         return encoder_outputs
 

@@ -32,6 +32,7 @@ from .engine import Engine, Event, responses, result_of
 from .errors import InputError
 from .loading.pair import open_pair, require_same_tokens
 from .loading.tokenizer import Tokenizer
+from .models.audio import AudioFrames, Source
 from .models.base import EncoderDecoder
 from .models.draft_head import DraftHead
 from .models.memory_budget import slots_within
@@ -42,7 +43,7 @@ from .sampling.options import accepts_aliases, current_names, default, short_rep
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
 
-Prompt = str | Sequence[int]  # a text, or its source tokens
+Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
 
 @dataclass(repr=False)
@@ -114,7 +115,7 @@ class Session:
         Arguments are checked at once, before the first response is requested. A stream may be abandoned at any time.
 
         Args:
-            prompt: a text, or its source tokens.
+            prompt: a text or its source tokens, or audio frames for a speech model.
             on_round: called with each `Round`, before its responses.
             options: see `GenerationOptions`.
 
@@ -161,14 +162,14 @@ class Session:
         """Decode a prompt, or several prompts together.
 
         Args:
-            prompt: a text or its source tokens; or a list of texts, which gives a list of results.
+            prompt: a text, its source tokens or audio frames; or a list of texts, which gives a list of results.
             on_round: called with each `Round`, for one prompt.
             options: see `GenerationOptions`.
 
         Raises:
             InputError: a prompt or an option cannot be used.
         """
-        if isinstance(prompt, str) or is_token_list(prompt):
+        if isinstance(prompt, str | AudioFrames) or is_token_list(prompt):
             requests, events = self._submit(prompt, options, on_round)  # type: ignore[arg-type]
             for _ in events:
                 pass

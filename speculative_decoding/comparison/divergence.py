@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..decoding.acceptance import Greedy, rule_for
-from ..decoding.prompt import build_decoder_prompt, encode_prompt
+from ..decoding.prompt import build_decoder_prompt, encode_source
 from ..loading.tokenizer import Tokenizer
+from ..models.audio import Source
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions, History
 
@@ -45,7 +46,7 @@ class Divergence:
 def first_divergence(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
-    prompt: str | Sequence[int],
+    prompt: str | Source,
     baseline: Sequence[int],
     speculative: Sequence[int],
     options: GenerationOptions,
@@ -61,8 +62,8 @@ def first_divergence(
 
     rule = rule_for([options])
     assert isinstance(rule, Greedy)
-    source = encode_prompt(model, tokenizer, prompt, allow_long=True, language=options.src_lang)
-    cache = model.make_cache(model.encode(mx.array([source])))
+    source = encode_source(model, tokenizer, prompt, allow_long=True, language=options.src_lang)
+    cache = model.make_cache(model.encode_rows([source])[0])
     start = build_decoder_prompt(model, tokenizer, options)
     tokens = [*start.tokens, *baseline[:position]]
     logits = model.decode(mx.array([tokens]), cache)[:, -1:]  # (1, 1, V)

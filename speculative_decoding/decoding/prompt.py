@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..draft_length.base import DraftLength
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
+from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
 from ..models.memory_budget import require_encodable
 from ..sampling import Constraints, GenerationOptions
@@ -23,13 +24,13 @@ TOKEN_CHARACTERS = 64  # the tokens of a prompt average fewer characters than th
 def make_request(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
-    prompt: str | Sequence[int],
+    prompt: str | Source,
     options: GenerationOptions,
     draft_length: DraftLength,
 ) -> Request:
     """The request, without a slot yet. Raises `InputError` that names the option."""
     start = build_decoder_prompt(model, tokenizer, options)
-    source_tokens = encode_prompt(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
+    source = encode_source(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
     options = start.options
     search = None
     if options.num_beams > 1:
@@ -44,7 +45,7 @@ def make_request(
         )
     return Request(
         options,
-        source_tokens,
+        source,
         start.tokens,
         constraints=start.constraints,
         draft_length=draft_length,
@@ -118,6 +119,30 @@ def language_token(tokenizer: Tokenizer, name: str, language: str) -> int:
     )
 
 
+def encode_source(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    prompt: str | Source,
+    allow_long: bool = False,
+    language: str | None = None,
+) -> Source:
+    """`encode_prompt`, or for a speech model its audio frames as they are. Raises `InputError` for other prompts."""
+    if not isinstance(prompt, AudioFrames):
+        return encode_prompt(model, tokenizer, prompt, allow_long, language)
+    audio = model.audio
+    if audio is None:
+        raise InputError(
+            "audio: this model reads text (got audio, expected text); load a speech model, such as Whisper"
+        )
+    shape = prompt.frames.shape
+    if len(shape) != 2 or shape[1] != audio.num_mel_bins or shape[0] % 2 or not 0 < shape[0] <= audio.window_frames:
+        raise InputError(
+            f"audio frames: unsupported shape (got {shape}, expected an even number of at most "
+            f"{audio.window_frames} frames with {audio.num_mel_bins} mel bands)"
+        )
+    return prompt
+
+
 def encode_prompt(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
@@ -135,8 +160,10 @@ def encode_prompt(
         language: of the text; by default the tokenizer's.
 
     Raises:
-        InputError: the prompt is empty or too long, or the model does not know the language.
+        InputError: the prompt is empty or too long, or the model does not read text or know the language.
     """
+    if model.audio is not None:
+        raise InputError("prompt: this model transcribes speech (got text, expected audio); give it an audio file")
     if language is not None:
         language_token(tokenizer, "src_lang", language)
     if not isinstance(prompt, str) and not is_token_list(prompt):

@@ -47,7 +47,7 @@ class Request(RequestView):
 
     def __post_init__(self) -> None:
         self.prefix_length = len(self.decoder_tokens)
-        self.stats = GenerationStats(prompt_tokens=len(self.source_tokens))
+        self.stats = GenerationStats(prompt_tokens=len(self.source))
 
     @property
     def tokens(self) -> list[int]:

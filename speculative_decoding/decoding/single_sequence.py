@@ -6,10 +6,9 @@ tokens with the engine's. Start here, then read `round.py` and `acceptance.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 
+from ..models.audio import Source
 from ..models.base import EncoderDecoder
 from ..sampling import Use
 from ..sampling.options import MAX_DRAFT_TOKENS
@@ -19,7 +18,7 @@ from ..sampling.random import categorical, random_keys, split, uniform
 def speculative_decode(
     target: EncoderDecoder,
     draft: EncoderDecoder,
-    source_tokens: Sequence[int],
+    source: Source,
     *,
     num_draft_tokens: int = 5,
     max_tokens: int = 100,
@@ -27,9 +26,8 @@ def speculative_decode(
     seed: int = 0,
 ) -> list[int]:
     """Generate tokens with the target's distribution; `draft` has the same vocabulary. Returns the generated tokens."""
-    source = mx.array([source_tokens])
-    target_cache = target.make_cache(target.encode(source))
-    draft_cache = draft.make_cache(draft.encode(source))
+    target_cache = target.make_cache(target.encode_rows([source])[0])
+    draft_cache = draft.make_cache(draft.encode_rows([source])[0])
     tokens = [target.config.decoder_start_token_id]
 
     while len(tokens) <= max_tokens and tokens[-1] not in target.config.eos_token_ids:

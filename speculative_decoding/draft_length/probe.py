@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..drafters.base import MODEL, BatchDrafter, DraftRequest, RequestView
+from ..models.audio import AudioFrames, Source
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions
@@ -35,6 +36,7 @@ class Probe:
         self._traced: set[tuple[int, int]] = set()
         self._caches: dict[int, DecoderCache] = {}  # by rows
         self._noise: dict[tuple[tuple[int, ...], mx.Dtype], mx.array] = {}
+        self._window: AudioFrames | None = None  # for a speech model, whose requests have windows of one length
         self._ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 4096).tolist()
 
     def pass_seconds(self, rows: int, width: int) -> float:
@@ -72,7 +74,7 @@ class Probe:
         start_token = self._model.config.decoder_start_token_id
         tokens = [start_token, *self._ids[:output_tokens]]
         batch = [RequestView(GenerationOptions(), self._source(slot), tokens, slot) for slot in range(rows)]
-        encoder_outputs = self._model.encode_rows([request.source_tokens for request in batch])
+        encoder_outputs = self._model.encode_rows([request.source for request in batch])
         mx.eval(encoder_outputs)
 
         def propose(count: int) -> None:
@@ -80,6 +82,8 @@ class Probe:
 
         def prefill() -> None:
             for request, encoder_output in zip(batch, encoder_outputs, strict=True):
+                if isinstance(request.source, AudioFrames):
+                    request.source = AudioFrames(request.source.frames)  # not encoded yet
                 drafter.begin(request, encoder_output)
             propose(1)
 
@@ -157,7 +161,13 @@ class Probe:
     def _encode(self) -> mx.array:
         return self._model.encode_rows([self._source(0)])[0]
 
-    def _source(self, row: int) -> list[int]:
+    def _source(self, row: int) -> Source:
+        audio = self._model.audio
+        if audio is not None:
+            if self._window is None:
+                noise = mx.random.normal((audio.window_frames, audio.num_mel_bins), key=mx.random.key(0))
+                self._window = AudioFrames(noise)
+            return self._window
         length = 24 + 11 * (row % 5)
         return self._ids[row : row + length]
 

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 
 import mlx.core as mx
 
+from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
 from ..sampling import Constraints, GenerationOptions, History
 
@@ -22,17 +23,22 @@ class RequestView:
 
     Args:
         options: Its options, with the model's defaults filled in.
-        source_tokens: The ids that the encoder reads.
+        source: What the encoder reads.
         decoder_tokens: The committed decoder ids: the start token, a forced prefix, the output so far.
         slot: Its place in the batch.
         constraints: Which tokens are allowed; drafts respect them too.
     """
 
     options: GenerationOptions
-    source_tokens: list[int]
+    source: Source
     decoder_tokens: list[int]
     slot: int = 0
     constraints: Constraints = field(default_factory=Constraints)
+
+    @property
+    def source_tokens(self) -> Sequence[int]:
+        """The ids of the source; none for audio."""
+        return token_ids(self.source)
 
 
 def history_of(requests: Sequence[RequestView], drafted: mx.array | None = None) -> History:

@@ -27,7 +27,7 @@ class BatchHeadDrafter(BatchDrafter):
         self._cache: DecoderCache | None = None
         self._hidden: Sequence[mx.array] = ()  # of the target's last pass
         # By slot:
-        self._sources: dict[int, list[int]] = {}
+        self._sources: dict[int, Sequence[int]] = {}
         self._last_verified: dict[int, int] = {}  # the position in that pass of the last verified token
 
     def share(self, cache: DecoderCache) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
 from ..sampling.options import MAX_DRAFT_TOKENS
@@ -31,7 +32,7 @@ class BatchModelDrafter(BatchDrafter):
         self._cache: DecoderCache | None = None
         self._head: OutputHead | None = None
         # By slot:
-        self._sources: dict[int, list[int]] = {}
+        self._sources: dict[int, Source] = {}
         self._encoder_outputs: dict[int, mx.array] = {}  # the target's, until the cache is filled from them
         self._held: dict[int, list[int]] = {}  # the ids in the cache, once the source has been encoded
         self._drafted: tuple[list[int], mx.array] | None = None  # slots and (B, K) ids of the last draft
@@ -39,7 +40,7 @@ class BatchModelDrafter(BatchDrafter):
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         self._read_drafted()
         slot = request.slot
-        self._sources[slot] = request.source_tokens
+        self._sources[slot] = request.source
         self._encoder_outputs.pop(slot, None)
         if self._shares_encoder and encoder_output is not None:
             self._encoder_outputs[slot] = encoder_output
@@ -69,7 +70,7 @@ class BatchModelDrafter(BatchDrafter):
         before = cache.offsets
         states = self._catch_up(cache, requests)
         if self._head is None:
-            sources = [self._sources.get(slot, []) for slot in range(slots)]
+            sources = [token_ids(self._sources.get(slot, [])) for slot in range(slots)]
             self._head = self._draft_model.head(sources, self._vocab_size)
 
         sampler = DraftSampler(draft_requests, slots, self._head)

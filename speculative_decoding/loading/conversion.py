@@ -14,7 +14,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .. import checkpoints
+from .. import checkpoints, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, writing
@@ -58,8 +58,8 @@ def convert(
     require_replaceable(output, local, force)
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
-    original = checkpoints.read(folder)
     config = checked_config(folder)
+    original = models.adapt(config, checkpoints.read(folder))
     load_tokenizer(folder)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)

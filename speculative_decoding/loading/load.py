@@ -113,7 +113,7 @@ def open_model(
     storage = Storage(dtype, quantize, group_size)
     manifest.check_sizes(folder)
     raw = checked_config(folder, gguf)
-    checkpoint = checkpoints.read(folder, gguf)
+    checkpoint = models.adapt(raw, checkpoints.read(folder, gguf))
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     if gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
@@ -132,6 +132,10 @@ def open_model(
     tokenizer = load_tokenizer(folder)
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)
+    if model.audio is not None:
+        generation_config, file = checkpoints.read_generation_config(folder, raw)
+        decoder = model.config.decoder_layers, model.config.decoder.num_heads
+        model.audio = model.audio.resolved(tokenizer.vocabulary.pieces, generation_config, decoder, file)
     return ModelHandle(folder, model, tokenizer, checkpoint)
 
 
@@ -147,6 +151,8 @@ def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:
     """The generation config of a folder with this `checked_config`. Raises `CheckpointError` for invalid fields."""
     generation_config, file = checkpoints.read_generation_config(folder, raw)
+    if model.audio is not None:
+        generation_config.pop("forced_decoder_ids", None)  # language and task, which requests state
     return GenerationConfig.from_dict(generation_config, model.config.vocab_size, model.config.eos_token_ids, file)
 
 

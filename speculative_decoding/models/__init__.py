@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, Float16Error
 from ..sampling.options import short_repr
-from . import t5_float16
+from . import t5_float16, whisper
 from .bart import BART, FAMILIES, BartConfig
 from .base import EncoderDecoder
 from .config import RawConfig
 from .t5 import T5, T5Config
 from .t5gemma import T5Gemma, t5gemma_config
 from .t5gemma2 import T5Gemma2, t5gemma2_config
+from .whisper import Whisper, WhisperConfig
 
 
 class Architecture(NamedTuple):
@@ -23,15 +24,20 @@ class Architecture(NamedTuple):
     model: builds the model from the config and the number of tensor-parallel ranks.
     config: parses config.json; some fields also depend on the tensors of the checkpoint.
     for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
+    adapt: see `adapt`. None if no checkpoint needs it.
     """
 
     model: Callable[[Any, int], EncoderDecoder]
     config: Callable[[RawConfig, Checkpoint | None], Any]
     for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] | None = None
+    adapt: Callable[[Checkpoint], Checkpoint] | None = None
 
 
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
-    """Return both as they are: a norm after each residual sum keeps values from growing from layer to layer."""
+    """Return both as they are, for models that do not overflow.
+
+    In BART and Marian, a norm after each residual sum keeps values from growing. OpenAI publishes Whisper in float16.
+    """
     return raw, checkpoint
 
 
@@ -41,6 +47,7 @@ ARCHITECTURES = {
         name: Architecture(BART, BartConfig.from_dict, None if family.norm_first else unchanged)
         for name, family in FAMILIES.items()
     },
+    "whisper": Architecture(Whisper, WhisperConfig.from_dict, unchanged, whisper.adapted),
     "t5gemma": Architecture(T5Gemma, lambda raw, _: t5gemma_config(raw)),
     "t5gemma2": Architecture(T5Gemma2, lambda raw, _: t5gemma2_config(raw)),
 }
@@ -61,6 +68,12 @@ def build(raw: RawConfig, checkpoint: Checkpoint | None = None, ranks: int = 1) 
 def check_config(raw: RawConfig) -> None:
     """Raise `CheckpointError` for a config.json that is unsupported or invalid."""
     find(raw).config(raw, None)
+
+
+def adapt(raw: RawConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with every tensor that the model reads, under its Hugging Face name."""
+    architecture = find(raw)
+    return checkpoint if architecture.adapt is None else architecture.adapt(checkpoint)
 
 
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
@@ -85,4 +98,4 @@ def find(raw: RawConfig) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-__all__ = ["EncoderDecoder", "build", "check_config", "for_float16"]
+__all__ = ["EncoderDecoder", "adapt", "build", "check_config", "for_float16"]

@@ -179,19 +179,46 @@ class BartConfig:
 class Stack(nn.Module):
     """The layers of the encoder or decoder, with positions and the family's norms."""
 
-    def __init__(self, config: BartConfig, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, width: int, layers: Sequence[nn.Module], positions: nn.Module, *, norm_first: bool, embedding_norm: bool
+    ) -> None:
         super().__init__()
-        family = config.family
         self.layers = list(layers)
-        if family.embedding_norm:
-            self.embedding_norm = nn.LayerNorm(config.d_model)
-        if family.norm_first:
-            self.norm = nn.LayerNorm(config.d_model)
-        if family.learned_positions:
-            self.positions = LearnedPositions(config.max_position_embeddings, config.d_model, LEARNED_OFFSET)
-        else:
-            first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
-            self.positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
+        if embedding_norm:
+            self.embedding_norm = nn.LayerNorm(width)
+        if norm_first:
+            self.norm = nn.LayerNorm(width)
+        self.positions = positions
+
+    def encode(self, embedded: mx.array, mask: mx.array | None) -> mx.array:
+        """Embeddings (B, S, d) and a bool mask (B, S) -> the encoder output, (B, S, d)."""
+        batch, length = embedded.shape[:2]
+        x = self.inputs(embedded, self.positions.table(length), mx.arange(length)[None])
+        padding = padding_mask(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
+        for layer in self.layers:
+            x = layer(x, batch, padding)
+        return self.outputs(x).reshape(batch, length, -1)
+
+    def decode(
+        self,
+        embedded: mx.array,
+        offsets: mx.array,
+        position_table: mx.array,
+        source_mask: mx.array,
+        layers: Sequence[CrossAttentionCache],
+    ) -> list[mx.array]:
+        """Embeddings (B, L, d) -> the hidden states after each layer; see `EncoderDecoder.decoder_hidden`."""
+        batch, length = embedded.shape[:2]
+        positions = offsets[:, None] + mx.arange(length)
+        x = self.inputs(embedded, position_table, positions)
+        heads = layers[0].num_heads
+        mask = repeat_for_heads(causal_mask(positions, layers[0].num_keys(length), x.dtype), heads)
+        source_mask = repeat_for_heads(source_mask, heads)
+        hidden = []
+        for layer, cache in zip(self.layers, layers, strict=True):
+            x = layer(x, batch, mask, source_mask, cache)
+            hidden.append(x)
+        return [x.reshape(batch, length, -1) for x in hidden]
 
     def inputs(self, embedded: mx.array, table: mx.array, positions: mx.array) -> mx.array:
         """Embeddings (B, L, d) -> the input of the first layer, (B * L, d).
@@ -219,27 +246,34 @@ class BART(EncoderDecoder):
         norm = partial(nn.LayerNorm, config.d_model)
         encoder = config.encoder.shard(ranks)
         decoder = config.decoder.shard(ranks)
-        self.encoder = Stack(config, [Layer(encoder, norm) for _ in range(config.encoder_layers)])
-        self.decoder = Stack(
-            config, [Layer(decoder, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
+        self.encoder = self._stack([Layer(encoder, norm) for _ in range(config.encoder_layers)])
+        self.decoder = self._stack(
+            [Layer(decoder, norm, has_cross_attention=True) for _ in range(config.decoder_layers)]
         )
         if not config.tie_word_embeddings:
             self.head = Linear(config.d_model, config.vocab_size)
         if config.has_logits_bias:
             self.logits_bias = mx.zeros((1, config.vocab_size))
 
+    def _stack(self, layers: Sequence[nn.Module]) -> Stack:
+        config = self.config
+        family = config.family
+        positions: nn.Module
+        if family.learned_positions:
+            positions = LearnedPositions(config.max_position_embeddings, config.d_model, LEARNED_OFFSET)
+        else:
+            first = config.pad_token_id + 1 if family.fairseq_sinusoids else 0
+            positions = SinusoidalPositions(config.d_model, first, includes_longest=family.fairseq_sinusoids)
+        return Stack(
+            config.d_model, layers, positions, norm_first=family.norm_first, embedding_norm=family.embedding_norm
+        )
+
     @property
     def max_positions(self) -> int | None:
         return self.config.max_position_embeddings if self.config.family.learned_positions else None
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        batch, length = tokens.shape
-        table = self.encoder.positions.table(length)
-        x = self.encoder.inputs(self.embed(tokens), table, mx.arange(length)[None])
-        padding = padding_mask(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
-        for layer in self.encoder.layers:
-            x = layer(x, batch, padding)
-        return self.encoder.outputs(x).reshape(batch, length, -1)
+        return self.encoder.encode(self.embed(tokens), mask)
 
     def position_table(self, capacity: int) -> mx.array:
         return self.decoder.positions.table(capacity)
@@ -252,17 +286,7 @@ class BART(EncoderDecoder):
         source_mask: mx.array,
         layers: Sequence[CrossAttentionCache],
     ) -> list[mx.array]:
-        batch, length = tokens.shape
-        positions = offsets[:, None] + mx.arange(length)
-        x = self.decoder.inputs(self.embed(tokens), position_table, positions)
-        heads = layers[0].num_heads
-        mask = repeat_for_heads(causal_mask(positions, layers[0].num_keys(length), x.dtype), heads)
-        source_mask = repeat_for_heads(source_mask, heads)
-        hidden = []
-        for layer, cache in zip(self.decoder.layers, layers, strict=True):
-            x = layer(x, batch, mask, source_mask, cache)
-            hidden.append(x)
-        return [x.reshape(*tokens.shape, -1) for x in hidden]
+        return self.decoder.decode(self.embed(tokens), offsets, position_table, source_mask, layers)
 
     def final_states(self, hidden: mx.array) -> mx.array:
         return self.decoder.outputs(hidden)

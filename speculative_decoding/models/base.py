@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from ..checkpoints.base import QUANTIZED_PARTS, Checkpoint, part_name
 from ..errors import CheckpointError
 from .attention import capped
+from .audio import AudioConfig, Source, token_ids
 from .cache import SOURCE_STEP, CrossAttentionCache, DecoderCache, LayerCache, padding_mask
 from .compiled import Compiled
 from .config import EncoderDecoderConfig
@@ -41,11 +42,12 @@ class EncoderDecoder(nn.Module):
     # It is not a dict, because MLX would treat a dict as parameters.
     pieces: Mapping[int, str] | None = None
     generation_config: GenerationConfig = GenerationConfig()
+    audio: AudioConfig | None = None  # None: the source is token ids; otherwise it is `AudioFrames`
     _compiled: Compiled | None = None
 
     @property
     def max_positions(self) -> int | None:
-        """The maximum length of a source and of an output. None: unlimited."""
+        """The maximum length of an output, and of a source of token ids. None: unlimited."""
         return None
 
     @property
@@ -79,7 +81,10 @@ class EncoderDecoder(nn.Module):
 
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Token ids (B, S) and a bool mask (B, S), False on padding -> encoder output (B, S, M)."""
+        """Token ids (B, S) and a bool mask (B, S), False on padding -> encoder output (B, S, M).
+
+        A speech model takes frames (B, 2 * S, mel bands) instead of token ids.
+        """
 
     def cross_projections(self, encoder_output: mx.array) -> Sequence[tuple[mx.array, mx.array]]:
         """Encoder output (B, S, M) -> the cross keys and values of each decoder layer, both (B, H or fewer, S, D)."""
@@ -240,7 +245,7 @@ class EncoderDecoder(nn.Module):
         """`states`, then `logits`."""
         return self.logits(self.states(tokens, cache))
 
-    def encode_rows(self, sources: Sequence[Sequence[int]]) -> list[mx.array]:
+    def encode_rows(self, sources: Sequence[Source]) -> list[mx.array]:
         """Encode sources as one padded batch. Returns an encoder output (1, S, M) without padding for each source."""
         lengths = [len(source) for source in sources]
         longest = max(lengths)
@@ -248,7 +253,8 @@ class EncoderDecoder(nn.Module):
             return [self.encode_rows([source])[0] for source in sources]
 
         last_id = self.config.vocab_size - 1  # a draft model may have fewer ids than the target
-        padded = [[*source, *[self.config.pad_token_id] * (longest - len(source))] for source in sources]
+        rows = [token_ids(source) for source in sources]
+        padded = [[*row, *[self.config.pad_token_id] * (longest - len(row))] for row in rows]
         tokens = mx.array([[min(token, last_id) for token in row] for row in padded])
         is_ragged = min(lengths) < longest
         encoder_output = self.encode(tokens, mx.arange(longest) < mx.array(lengths)[:, None] if is_ragged else None)

@@ -50,7 +50,8 @@ def slot_bytes(model: EncoderDecoder, source_tokens: int, max_tokens: int, num_b
     A round has the logits of 17 positions (16 draft tokens). With beams, it has logits, logprobs, their sums and sorted
     indices for each beam.
     """
-    cache = model.make_cache(model.encode(mx.zeros((1, source_tokens), mx.uint32)), beams=num_beams)
+    dtype = model.embed(mx.zeros((1, 1), mx.uint32)).dtype
+    cache = model.make_cache(mx.zeros((1, source_tokens, model.encoder_width), dtype), beams=num_beams)
     cache.reserve(max_tokens)
     kept = sum(array.nbytes for array in cache.arrays)
     return kept + (17 if num_beams == 1 else 4 * num_beams) * model.config.vocab_size * 4

@@ -35,6 +35,7 @@ from speculative_decoding.drafters import (
 from speculative_decoding.drafters.draft_model import DraftVocabulary
 from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models import build
+from speculative_decoding.models.audio import AudioFrames, Source
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.sampling import Constraints, GenerationOptions
@@ -55,6 +56,23 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": EOS,
 }
+WHISPER: dict[str, Any] = {
+    "model_type": "whisper",
+    "vocab_size": 81,  # 40 pieces of text, 10 special tokens (en, de), 31 timestamps
+    "num_mel_bins": 6,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_source_positions": 30,
+    "max_target_positions": 70,
+    "pad_token_id": 40,
+    "eos_token_id": 40,
+    "decoder_start_token_id": 41,
+}
 EXACT = PassWidths(lambda rows: RoundCosts({2: 1.0, 4: 1.0, 8: 1.0}), exact=True)  # bit-identical passes
 SOURCES = [[5, 9, 3, 7, 1], [2, 2, 8, 1], [11, 4, 19, 6, 13, 8, 1], [3, 1], [17, 21, 9, 9, 14, 5, 1]]
 
@@ -73,6 +91,19 @@ def tiny_model(seed: int = 5, scale: float = 0.35, position_scale: float = 4.0, 
     model.update(tree_map_with_path(fill, model.parameters()))
     mx.eval(model.parameters())
     return model
+
+
+def tiny_whisper(**changes: Any) -> EncoderDecoder:
+    """Make a Whisper with random weights. Strong positions keep outputs from repeating one token."""
+    model = tiny_model(**WHISPER | changes)
+    for stack in (model.encoder, model.decoder):
+        stack.positions.weight = 3 * stack.positions.weight
+    return model
+
+
+def audio_frames(seed: int = 0, positions: int = 30, bands: int = 6) -> AudioFrames:
+    """Make random frames for this number of encoder positions."""
+    return AudioFrames(mx.random.normal((2 * positions, bands), key=mx.random.key(seed)))
 
 
 def noisy_copy(model: EncoderDecoder, noise: float = 0.05, seed: int = 9) -> EncoderDecoder:
@@ -107,7 +138,7 @@ class NoText(TextStreamer):
 
 def run(
     model: EncoderDecoder,
-    source: Sequence[int],
+    source: Source,
     drafter: Drafter | BatchDrafter | None = None,
     *,
     ends: Callable[[int], bool] | None = None,
@@ -122,10 +153,8 @@ def run(
     length = length or FixedLength(int(chosen.num_draft_tokens))
     start = [model.config.decoder_start_token_id]
     is_end = ends or model.config.eos_token_ids.__contains__
-    request = Request(
-        chosen, list(source), start, constraints=constraints, draft_length=length, streamer=NoText(is_end)
-    )
-    cache = model.make_cache(model.encode(mx.array([list(source)])))
+    request = Request(chosen, source, start, constraints=constraints, draft_length=length, streamer=NoText(is_end))
+    cache = model.make_cache(model.encode_rows([source])[0])
     batch = Batch(model, batch_drafter, cache, [request], EXACT if chosen.strict else UNPADDED)
     batch_drafter.begin(request)
     rounds = []

@@ -1,0 +1,244 @@
+"""Whisper, a speech model (Radford et al. 2022, arXiv 2212.04356), and its distilled variants.
+
+Two convolutions turn log-mel frames into half as many positions, for BART's layers with the norm first. The key
+projections have no bias, and the output head is the decoder's embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..checkpoints import Checkpoint
+from ..errors import CheckpointError
+from ..sampling.values import Int, Text
+from .absolute_positions import LearnedPositions
+from .audio import AudioConfig, AudioFrames, Source, upper_half
+from .bart import DECODER_LAYER, ENCODER_LAYER, Stack
+from .base import EncoderDecoder
+from .cache import CrossAttentionCache
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
+from .layers import Layer
+from .linear import DerivedWeight
+from .tensors import Sources, named
+
+KERNEL = 3  # frames that a convolution reads
+DEFAULTS = {"pad_token_id": 50256, "eos_token_id": 50256, "decoder_start_token_id": 50257}
+
+
+@dataclass(frozen=True)
+class WhisperConfig:
+    """The fields of config.json that the model reads, with their Hugging Face names and valid values."""
+
+    model_type: Annotated[str, Text()]
+    vocab_size: Annotated[int, Int(2, 1 << 24)]
+    num_mel_bins: Annotated[int, Int(1, 1 << 12)]
+    d_model: Annotated[int, Int(4, 1 << 18)]
+    encoder_layers: Annotated[int, Int(1, 512)]
+    decoder_layers: Annotated[int, Int(1, 512)]
+    encoder_attention_heads: Annotated[int, Int(1, 1 << 12)]
+    decoder_attention_heads: Annotated[int, Int(1, 1 << 12)]
+    encoder_ffn_dim: Annotated[int, Int(1, 1 << 22)]
+    decoder_ffn_dim: Annotated[int, Int(1, 1 << 22)]
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    decoder_start_token_id: int
+    max_source_positions: Annotated[int, Int(1, 1 << 20)] = 1500
+    max_target_positions: Annotated[int, Int(1, 1 << 20)] = 448
+    activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
+
+    @classmethod
+    def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> WhisperConfig:
+        """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
+        raw = with_defaults(raw, DEFAULTS)
+        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            if config.d_model % (heads := getattr(config, name)):
+                raise CheckpointError(
+                    f"config.json: {name!r} must divide 'd_model', {config.d_model}; {heads} does not"
+                )
+        if config.vocab_size <= config.decoder_start_token_id + config.max_source_positions + 7:
+            raise CheckpointError(
+                f"config.json: 'vocab_size' has no room for timestamps (got {config.vocab_size}, expected more than "
+                f"{config.decoder_start_token_id + config.max_source_positions + 7})"
+            )
+        return config
+
+    @property
+    def encoder(self) -> LayerConfig:
+        return self._layer_config(self.encoder_attention_heads, self.encoder_ffn_dim)
+
+    @property
+    def decoder(self) -> LayerConfig:
+        return self._layer_config(self.decoder_attention_heads, self.decoder_ffn_dim)
+
+    def _layer_config(self, heads: int, d_ff: int) -> LayerConfig:
+        return LayerConfig(
+            d_model=self.d_model,
+            d_ff=d_ff,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=self.d_model // heads,
+            activation=self.activation_function,
+            scale=(self.d_model // heads) ** -0.5,
+            has_bias=True,
+        )
+
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        return {
+            "encoder_attention_heads": self.encoder_attention_heads,
+            "encoder_ffn_dim": self.encoder_ffn_dim,
+            "decoder_attention_heads": self.decoder_attention_heads,
+            "decoder_ffn_dim": self.decoder_ffn_dim,
+        }
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        return self.max_source_positions
+
+
+class Convolution(DerivedWeight):
+    """A convolution over time as one matmul: (B, T, inputs) -> (B, T / stride, outputs), padded with a zero per end."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.weight = mx.zeros((outputs, inputs, KERNEL))
+        self.bias = mx.zeros((outputs,))
+        self._stride = stride
+
+    def derive(self) -> mx.array:
+        """Return the matrix for windows of `KERNEL` frames, (KERNEL * inputs, outputs)."""
+        return mx.contiguous(self.weight.transpose(2, 1, 0).reshape(-1, self.weight.shape[0]))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        batch, length, inputs = x.shape
+        padded = mx.contiguous(mx.pad(x, [(0, 0), (1, 1), (0, 0)]))
+        windows = mx.as_strided(
+            padded,
+            (batch, length // self._stride, KERNEL * inputs),
+            ((length + 2) * inputs, self._stride * inputs, 1),
+        )
+        return mx.addmm(self.bias, windows, self.derived)
+
+
+class Whisper(EncoderDecoder):
+    config: WhisperConfig
+    audio: AudioConfig
+
+    def __init__(self, config: WhisperConfig, ranks: int = 1) -> None:
+        super().__init__()
+        self.config = config
+        width = config.d_model
+        norm = partial(nn.LayerNorm, width)
+        encoder = [Layer(config.encoder.shard(ranks), norm) for _ in range(config.encoder_layers)]
+        decoder = [
+            Layer(config.decoder.shard(ranks), norm, has_cross_attention=True) for _ in range(config.decoder_layers)
+        ]
+        self.convolutions = [Convolution(config.num_mel_bins, width, 1), Convolution(width, width, 2)]
+        self.encoder = self._stack(encoder, config.max_source_positions)
+        self.embedding = nn.Embedding(config.vocab_size, width)
+        self.decoder = self._stack(decoder, config.max_target_positions)
+        self.audio = AudioConfig.by_layout(
+            config.vocab_size,
+            config.max_source_positions,
+            num_mel_bins=config.num_mel_bins,
+            start=config.decoder_start_token_id,
+            end=config.eos_token_ids[0],
+            alignment_heads=upper_half(config.decoder_layers, config.decoder_attention_heads),
+        )
+
+    def _stack(self, layers: Sequence[nn.Module], positions: int) -> Stack:
+        width = self.config.d_model
+        table = LearnedPositions(positions, width, offset=0)
+        return Stack(width, layers, table, norm_first=True, embedding_norm=False)
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_target_positions
+
+    def encode(self, frames: mx.array, mask: mx.array | None = None) -> mx.array:
+        """Log-mel frames (B, 2 * S, mel bands) -> encoder output (B, S, d_model).
+
+        mask: (B, S), False on padding, whose frames must be zeros.
+        """
+        x = frames.astype(self.convolutions[0].bias.dtype)
+        for convolution in self.convolutions:
+            x = nn.gelu(convolution(x))
+        return self.encoder.encode(x, mask)
+
+    def encode_rows(self, sources: Sequence[Source]) -> list[mx.array]:
+        """Return the encoder output (1, S, d_model) of each window, computed once; see `AudioFrames`.
+
+        Windows are encoded one by one, because a single one has enough positions for efficient matmuls.
+        """
+        return [source.encoder_output(self, self.encode) for source in sources if isinstance(source, AudioFrames)]
+
+    def position_table(self, capacity: int) -> mx.array:
+        return self.decoder.positions.table(capacity)
+
+    def decoder_hidden(
+        self,
+        tokens: mx.array,
+        offsets: mx.array,
+        position_table: mx.array,
+        source_mask: mx.array,
+        layers: Sequence[CrossAttentionCache],
+    ) -> list[mx.array]:
+        return self.decoder.decode(self.embed(tokens), offsets, position_table, source_mask, layers)
+
+    def final_states(self, hidden: mx.array) -> mx.array:
+        return self.decoder.outputs(hidden)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self.embedding(tokens)
+
+    @classmethod
+    def parameter_sources(cls, config: WhisperConfig, names: Set[str]) -> Sources:
+        kinds = ("weight", "bias")
+        sources = named(
+            {"embedding": ["decoder.embed_tokens"]}
+            | {f"{stack}.positions": [f"{stack}.embed_positions"] for stack in ("encoder", "decoder")},
+            "",
+            PREFIX,
+        )
+        sources |= named({f"convolutions.{i}": [f"encoder.conv{i + 1}"] for i in range(2)}, "", PREFIX, kinds)
+        for stack, depth, layer in (
+            ("encoder", config.encoder_layers, ENCODER_LAYER),
+            ("decoder", config.decoder_layers, DECODER_LAYER),
+        ):
+            sources |= named({"norm": ["layer_norm"]}, f"{stack}.", f"{PREFIX}{stack}.", kinds)
+            for i in range(depth):
+                sources |= named(layer, f"{stack}.layers.{i}.", f"{PREFIX}{stack}.layers.{i}.", kinds)
+        return sources
+
+
+PREFIX = "model."
+KEY_BIAS = ".k_proj.bias"
+
+
+class WithKeyBiases(Checkpoint):
+    """Adds biases of zero for the key projections, which Whisper lacks, so that one matmul gives keys and values."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self._inner = inner
+        biases = {
+            name.replace(".v_proj.bias", KEY_BIAS): inner.info(name) for name in inner if name.endswith(".v_proj.bias")
+        }
+        super().__init__(inner, biases | {name: inner.info(name) for name in inner})
+
+    def __getitem__(self, name: str) -> mx.array:
+        if name in self._inner:
+            return self._inner[name]
+        info = self.info(name)
+        return mx.zeros(info.shape, info.dtype)
+
+
+def adapted(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with every tensor that `parameter_sources` names."""
+    return WithKeyBiases(checkpoint)

@@ -1,0 +1,104 @@
+"""Whisper: audio frames as the source of a request, and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from speculative_decoding.errors import InputError
+from speculative_decoding.models.audio import AudioFrames, Source
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.sampling import GenerationOptions
+from speculative_decoding.session import Session
+from tests.support.tiny import (
+    DRAFTERS,
+    OneLanguage,
+    audio_frames,
+    noisy_copy,
+    run,
+    tiny_model,
+    tiny_whisper,
+    tokens_of,
+)
+
+MODEL = tiny_whisper()
+DRAFT = noisy_copy(MODEL)
+
+
+class Words(OneLanguage):
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        return [ord(each) % 40 for each in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(f" {token}" for token in tokens if token < 40)
+
+
+@pytest.mark.parametrize("name", [name for name, make in DRAFTERS.items() if "end" not in name])
+def test_drafts_keep_the_output(name: str) -> None:
+    source = audio_frames()
+    for options in ({}, {"temperature": 0.7, "seed": 3, "acceptance": "coupled"}):
+        baseline = tokens_of(run(MODEL, source, **options))
+        assert len(set(baseline)) > 3
+        assert tokens_of(run(MODEL, source, DRAFTERS[name](MODEL, DRAFT, baseline), **options)) == baseline
+
+
+def test_shorter_windows_read_the_first_positions() -> None:
+    """In a batch, padding frames of zeros and a mask do not change the positions before them."""
+    short = audio_frames(1, 12).frames
+    padded = mx.pad(short, [(0, 36), (0, 0)])[None]
+    expected = MODEL.encode(short[None])
+    assert expected.shape == (1, 12, 16)
+    found = MODEL.encode(padded, mx.arange(30)[None] < 12)[:, :12]
+    assert mx.allclose(found, expected, atol=1e-5)
+    assert not mx.allclose(MODEL.encode(padded)[:, :12], expected, atol=1e-2)
+
+
+def session(model: EncoderDecoder, draft: EncoderDecoder | None = None) -> Session:
+    return Session(model, Words(), draft, GenerationOptions(num_draft_tokens=4, max_tokens=20))  # type: ignore[arg-type]
+
+
+def test_rows_of_a_batch_equal_single_windows() -> None:
+    sources = [audio_frames(seed, positions) for seed, positions in ((0, 30), (1, 12), (2, 30))]
+    prefix = [42, 45]
+    single = [session(MODEL, DRAFT).generate(source, decoder_prefix=prefix).tokens for source in sources]
+    rows = session(MODEL, DRAFT).batch([{"prompt": source, "decoder_prefix": prefix} for source in sources])
+    assert [each.result.tokens for each in rows if each.result] == single
+    assert len({tuple(each) for each in single}) == 3
+
+
+def test_a_window_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Language detection, fallback temperatures and a second engine decode the same encoder output."""
+    encoded: list[int] = []
+    encode = type(MODEL).encode
+
+    def counted(self: EncoderDecoder, frames: mx.array, mask: mx.array | None = None) -> mx.array:
+        encoded.append(id(self))
+        return encode(self, frames, mask)
+
+    monkeypatch.setattr(type(MODEL), "encode", counted)
+    source = audio_frames()
+    first = MODEL.encode_rows([source, source])
+    assert first[0] is first[1]
+    for temperature in (0.0, 0.4):
+        assert session(MODEL, DRAFT).generate(source, temperature=temperature).stats.prompt_tokens == 30
+    assert sorted(encoded) == sorted([id(MODEL), id(DRAFT)])
+
+
+REFUSED = [
+    (MODEL, "hello", "prompt: this model transcribes speech"),
+    (MODEL, [3, 4], "prompt: this model transcribes speech"),
+    (tiny_model(), audio_frames(), "audio: this model reads text"),
+    (MODEL, audio_frames(0, 31), r"audio frames: unsupported shape \(got \(62, 6\)"),
+    (MODEL, audio_frames(0, 10, 7), r"at most 60 frames with 6 mel bands"),
+    (MODEL, AudioFrames(mx.zeros((0, 6))), "audio frames: unsupported shape"),
+    (MODEL, AudioFrames(mx.zeros((3, 6))), "audio frames: unsupported shape"),
+]
+
+
+@pytest.mark.parametrize(("model", "prompt", "message"), REFUSED, ids=lambda value: str(value)[:20])
+def test_a_source_of_the_other_kind_or_shape_is_refused(model: EncoderDecoder, prompt: Source, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        session(model).generate(prompt)
+    assert "\n" not in str(error.value)
