@@ -5,6 +5,7 @@ check_beams            beam search against Hugging Face's, on recorded outputs
 concepts               size of the package: classes, functions, constants, import paths, records
 default_runs           speed of main.py with its defaults compared with baseline decoding, in fresh processes
 dispatches             kernels that a pass dispatches on Metal, counted without a Mac
+fuzz_audio             random damage to audio files of five formats (needs PyAV)
 fuzz_checkpoints       random damage to checkpoints of every format, tokenizers and draft heads
 fuzz_conversion        conversions that are killed or run out of disk space
 fuzz_server            random request bodies to a server

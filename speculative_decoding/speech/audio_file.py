@@ -185,7 +185,7 @@ def decode_wav(file: BufferedReader, name: str) -> Iterator[NDArray[np.int16]]:
                 raise wave.Error(f"{width} bytes per sample")
             while data := wav.readframes(BLOCK_SAMPLES // channels + 1):
                 yield int16_samples(data, width, channels)
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk longer than the file
         raise InputError(
             f"{name}: without PyAV, only WAV files with integers at 16 kHz are read ({str(error) or 'it ends'}); "
             f"run {INSTALL}"

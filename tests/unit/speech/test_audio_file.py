@@ -175,6 +175,10 @@ PYAV = {
 WITHOUT_PYAV = {
     "empty": (written(b""), "without PyAV, only WAV files .*it ends.*pip install"),
     "FLAC": (written(b"fLaC" + bytes(99)), "without PyAV, only WAV files .*pip install"),
+    "long chunk": (
+        lambda path: written(JFK.read_bytes()[:36] + b"LIST\xff\xff\xff\x7f" + bytes(99))(path),
+        "pip install",
+    ),
     "44.1 kHz": (lambda path: write_wav(path, bytes(999), rate=44100), "44100 Hz.*pip install"),
     "float": (written(JFK.read_bytes()[:20] + b"\3" + JFK.read_bytes()[21:999]), "unknown format: 3.*pip install"),
 }
