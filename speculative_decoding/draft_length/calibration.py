@@ -33,7 +33,7 @@ from ..models.base import EncoderDecoder
 from ..models.device import on_gpu
 from ..version import __version__, native_libraries
 from .costs import ALL_WIDTHS, MAX_MEASURED_WIDTHS, RoundCosts, measure_widths
-from .probe import SWEEPS, Bits, Probe
+from .probe import Bits, Probe
 
 CALIBRATION_VARIABLE = "SPECULATIVE_DECODING_CALIBRATION"
 FORMAT = 1
@@ -51,6 +51,7 @@ class CalibrationStore:
         drafts: Seconds (step, start, prefill) of `RoundCosts`, by draft and rows.
         same_bits: By rows and width, whether passes have the bits of the exact widths.
         fixed_capacity: Whether bits depend on the capacity of the KV cache.
+        is_noisy: Whether the timings are not worth storing.
     """
 
     def __init__(self, key: Mapping[str, Any]) -> None:
@@ -73,9 +74,10 @@ class CalibrationStore:
         self.drafts: dict[str, dict[int, list[float]]] = {}
         self.same_bits: dict[int, dict[int, bool]] = {}
         self.fixed_capacity = False
+        self.is_noisy = False
 
     def save(self) -> None:
-        if self.path is None or self.is_read_only:
+        if self.path is None or self.is_read_only or self.is_noisy:
             return
         content = {
             "format": FORMAT,
@@ -183,7 +185,7 @@ class Calibration:
             else:
                 single_rows = [self._probe.single_bits(row, reference) for row in range(2)]
                 known[width] = self._probe.batch_bits(rows, width) == single_rows
-            self._store.save()
+            self._save()
         return known[width]
 
     def has_exact_pass(self, tokens: int) -> bool:
@@ -246,14 +248,14 @@ class Calibration:
         passes = self._store.passes
         if rows not in passes:
             passes[rows] = self._measure_passes(rows)
-            self._store.save()
+            self._save()
         if not self._draft:
             return RoundCosts(passes[rows])
         drafts = self._store.drafts.setdefault(self._draft, {})
         if rows not in drafts:
             self._announce()
             drafts[rows] = [*self._probe.draft_seconds(rows)]
-            self._store.save()
+            self._save()
         return RoundCosts(passes[rows], *drafts[rows])
 
     def _measure_passes(self, rows: int) -> dict[int, float]:
@@ -270,9 +272,14 @@ class Calibration:
     def _sweep(self, rows: int, widths: Sequence[int], max_widths: int = MAX_MEASURED_WIDTHS) -> dict[int, float]:
         """Measure several times. The probe returns the fastest time so far, so the last sweep is the most accurate."""
         measure = partial(self._probe.pass_seconds, rows)
-        for _ in range(SWEEPS - 1):
-            measure_widths(measure, widths, max_widths)
-        return measure_widths(measure, widths, max_widths)
+        return self._probe.settled(lambda: measure_widths(measure, widths, max_widths))
+
+    def _save(self) -> None:
+        """Store the measurements, unless other programs have disturbed them: the next process then repeats them."""
+        if self._probe.is_noisy and not self._store.is_noisy:
+            warnings.warn("timings vary, probably because of other programs, and are not stored", stacklevel=2)
+            self._store.is_noisy = True
+        self._store.save()
 
     def _compare_widths(self) -> None:
         """Group the widths by their bits, and choose the exact ones."""
@@ -291,7 +298,7 @@ class Calibration:
         exact = choose_exact_widths([widths for _, widths in groups])
         known |= {width: width in exact for width in COMPARED_WIDTHS}
         self._store.fixed_capacity = self._probe.capacity_matters(exact[0])
-        self._store.save()
+        self._save()
 
     def _announce(self) -> None:
         announce(None if self._store.path is None else self._store.path.parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +15,9 @@ from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..sampling import GenerationOptions
 
-SWEEPS = 3  # repetitions of all timings that are compared, because a device changes its speed within a second
+SWEEPS = 3  # least repetitions of all timings that are compared, because a device changes its speed within a second
+MAX_SWEEPS = 8
+MAX_SWEEP_SECONDS = 1.0  # for more than `SWEEPS` of them
 CAPACITIES = (32, 1024, 2048)  # of the KV cache; MLX's fused attention takes two passes from 1,024 keys
 FEW_POSITIONS = 2  # whose bits are compared, except at the smallest capacity
 
@@ -27,7 +30,12 @@ class Probe:
     Args:
         model: The target.
         make_drafter: Creates a drafter whose drafts have the kind `MODEL`; None without a draft.
+
+    Attributes:
+        is_noisy: Whether timings did not settle, probably because of other programs.
     """
+
+    is_noisy = False
 
     def __init__(self, model: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None = None) -> None:
         self._model = model
@@ -60,6 +68,22 @@ class Probe:
     def forget(self) -> None:
         """Discard all timings, because the device's speed changed."""
         self._seconds.clear()
+        self.is_noisy = False
+
+    def settled(self, measure: Callable[[], dict[int, float]]) -> dict[int, float]:
+        """Repeat measurements until one of them lowers no time by 10 %, and return it. Sets `is_noisy` if none does.
+
+        measure: Returns the fastest times so far.
+        """
+        started = time.perf_counter()
+        found = measure()
+        for sweep in range(2, MAX_SWEEPS + 1):
+            before, found = found, measure()
+            is_settled = found.keys() == before.keys() and all(found[each] > 0.9 * before[each] for each in found)
+            if sweep >= SWEEPS and (is_settled or time.perf_counter() - started > MAX_SWEEP_SECONDS):
+                break
+        self.is_noisy |= not is_settled
+        return found
 
     def draft_seconds(self, rows: int) -> tuple[float, float, float]:
         """The costs (step, start, prefill) of `RoundCosts`."""
@@ -93,8 +117,14 @@ class Probe:
         mx.eval(states)
         drafter.observe(batch, [1] * rows)
         propose(1 + steps)
-        sweeps = [(fastest(lambda: propose(1)), fastest(lambda: propose(1 + steps))) for _ in range(SWEEPS)]
-        shortest, longest = np.min(sweeps, axis=0).tolist()
+        seconds = {1: float("inf"), 1 + steps: float("inf")}  # by length of the draft
+
+        def draft() -> dict[int, float]:
+            for count in seconds:
+                seconds[count] = min(fastest(partial(propose, count)), seconds[count])
+            return {**seconds}
+
+        shortest, longest = self.settled(draft).values()
         with_prefill = fastest(prefill)
         step = max(0.0, (longest - shortest) / steps)
         return step, max(0.0, shortest - step), max(0.0, with_prefill - shortest) / rows

@@ -132,6 +132,20 @@ def test_forget_discards_measurements(folder: Path) -> None:
     assert calibrated(FakeProbe()).costs(1) == after  # the stored file was replaced
 
 
+def test_timings_that_do_not_settle_are_not_stored(folder: Path) -> None:
+    class NoisyProbe(FakeProbe):
+        def pass_seconds(self, rows: int, width: int) -> float:
+            self.speed *= 0.9
+            return super().pass_seconds(rows, width)
+
+    for _ in range(2):
+        with pytest.warns(match="timings vary"):
+            assert calibrated(NoisyProbe(), "a head").costs(1).passes
+        assert not any(folder.iterdir())
+    costs = calibrated(FakeProbe(), "a head").costs(1)
+    assert calibrated(NoisyProbe(), "a head").costs(1) == costs
+
+
 def test_measuring_is_announced_once_for_all_models(folder: Path) -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

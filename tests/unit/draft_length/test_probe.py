@@ -30,6 +30,22 @@ def test_a_real_probe_detects_a_slower_device(monkeypatch: pytest.MonkeyPatch) -
     assert probe.pass_seconds(1, 2) == pytest.approx(2e-3)
 
 
+def test_timings_are_repeated_until_they_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SWEEP_SECONDS", float("inf"))
+    probe = Probe(tiny_model())
+
+    def settled(*seconds: float) -> float:
+        sweeps = iter(seconds)
+        return probe.settled(lambda: {1: next(sweeps)})[1]
+
+    assert settled(1, 1, 1, 0.5) == 1
+    assert settled(1, 0.95, 0.9, 0.5) == 0.9
+    assert settled(4, 3, 2, 1, 0.95, 0.5) == 0.95 and not probe.is_noisy
+    assert settled(*(0.5**sweep for sweep in range(20))) == 0.5 ** (module.MAX_SWEEPS - 1) and probe.is_noisy
+    probe.forget()
+    assert not probe.is_noisy
+
+
 @pytest.mark.parametrize("kind", ["model", "head"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_real_probe_measures_a_draft(kind: str, rows: int) -> None:
