@@ -41,9 +41,12 @@ TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
 SHORTER = (
     (INSTALLING, ""),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
-    (r"head -60 ", "head -28 "),
+    (r"head -60 ", "head -12 "),
     (r"--doctor\b", "--doctor --model tiny --draft-model tiny"),
-    (r"python -m speculative_decoding\.train\b", "python -m speculative_decoding.train --max-tokens 6 --frequent 64"),
+    (
+        r"python -m speculative_decoding\.train\b",
+        "python -m speculative_decoding.train --max-tokens 6 --frequent 64 --held-out 4",
+    ),
     (r"--steps \d+", "--steps 2"),
     (r"python -m benchmarks\b", "python -m benchmarks two.txt --repeats 1 --warm-ups 0 --num-draft 3 -m 8"),
 )

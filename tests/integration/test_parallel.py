@@ -37,8 +37,8 @@ from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 pytestmark = pytest.mark.slow
 
 # They have an untied head, biases, fewer key heads than processes, or a position bias per layer.
-OF_TWO = ("madlad", "bart", "t5gemma2")
-OF_FOUR = ("pile-t5", "t5gemma")
+OF_TWO = ("madlad", "bart", "t5gemma2", "pile-t5")
+OF_FOUR = ("t5gemma",)  # four processes on two cores wait for each other
 LIMIT = 1800  # seconds; a deadlock fails the test, and a slow machine does not
 WIDE = {"d_model": 32, "d_kv": 32, "d_ff": 64}
 PROMPTS = [" ".join("abcdefgh"[: i % 7 + 1]) for i in range(24)]
@@ -92,7 +92,8 @@ def found_by(said: list[tuple[int, str, str]]) -> dict[str, Any]:
 def test_sharded_models_have_hugging_faces_logits(two: Any, four: Any) -> None:
     for found, names in ((found_by(two[1]), OF_TWO), (found_by(four[1]), OF_FOUR)):
         assert found["errors"].keys() == set(names)
-        assert max(found["errors"].values()) < 1e-4 < 1e-2 < found["unsummed"]
+        assert max(found["errors"].values()) < 1e-4
+    assert found_by(two[1])["unsummed"] > 1e-2
 
 
 def test_a_pass_has_three_all_reduces_per_layer_and_one_for_its_tokens(two: Any, four: Any) -> None:

@@ -560,7 +560,10 @@ def test_command_writes_a_draft_head_and_resumes(command: Callable[..., tuple[in
     assert isinstance(load(tmp_path / "target", draft=tmp_path / "head").draft_model, DraftHead)
 
 
-def test_training_continues_from_a_head(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_training_continues_from_a_head(
+    command: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_command, "plot_curves", lambda *_: None)
     assert command(dtype="float32")[0] == 0
     begun, after = tmp_path / "head", tmp_path / "after"
     still = {"draft_model": str(begun), "learning_rate": "1e-12", "dtype": "float32"}

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path
     started = start(2, tmp_path, ["-c", PAUSING, "lines,", "1", *job.split()])
     while "lines," not in (tmp_path / "said-0").read_text():
         assert started[0].poll() is None
+        time.sleep(0.01)
     for process in started if to_all else started[:1]:
         process.send_signal(signal.SIGINT)
     assert [process.wait() for process in started] == [130, 130]

@@ -177,11 +177,12 @@ def main(folder: Path, *names: str) -> None:
         with shared(GOLDENS / name, processes) as model:
             if model is not None:
                 found["errors"][name], found["sums"][name] = error_of(model, name), sums_of_a_pass(model)
-    added = AllReduce.__call__
-    AllReduce.__call__ = unsummed  # type: ignore[method-assign]
-    with shared(GOLDENS / names[0], processes) as model:
-        found["unsummed"] = model and error_of(model, names[0])
-    AllReduce.__call__ = added  # type: ignore[method-assign]
+    if processes.size == 2:
+        added = AllReduce.__call__
+        AllReduce.__call__ = unsummed  # type: ignore[method-assign]
+        with shared(GOLDENS / names[0], processes) as model:
+            found["unsummed"] = model and error_of(model, names[0])
+        AllReduce.__call__ = added  # type: ignore[method-assign]
     draft = None
     if processes.is_first and (folder / "tiny").exists():
         draft = noisy_copy(whole_model(folder / "tiny"), 0.05)
@@ -208,6 +209,7 @@ def served(folder: Path, rank: int, size: int) -> None:
     if rank == 0:
         Thread(target=ask, args=(f"http://127.0.0.1:{port}", folder / "answer.json")).start()
     flags = ["--draft-model", str(folder / "words"), "--port", port, "--slots", "2", "--max-tokens", "8"]
+    flags += ["--num-draft", "2"] if size > 2 else []  # the server then compiles few passes before it is ready
     status = serve_command(["--model", str(folder / "words"), *flags])
     (folder / f"status-{rank}").write_text(str(status))
 

@@ -68,13 +68,14 @@ def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
 
 @pytest.mark.parametrize("beams", [2, 4, 8])
 def test_bundled_outputs_and_scores_equal_hugging_face(beams: int) -> None:
-    """Compare with transformers 4.46 (make_beam_goldens.py): a third of the prompts, each with one of the settings.
+    """Compare with transformers 4.46 (make_beam_goldens.py): half of the settings, each with another prompt.
 
     `python -m tools.check_beams` checks all prompts with all settings.
     """
-    known = [*records()][[2, 4, 8].index(beams) :: 3]
-    settings = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")]
-    chosen = [settings[number % len(settings)] for number in range(len(known))]
+    first = [2, 4, 8].index(beams)
+    known = [*records()][first::6]
+    chosen = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")][first % 2 :: 2]
+    known = known[: len(chosen)]
     rows = [
         {
             "prompt": record["prompt"],
@@ -88,7 +89,6 @@ def test_bundled_outputs_and_scores_equal_hugging_face(beams: int) -> None:
         tokens, scores = expected(golden, setting)
         assert [each.tokens for each in found] == tokens, (setting, golden["prompt"])
         assert np.allclose([each.score for each in found], scores, atol=1e-4)  # type: ignore[arg-type]
-    assert {*chosen} == {*settings}
 
 
 OF_FAMILIES = json.loads((GOLDENS / "beams_of_families.json").read_text())

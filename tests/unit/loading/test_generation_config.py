@@ -166,7 +166,7 @@ def folder_of(path: Path, generation: Mapping[str, Any] | None, **config: Any) -
         ("no_repeat_ngram_size", 65, "must be a whole number, 0 to 64"),
         ("min_length", -1, "must be a whole number"),
         ("repetition_penalty", 0, "must be a number, 1e-10"),
-        ("bad_words_ids", [[3, 4]] * 300_000, "has too many entries .got 300000, at most 65536.$"),
+        ("bad_words_ids", [[3, 4]] * 65_537, "has too many entries .got 65537, at most 65536.$"),
         ("bad_words_ids", [[3] * 65], "has too many ids .got 65, at most 64.$"),
         ("suppress_tokens", [3] * (VOCAB + 1), "has too many entries"),
         ("suppress_tokens", [*range(VOCAB)], "leaves no token; remove ids that may occur$"),
