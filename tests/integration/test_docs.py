@@ -41,7 +41,7 @@ TESTS = re.compile(r"^python -m pytest(.*)$", re.MULTILINE)
 SHORTER = (
     (INSTALLING, ""),
     (r"python -m speculative_decoding\.verify\b", "python -m speculative_decoding.verify two.txt -m 8"),
-    (r"head -60 ", "head -12 "),
+    (r"head -60 ", "head -28 "),
     (r"--doctor\b", "--doctor --model tiny --draft-model tiny"),
     (
         r"python -m speculative_decoding\.train\b",
