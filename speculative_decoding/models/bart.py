@@ -194,7 +194,7 @@ class Stack(nn.Module):
         """Embeddings (B, S, d) and a bool mask (B, S) -> the encoder output, (B, S, d)."""
         batch, length = embedded.shape[:2]
         x = self.inputs(embedded, self.positions.table(length), mx.arange(length)[None])
-        padding = padding_mask(mx.ones((1, length), mx.bool_) if mask is None else mask, x.dtype)
+        padding = None if mask is None else padding_mask(mask, x.dtype)
         for layer in self.layers:
             x = layer(x, batch, padding)
         return self.outputs(x).reshape(batch, length, -1)

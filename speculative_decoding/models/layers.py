@@ -30,7 +30,7 @@ class SelfAttention(nn.Module):
         self,
         x: mx.array,
         batch: int,
-        mask: mx.array,
+        mask: mx.array | None,
         cache: CrossAttentionCache | None = None,
         residual: mx.array | None = None,
     ) -> mx.array:
@@ -103,7 +103,7 @@ class Layer(nn.Module):
         self,
         x: mx.array,
         batch: int,
-        mask: mx.array,
+        mask: mx.array | None,
         source_mask: mx.array | None = None,
         cache: CrossAttentionCache | None = None,
     ) -> mx.array:

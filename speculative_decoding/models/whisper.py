@@ -17,7 +17,8 @@ import mlx.nn as nn
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError
 from ..sampling.values import Int, Text
-from .absolute_positions import LearnedPositions
+from .absolute_positions import LearnedPositions, causal_mask
+from .attention import split_heads
 from .audio import AudioConfig, AudioFrames, Source, upper_half
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack
 from .base import EncoderDecoder
@@ -197,6 +198,32 @@ class Whisper(EncoderDecoder):
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.embedding(tokens)
+
+    def cross_attention_weights(
+        self, tokens: mx.array, encoder_output: mx.array, heads: Sequence[tuple[int, int]]
+    ) -> mx.array:
+        """Return the scores before the softmax with which decoder tokens attend to a window, (heads, L, S).
+
+        Args:
+            tokens: (1, L), the start token first.
+            encoder_output: (1, S, d_model).
+            heads: (layer, head) pairs.
+        """
+        length = tokens.shape[1]
+        positions = mx.arange(length)[None]
+        x = self.decoder.inputs(self.embed(tokens), self.position_table(length), positions)
+        mask = causal_mask(positions, length, x.dtype)
+        source_mask = mx.zeros((1, 1, 1, encoder_output.shape[1]), x.dtype)
+        scores: dict[int, mx.array] = {}
+        last = max(layer for layer, _ in heads)
+        projections = self.cross_projections(encoder_output)[: last + 1]
+        for i, (layer, (keys, values)) in enumerate(zip(self.decoder.layers, projections)):  # noqa: B905
+            cache = CrossAttentionCache(keys, values)
+            attended = layer.residual(x, layer.self_norm, layer.self_attention, 1, mask, cache)
+            queries = split_heads(layer.cross_attention.q(layer.cross_norm(attended)), 1, keys.shape[1])
+            scores[i] = (queries * self.config.decoder.scale) @ keys.swapaxes(-1, -2)  # (1, H, L, S)
+            x = layer(x, 1, mask, source_mask, cache)
+        return mx.stack([scores[layer][0, head] for layer, head in heads])
 
     @classmethod
     def parameter_sources(cls, config: WhisperConfig, names: Set[str]) -> Sources:
