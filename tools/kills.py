@@ -1,10 +1,11 @@
 """Kills programs over their whole run and resumes them. The results must equal those of an undisturbed run.
 
-    python -m tools.kills [--kills 60] [--only KIND ...]
+    python -m tools.kills [--kills 60] [--only KIND ...] [--at-end]
 
 Half of the kills hit a write, sync, rename or removal: a profile hook in the program counts them and sends SIGKILL
 before the n-th. The others hit a moment. Both are spread evenly over an undisturbed run. For `full-disk`, the n-th
-write fails instead, which must end the program with one line. The last line summarizes all kinds.
+write fails instead, which must end the program with one line. `--at-end` hits the last writes instead, with which the
+program finishes its result. The last line summarizes all kinds.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def remove_result(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def interrupt(kind: str, folder: Path, kills: int) -> Counter[str]:
+def interrupt(kind: str, folder: Path, kills: int, at_end: bool) -> Counter[str]:
     """Interrupt a program and resume it. Returns how often each stage was interrupted."""
     rng = random.Random(kind)
     whole = run(kind, folder, rng)
@@ -161,6 +162,8 @@ def interrupt(kind: str, folder: Path, kills: int) -> Counter[str]:
     at_writes = kills if is_full else kills // 2
     plan: list[tuple[int, float | None]] = [(1 + i * writes // at_writes, None) for i in range(at_writes)]
     plan += [(0, whole.seconds * i / (kills - at_writes)) for i in range(kills - at_writes)]
+    if at_end:
+        plan = [(writes - i, None) for i in range(kills)]
     rng.shuffle(plan)
     stages = Counter[str]()
     while plan:
@@ -199,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=60, help="for each kind (default: 60)")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=[*KINDS], help="the kinds (default: all)")
+    parser.add_argument("--at-end", action="store_true", help="interrupt the last writes of a run")
     chosen = parser.parse_args()
     counts = {}
     with tempfile.TemporaryDirectory() as name:
@@ -207,7 +211,7 @@ def main() -> None:
         preparation.start()
         preparation.join()
         for kind in chosen.only:
-            stages = interrupt(kind, folder, chosen.kills)
+            stages = interrupt(kind, folder, chosen.kills, chosen.at_end)
             counts[kind] = stages.total()
             print(f"{kind}: interrupted {dict(sorted(stages.items()))}", file=sys.stderr, flush=True)
     print(f"{sum(counts.values())} interruptions {counts}: all results are byte-identical")
