@@ -9,6 +9,7 @@ from .decoding.results import BatchResult, GenerationResponse, GenerationResult
 from .decoding.stats import Round
 from .drafters import DraftHead, DraftModel, NgramDrafter
 from .loading.tokenizer import Tokenizer
+from .models.audio import AudioFrames
 from .models.base import EncoderDecoder
 from .sampling.keywords import OptionKeywords, shows_options
 from .session import Prompt, Session
@@ -60,7 +61,7 @@ def generate(
 def batch_generate(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
-    prompts: Iterable[str | Mapping[str, Any]],
+    prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
     *,
     slots: int | None = None,
     max_memory_gb: float | None = None,

@@ -149,12 +149,14 @@ class Session:
     ) -> GenerationResult: ...
 
     @overload
-    def generate(self, prompt: Sequence[str], **options: Unpack[OptionKeywords]) -> list[GenerationResult]: ...
+    def generate(
+        self, prompt: Sequence[str | AudioFrames], **options: Unpack[OptionKeywords]
+    ) -> list[GenerationResult]: ...
 
     @shows_options
     def generate(
         self,
-        prompt: Prompt | Sequence[str],
+        prompt: Prompt | Sequence[str | AudioFrames],
         *,
         on_round: Callable[[Round], None] | None = None,
         **options: Unpack[OptionKeywords],
@@ -186,7 +188,7 @@ class Session:
     @shows_options
     def batch(
         self,
-        prompts: Iterable[str | Mapping[str, Any]],
+        prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
         *,
         slots: int | None = None,
         max_memory_gb: float | None = None,
@@ -212,7 +214,7 @@ class Session:
     @shows_options
     def batch_as_completed(
         self,
-        prompts: Iterable[str | Mapping[str, Any]],
+        prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
         *,
         slots: int | None = None,
         max_memory_gb: float | None = None,
@@ -322,7 +324,11 @@ class Session:
         return requests, rounds_of(engine, requests, on_round)
 
     def _batch(
-        self, prompts: Iterable[str | Mapping[str, Any]], options: GenerationOptions, engine: Engine, slots: int
+        self,
+        prompts: Iterable[str | AudioFrames | Mapping[str, Any]],
+        options: GenerationOptions,
+        engine: Engine,
+        slots: int,
     ) -> Iterator[BatchResult]:
         waiting = enumerate(prompts)
         samples: dict[Request, tuple[int, list[Request]]] = {}  # the prompt's index, and all samples of the prompt
@@ -349,7 +355,7 @@ class Session:
                         yield BatchResult(index, result, error_message)
 
     def _submit_row(
-        self, engine: Engine, prompt: str | Mapping[str, Any], options: GenerationOptions, slots: int
+        self, engine: Engine, prompt: str | AudioFrames | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> list[Request]:
         overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
         text = overrides.pop("prompt", "")

@@ -126,7 +126,7 @@ class AudioConfig:
         is_multilingual = require("is_multilingual", Bool(), found.get("is_multilingual", self.is_multilingual), file)
         largest = require(
             "max_initial_timestamp_index",
-            Int(0, self.window_frames // 2),
+            Int(0, 1 << 16),
             found.get("max_initial_timestamp_index", self.max_initial_timestamp_index),
             file,
         )

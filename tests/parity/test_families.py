@@ -14,13 +14,15 @@ from speculative_decoding import batch_generate, generate
 from speculative_decoding.cli import convert as convert_command
 from speculative_decoding.cli import main as main_command
 from speculative_decoding.drafters import NgramDrafter
+from speculative_decoding.models.audio import AudioFrames
 from speculative_decoding.models.bart import FAMILIES as BART_LIKE
 from tests.parity.test_gemma import NAMES as GEMMA_LIKE
 from tests.parity.test_gemma import uncompiled  # noqa: F401
 from tests.parity.test_scoring import Numbers, text_of
-from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.parity.test_t5 import GOLDENS, load_golden, sources_of
 from tests.support.tiny import noisy_copy, save_hugging_face
 
+WHISPERS = ("whisper", "whisper-en", "whisper-v3", "whisper-distilled")
 FOLDERS = {folder.name: folder for folder in GOLDENS}
 CODES = {"mbart": ("de_DE", "en_XX", "af_ZA"), "m2m_100": ("deu_Latn", "eng_Latn", "fra_Latn")}
 
@@ -78,13 +80,13 @@ def test_job_with_a_language_per_line_matches_hugging_face(
         assert err.endswith(f"This model has 3 languages: {', '.join(sorted(codes))}\n")
 
 
-@pytest.mark.parametrize("name", sorted({*BART_LIKE, *GEMMA_LIKE}))
+@pytest.mark.parametrize("name", sorted({*BART_LIKE, *GEMMA_LIKE, *WHISPERS}))
 @pytest.mark.usefixtures("uncompiled")
 def test_batch_rows_match_hugging_face_with_every_drafter(name: str) -> None:
-    """Three sources of different lengths share two slots. Coupled samples equal those of single requests."""
+    """Sources of different lengths share two slots. Coupled samples equal those of single requests."""
     model, golden = load_golden(FOLDERS[name])
-    rows = zip(golden["input_ids"], golden["attention_mask"].astype(bool), strict=True)
-    prompts = [text_of(ids[mask].tolist()) for ids, mask in rows]
+    sources = sources_of(golden)
+    prompts = [source if isinstance(source, AudioFrames) else text_of(source) for source in sources]
     lengths = [min(length, 24) for length in golden["greedy_lengths"].tolist()]
     greedy = [ids[:length].tolist() for ids, length in zip(golden["greedy_ids"], lengths, strict=True)]
     noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "max_tokens": 12}

@@ -259,6 +259,25 @@ def save_hugging_face(model: EncoderDecoder, folder: Path, config: Mapping[str, 
     return folder
 
 
+def save_whisper(model: EncoderDecoder, folder: Path, config: Mapping[str, Any], languages: str = "en de") -> Path:
+    """Write a Whisper as a Hugging Face folder, with a tokenizer that has its special tokens."""
+    save_hugging_face(model, folder, config)
+    end, size = config["eos_token_id"], config["vocab_size"]
+    names = ["endoftext", "startoftranscript", *languages.split(), "translate", "transcribe", "startoflm"]
+    names += ["startofprev", "nospeech", "notimestamps"]
+    names += [f"{i / 50:.2f}" for i in range(size - end - len(names))]
+    special = {f"<|{name}|>": end + i for i, name in enumerate(names)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    added = [{"id": index, "content": piece, **flags} for piece, index in special.items()]
+    words = {f"w{i}": i for i in range(end)} | special
+    content = TOKENIZER | {"added_tokens": added, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"is_multilingual": True, "forced_decoder_ids": [[1, 42]]})
+    )
+    return folder
+
+
 class OneLanguage:
     """A base class of tokenizers for tests."""
 
