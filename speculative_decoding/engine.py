@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from .decoding.batch import Batch, prefill_prefix
 from .decoding.beam_round import beam_search_step
-from .decoding.prompt import make_request
+from .decoding.prompt import DecoderPrompt, make_request
 from .decoding.request import Request
 from .decoding.results import GenerationResponse, GenerationResult
 from .decoding.round import speculate
@@ -148,20 +148,27 @@ class Engine:
             requests.append(request)
         return requests
 
-    def submit(self, prompt: str | Source, options: GenerationOptions, draft_length: DraftLength) -> Request:
+    def submit(
+        self,
+        prompt: str | Source,
+        options: GenerationOptions,
+        draft_length: DraftLength,
+        start: DecoderPrompt | None = None,
+    ) -> Request:
         """Queue a prompt, without waiting for the device.
 
         Args:
             prompt: the text or its source tokens, or audio frames for a speech model.
             options: with this engine's `num_beams`.
             draft_length: requests may share one, which then learns from all of them.
+            start: How the output begins and ends, with its own options, if these options do not say it.
 
         Raises:
             InputError: the prompt or the options cannot be decoded.
         """
         if options.num_beams != self._num_beams:
             raise InputError(f"num_beams is {self._num_beams} for all requests of this engine, not {options.num_beams}")
-        request = make_request(self._model, self._tokenizer, prompt, options, draft_length)
+        request = make_request(self._model, self._tokenizer, prompt, options, draft_length, start)
         if self._widths.fixed_capacity:
             require_reservable(self._model, self._slots, options.max_tokens, self._num_beams)
         self._queue.append(request)

@@ -10,6 +10,8 @@ from functools import cached_property, partial
 from typing import Any, Unpack, overload
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from .decoding.prompt import is_token_list
 from .decoding.request import Request
@@ -42,7 +44,12 @@ from .sampling.keywords import OptionKeywords, shows_options
 from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
+from .speech.keywords import TranscriptionKeywords, shows_transcription_options, split_options
+from .speech.mel import open_audio
+from .speech.scheduler import Scheduler, TranscriptionEvent
+from .speech.transcription import Transcription
 
+Audio = str | os.PathLike[str] | NDArray[np.floating]  # a file, or samples at 16 kHz
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
 
 
@@ -237,6 +244,61 @@ class Session:
             slots = slots_within(limit, slots, self.model, self._draft_network, chosen.max_tokens, chosen.num_beams)
         return self._batch(prompts, chosen, self.engine(chosen, slots), slots)
 
+    @shows_transcription_options
+    def transcribe(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Transcription:
+        """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
+
+        Args:
+            audio: a file, or float samples at 16 kHz.
+            options: see `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
+
+        Raises:
+            InputError: the recording or an option cannot be used.
+        """
+        result = None
+        for event in self.transcribe_stream(audio, **options):
+            result = event.result
+        assert result is not None
+        return result
+
+    @shows_transcription_options
+    def transcribe_stream(self, audio: Audio, **options: Unpack[TranscriptionKeywords]) -> Iterator[TranscriptionEvent]:
+        """Like `transcribe`, but yield segments as soon as they are finished. Options are checked at once."""
+        events = self.transcribe_batch([audio], slots=1, **options)
+        return (raise_error(event) for event in events)
+
+    @shows_transcription_options
+    def transcribe_batch(
+        self, recordings: Iterable[Audio], *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
+    ) -> Iterator[TranscriptionEvent]:
+        """Transcribe several recordings together: yield the segments of each as soon as they are finished.
+
+        Each result equals that of `transcribe` for the same recording.
+
+        Args:
+            recordings: files, or float samples at 16 kHz.
+            slots: how many recordings are transcribed together (default: the session's).
+            options: see `transcribe`.
+
+        Raises:
+            InputError: an argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
+        """
+        slots = validate("slots", Int(1), self.slots if slots is None else slots)
+        own, decoding = split_options(options)
+        if (hottest := max(own.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
+            decoding["temperature"] = hottest  # options of sampling have an effect
+        scheduler = Scheduler(
+            self.model,
+            self.tokenizer,
+            own,
+            self.options_with(decoding),
+            slots,
+            new_engine=self.engine,
+            new_draft_length=self.planner.draft_length,
+        )
+        bins = 0 if self.model.audio is None else self.model.audio.num_mel_bins
+        return scheduler.run(partial(open_audio, audio, bins) for audio in recordings)
+
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""
         return score(
@@ -362,6 +424,13 @@ class Session:
         row = options.override_for_row(overrides)
         warn_without_effect(row, overrides)
         return engine.submit_samples(text, row, self.planner.draft_length(row, slots))
+
+
+def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
+    """Raise `InputError` for a recording that cannot be transcribed."""
+    if event.error is not None:
+        raise InputError(event.error)
+    return event
 
 
 def warn_without_effect(options: GenerationOptions, names: Iterable[str]) -> None:

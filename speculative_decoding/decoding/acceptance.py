@@ -31,11 +31,13 @@ class AcceptanceResult(NamedTuple):
         next_token: (B,), the token that follows them.
         total_variation: (B, K), for each draft token the total variation between the distribution that decided it and
             the target's, given the tokens before it; None for a lossless rule.
+        scores: (B, K + 1, V), what the arg-max was taken of, by rules that take one.
     """
 
     accepted: mx.array
     next_token: mx.array
     total_variation: mx.array | None = None
+    scores: mx.array | None = None
 
 
 class AcceptanceRule(ABC):
@@ -151,10 +153,10 @@ class Greedy(AcceptanceRule):
         values = self.scores(logits, [request.options for request in requests], history_of(requests, draft.tokens))
         best = mx.argmax(values, axis=-1)
         if not draft.num_tokens:
-            return AcceptanceResult(*longest_prefix(draft, best, best))
+            return AcceptanceResult(*longest_prefix(draft, best, best), scores=values)
         is_best = draft.tokens == best[:, : draft.num_tokens]
         if isinstance(self.delta, float) and self.delta == 0:
-            return AcceptanceResult(*longest_prefix(draft, is_best, best))
+            return AcceptanceResult(*longest_prefix(draft, is_best, best), scores=values)
         drafted = values[:, : draft.num_tokens].astype(mx.float32)
         chosen = mx.take_along_axis(drafted, draft.tokens[..., None], axis=-1)[..., 0]
         keep = (mx.exp(chosen - drafted.max(axis=-1)) >= 1 - self.delta) & (is_best | (mx.array(self.delta) > 0))

@@ -11,6 +11,7 @@ from ..draft_length.passes import UNPADDED, PassWidths
 from ..drafters.base import BatchDrafter, Draft
 from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
+from ..sampling import token_logprobs
 from .request import Request
 
 if TYPE_CHECKING:
@@ -88,9 +89,14 @@ def prefill_prefix(batch: Batch, request: Request) -> None:
     cache = batch.cache
     before = cache.offsets
     own = cache.rows_of(request.slot)
-    prefix = request.decoder_tokens[:-1]
+    evidence = request.evidence
+    prefix = request.decoder_tokens[: max(request.prefix_length - 1, 0 if evidence is None else evidence.position)]
     padding = model.config.pad_token_id
     for start, count, width in batch.widths.chunks(len(batch.requests), len(prefix)):
         ids = prefix[start : start + count] + [padding] * (width - count)
-        model.states(mx.array([ids if i in own else [padding] * width for i in range(cache.rows)]), cache)
+        states = model.states(mx.array([ids if i in own else [padding] * width for i in range(cache.rows)]), cache)
         cache.trim_to([start + count if i in own else offset for i, offset in enumerate(before)])
+        if evidence is not None and start < evidence.position <= start + count:
+            logits = model.logits(states[own.start, evidence.position - 1 - start]).astype(mx.float32)  # (V,)
+            evidence.probability = mx.exp(token_logprobs(logits, mx.array(evidence.token)))
+    cache.trim_to([request.num_cached if i in own else offset for i, offset in enumerate(before)])

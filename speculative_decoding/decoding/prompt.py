@@ -15,7 +15,7 @@ from ..models.memory_budget import require_encodable
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short_repr
 from .beam import BeamSearch
-from .request import Request
+from .request import Evidence, Request
 from .text_streamer import TextStreamer
 
 TOKEN_CHARACTERS = 64  # the tokens of a prompt average fewer characters than this
@@ -27,9 +27,13 @@ def make_request(
     prompt: str | Source,
     options: GenerationOptions,
     draft_length: DraftLength,
+    start: DecoderPrompt | None = None,
 ) -> Request:
-    """The request, without a slot yet. Raises `InputError` that names the option."""
-    start = build_decoder_prompt(model, tokenizer, options)
+    """The request, without a slot yet. Raises `InputError` that names the option.
+
+    start: How the output begins and ends, if the options do not say it.
+    """
+    start = start or build_decoder_prompt(model, tokenizer, options)
     source = encode_source(model, tokenizer, prompt, options.allow_long_prompt, options.src_lang)
     options = start.options
     search = None
@@ -46,11 +50,12 @@ def make_request(
     return Request(
         options,
         source,
-        start.tokens,
+        [*start.tokens],
         constraints=start.constraints,
         draft_length=draft_length,
         streamer=TextStreamer(tokenizer, start.eos_token_ids, options.stop, prefix=start.tokens[1:]),
         search=search,
+        evidence=start.evidence,
     )
 
 
@@ -62,12 +67,14 @@ class DecoderPrompt(NamedTuple):
         tokens: the start token and a forced prefix.
         eos_token_ids: of the model and of the options.
         constraints: on the tokens that follow.
+        evidence: to gather while decoding.
     """
 
     options: GenerationOptions
     tokens: list[int]
     eos_token_ids: set[int]
     constraints: Constraints
+    evidence: Evidence | None = None
 
 
 def build_decoder_prompt(model: EncoderDecoder, tokenizer: Tokenizer, options: GenerationOptions) -> DecoderPrompt:

@@ -5,12 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import mlx.core as mx
+import numpy as np
+
 from ..draft_length.base import DraftLength
 from ..drafters.base import RequestView
 from .beam import BeamSearch
 from .results import GenerationResult
 from .stats import GenerationStats
 from .text_streamer import TextStreamer
+
+
+@dataclass(eq=False)
+class Evidence:
+    """What a transcription has to know of an output besides its tokens.
+
+    Args:
+        position: the number of decoder tokens after which the probability of `token` is measured, at most those of the
+            prefix.
+        token: its id.
+
+    Attributes:
+        probability: of `token`, (1,); lazy.
+        sum_logprob: the log-probability of the output, with constraints and at temperature 1.
+    """
+
+    position: int
+    token: int
+    probability: mx.array | None = field(init=False, default=None)
+    sum_logprob: float = field(init=False, default=0.0)
+
+    def add(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
+        """Count the tokens of a round. scores: (N, V) float32, logits with constraints at their positions.
+
+        Computed on the host, because only the positions of committed tokens count, which the device does not know.
+        """
+        largest = scores.max(axis=-1)
+        logsumexp = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=-1, dtype=np.float64))
+        self.sum_logprob += float((scores[np.arange(len(tokens)), tokens] - logsumexp).sum())
 
 
 @dataclass(eq=False)
@@ -21,6 +53,7 @@ class Request(RequestView):
         draft_length: chooses how many tokens are drafted; requests may share one, which then learns from all of them.
         streamer: turns tokens into text and finds the end of the output.
         search: the beam search, with several beams; its best output is committed when it is finished.
+        evidence: gathered while the request is decoded; None unless requested.
 
     Attributes:
         prefix_length: the number of decoder tokens that were not generated: the start token and a forced prefix.
@@ -36,6 +69,7 @@ class Request(RequestView):
     draft_length: DraftLength = field(kw_only=True)
     streamer: TextStreamer = field(kw_only=True)
     search: BeamSearch | None = field(kw_only=True, default=None)
+    evidence: Evidence | None = field(kw_only=True, default=None)
     prefix_length: int = field(init=False)
     finish_reason: str | None = field(init=False, default=None)
     text: str = field(init=False, default="")

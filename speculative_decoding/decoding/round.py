@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..draft_length.base import DraftLength, DraftOutcome
 from ..drafters.base import Draft, DraftRequest, token_rows
@@ -66,9 +67,10 @@ def commit(
     rounds = {}
     draft_ids = token_rows(draft.tokens)
     for verification in verifications:
-        accepted, next_token, total_variation = map(as_lists, verification.result)
+        accepted, next_token, total_variation = map(as_lists, verification.result[:3])
         max_logits = as_lists(verification.max_logits)
         logprobs = as_lists(verification.logprobs)
+        scores = None if verification.scores is None else np.asarray(verification.scores)
         for i, request in enumerate(verification.requests):
             if request is None:
                 continue
@@ -83,6 +85,8 @@ def commit(
             request.needs_retry = False
             kept = accepted[i]  # position `kept` yields the next token, so it counts below
             tokens = request.commit([*proposed[:kept], next_token[i]])
+            if scores is not None and request.evidence is not None:
+                request.evidence.add(scores[i, : len(tokens)], tokens)
             own_logprobs = None
             if logprobs is not None and request.options.logprobs:
                 own_logprobs = [*logprobs[i][:kept], logprobs[i][-1]][: len(tokens)]

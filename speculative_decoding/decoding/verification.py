@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..drafters.base import Draft, RequestView
-from ..sampling import token_logprobs
-from .acceptance import AcceptanceResult, kind_of_rule, rule_for
+from ..drafters.base import Draft, RequestView, history_of
+from ..sampling import scores, token_logprobs
+from .acceptance import AcceptanceResult, Greedy, kind_of_rule, rule_for
 from .batch import Batch
 from .request import Request
 
@@ -22,12 +22,14 @@ class Verification(NamedTuple):
         result: what the rule decided.
         max_logits: (B, K + 1), the largest target logit of each position; not finite if the position is undecidable.
         logprobs: (B, K + 1), of the draft tokens and, in the last column, of the next token; None if not requested.
+        scores: (B, K + 1, V) float32, the logits with penalties and constraints; None unless a request has `evidence`.
     """
 
     requests: Sequence[Request | None]
     result: AcceptanceResult
     max_logits: mx.array
     logprobs: mx.array | None
+    scores: mx.array | None
 
 
 def verify_draft(batch: Batch, active: Sequence[Request], draft: Draft, logits: mx.array) -> list[Verification]:
@@ -66,10 +68,17 @@ def verify(requests: Sequence[Request | None], placeholder: Request, draft: Draf
         logits: (B, K + 1, V), raw.
     """
     rows: list[RequestView] = [placeholder if request is None else request for request in requests]
-    result = rule_for([row.options for row in rows]).decide(draft, logits, rows)
-    wants_logprobs = any(row.options.logprobs for row in rows)
-    logprobs = logprobs_of(draft, result, logits) if wants_logprobs else None
-    return Verification(requests, result, logits.max(axis=-1), logprobs)
+    options = [row.options for row in rows]
+    rule = rule_for(options)
+    result = rule.decide(draft, logits, rows)
+    logprobs = logprobs_of(draft, result, logits) if any(row.logprobs for row in options) else None
+    values = None
+    if any(request is not None and request.evidence is not None for request in requests):
+        values = result.scores if type(rule) is Greedy else None
+        if values is None:
+            values = scores(logits, options, history_of(rows, draft.tokens))
+        values = values.astype(mx.float32)
+    return Verification(requests, result._replace(scores=None), logits.max(axis=-1), logprobs, values)
 
 
 def logprobs_of(draft: Draft, result: AcceptanceResult, logits: mx.array) -> mx.array:

@@ -201,13 +201,17 @@ class Whisper(EncoderDecoder):
 
     def cross_attention_weights(
         self, tokens: mx.array, encoder_output: mx.array, heads: Sequence[tuple[int, int]]
-    ) -> mx.array:
-        """Return the scores before the softmax with which decoder tokens attend to a window, (heads, L, S).
+    ) -> tuple[mx.array, mx.array]:
+        """Run the decoder on a complete output.
 
         Args:
             tokens: (1, L), the start token first.
             encoder_output: (1, S, d_model).
             heads: (layer, head) pairs.
+
+        Returns:
+            The scores before the softmax with which the tokens attend to the window, (heads, L, S), and the input of
+            the output head, (1, L, d_model).
         """
         length = tokens.shape[1]
         positions = mx.arange(length)[None]
@@ -215,15 +219,16 @@ class Whisper(EncoderDecoder):
         mask = causal_mask(positions, length, x.dtype)
         source_mask = mx.zeros((1, 1, 1, encoder_output.shape[1]), x.dtype)
         scores: dict[int, mx.array] = {}
-        last = max(layer for layer, _ in heads)
-        projections = self.cross_projections(encoder_output)[: last + 1]
-        for i, (layer, (keys, values)) in enumerate(zip(self.decoder.layers, projections)):  # noqa: B905
+        read = {layer for layer, _ in heads}
+        projections = self.cross_projections(encoder_output)
+        for i, (layer, (keys, values)) in enumerate(zip(self.decoder.layers, projections, strict=True)):
             cache = CrossAttentionCache(keys, values)
-            attended = layer.residual(x, layer.self_norm, layer.self_attention, 1, mask, cache)
-            queries = split_heads(layer.cross_attention.q(layer.cross_norm(attended)), 1, keys.shape[1])
-            scores[i] = (queries * self.config.decoder.scale) @ keys.swapaxes(-1, -2)  # (1, H, L, S)
+            if i in read:
+                attended = layer.residual(x, layer.self_norm, layer.self_attention, 1, mask, cache)
+                queries = split_heads(layer.cross_attention.q(layer.cross_norm(attended)), 1, keys.shape[1])
+                scores[i] = (queries * self.config.decoder.scale) @ keys.swapaxes(-1, -2)  # (1, H, L, S)
             x = layer(x, 1, mask, source_mask, cache)
-        return mx.stack([scores[layer][0, head] for layer, head in heads])
+        return mx.stack([scores[layer][0, head] for layer, head in heads]), self.final_states(x)[None]
 
     @classmethod
     def parameter_sources(cls, config: WhisperConfig, names: Set[str]) -> Sources:

@@ -204,3 +204,24 @@ class Union(Value):
             with suppress(ValueError, TypeError):
                 return each.parse(text)
         raise ValueError
+
+
+@dataclass(frozen=True)
+class OrNone(Value):
+    """A value of a type, or None; "none" on the command line."""
+
+    type: Value
+
+    @property
+    def expected(self) -> str:
+        return f"{self.type.expected}, or none"
+
+    @property
+    def metavar(self) -> str:
+        return self.type.metavar
+
+    def accept(self, value: Any) -> Any:
+        return None if value is None else self.type.accept(value)
+
+    def parse(self, text: str) -> Any:
+        return None if text == "none" else self.type.parse(text)

@@ -106,7 +106,9 @@ def test_cross_attention_scores_match_hugging_face(name: str) -> None:
     for row in range(rows):
         encoder_output = model.encode(mx.array(golden["input_ids"][row : row + 1]))
         tokens = mx.array(golden["decoder_input_ids"][row : row + 1])
-        found = mx.softmax(model.cross_attention_weights(tokens, encoder_output, heads), axis=-1)
+        scores, states = model.cross_attention_weights(tokens, encoder_output, heads)
+        found = mx.softmax(scores, axis=-1)
+        assert mx.allclose(states, model.teacher_forced(tokens, encoder_output), atol=1e-5)
         expected = np.stack([golden["cross_attentions"][layer, row, head] for layer, head in heads])
         assert np.abs(np.array(found) - expected).max() < 5e-5
     assert golden["cross_attentions"].max() > 0.2

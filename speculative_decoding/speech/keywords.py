@@ -1,0 +1,109 @@
+"""Options of a transcription as keywords of functions: its own, and those of decoding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
+
+from ..errors import InputError
+from ..sampling import GenerationOptions
+from ..sampling.options import OTHER_NAMES, current_names
+from .options import TranscriptionOptions, transcription_specs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DECODING = (  # fields of `GenerationOptions`; a transcription determines all others
+    "num_beams",
+    "drafter",
+    "num_draft_tokens",
+    "acceptance",
+    "delta",
+    "max_ngram_size",
+    "strict",
+    "seed",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "timed",
+)
+ALSO_CALLED = {"src_lang": "language"}
+
+
+class TranscriptionKeywords(TypedDict, total=False):
+    """The fields of `TranscriptionOptions` and the options in `DECODING`, for `**options: Unpack[...]` (PEP 692)."""
+
+    task: str
+    language: str | None
+    word_timestamps: bool
+    without_timestamps: bool
+    initial_prompt: str | None
+    carry_initial_prompt: bool
+    condition_on_previous_text: bool
+    temperature: float | Sequence[float]
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    hallucination_silence_threshold: float | None
+    clip_timestamps: str | Sequence[float]
+    prepend_punctuations: str
+    append_punctuations: str
+    sample_len: int | None
+    src_lang: str | None
+    num_beams: int
+    drafter: str | Any | None
+    num_draft_tokens: int | str | Any
+    acceptance: str
+    delta: float
+    max_ngram_size: int
+    strict: bool | None
+    seed: int
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    timed: bool
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[TranscriptionOptions, dict[str, Any]]:
+    """The options of the transcription, and those of decoding.
+
+    Raises:
+        InputError: There is no such option, or it does not accept the value.
+    """
+    own: dict[str, Any] = {}
+    decoding: dict[str, Any] = {}
+    known = [*transcription_specs(), *DECODING]
+    named = {ALSO_CALLED.get(name, name): value for name, value in current_names(options).items()}
+    for name, value in named.items():
+        if name in transcription_specs():
+            own[name] = value
+        elif name in DECODING:
+            decoding[name] = value
+        else:
+            similar = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, 1)), "")
+            meant = f"did you mean {similar}?" if similar in known else f"there are {', '.join(known)}"
+            raise InputError(f"transcriptions have no option {name!r}; {meant}")
+    return TranscriptionOptions(**own), decoding
+
+
+def shows_transcription_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Let `help()` list every option, with its type and default, in place of **options."""
+    signature = inspect.signature(function)
+    leading = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=get_type_hints(kind)[each.name]
+        )
+        for kind in (TranscriptionOptions, GenerationOptions)
+        for each in fields(kind)
+        if kind is TranscriptionOptions or each.name in DECODING
+    ]
+    function.__signature__ = signature.replace(parameters=[*leading, *options])  # type: ignore[attr-defined]
+    return function

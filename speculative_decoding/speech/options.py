@@ -1,0 +1,105 @@
+"""The options of a transcription: names, types, defaults and help, with the names and defaults of openai-whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, get_args, get_type_hints
+
+from ..errors import InputError
+from ..sampling.options import OptionSpec, validate
+from ..sampling.values import Bool, Int, ListOf, Number, OrNone, Text, Union
+
+TASKS = ("transcribe", "translate")
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionOptions:
+    """How to transcribe a recording. Raises `InputError` naming the option for a value that is not accepted."""
+
+    task: Annotated[str, Text(TASKS), "transcribe the speech, or translate it to English"] = "transcribe"
+    language: Annotated[
+        str | None, OrNone(Text()), "language of the speech, such as en (default: detected in the first 30 seconds)"
+    ] = None
+    word_timestamps: Annotated[bool, Bool(), "return the time of each word"] = False
+    without_timestamps: Annotated[bool, Bool(), "write no timestamps; a segment is a window of 30 seconds"] = False
+    initial_prompt: Annotated[
+        str | None, OrNone(Text(may_be_empty=True)), "text before the first window, such as names with their spelling"
+    ] = None
+    carry_initial_prompt: Annotated[bool, Bool(), "put initial_prompt before every window"] = False
+    condition_on_previous_text: Annotated[bool, Bool(), "put the text so far before each window"] = True
+    temperature: Annotated[
+        float | Sequence[float],
+        Union((Number(1e-10, 1e10, or_zero=True), ListOf(Number(1e-10, 1e10, or_zero=True)))),
+        "sampling temperatures that are tried in turn, until a window passes compression_ratio_threshold and "
+        "logprob_threshold",
+    ] = TEMPERATURES
+    compression_ratio_threshold: Annotated[
+        float | None,
+        OrNone(Number(0)),
+        "try the next temperature if zlib compresses the text of a window by more than X",
+    ] = 2.4
+    logprob_threshold: Annotated[
+        float | None, OrNone(Number(-1e10)), "try the next temperature if the mean log-probability is below X"
+    ] = -1.0
+    no_speech_threshold: Annotated[
+        float | None,
+        OrNone(Number(0, 1)),
+        "skip a window without speech with more than this probability, unless its text passes logprob_threshold",
+    ] = 0.6
+    hallucination_silence_threshold: Annotated[
+        float | None,
+        OrNone(Number(0)),
+        "skip silence longer than X seconds around text that was probably not spoken (requires word_timestamps)",
+    ] = None
+    clip_timestamps: Annotated[
+        str | Sequence[float],
+        Union((Text(may_be_empty=True), ListOf(Number(0)))),
+        "transcribe only START,END,START,END,... in seconds; the last end may be missing",
+    ] = "0"
+    prepend_punctuations: Annotated[str, Text(may_be_empty=True), "punctuation that belongs to the next word"] = (
+        "\"'“¿([{-"
+    )
+    append_punctuations: Annotated[str, Text(may_be_empty=True), "punctuation that belongs to the word before it"] = (
+        "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
+    )
+    sample_len: Annotated[int | None, OrNone(Int(1)), "maximum number of tokens of a window (default: 224)"] = None
+
+    def __post_init__(self) -> None:
+        for name, spec in transcription_specs().items():
+            object.__setattr__(self, name, validate(name, spec.type, getattr(self, name)))
+        if not self.temperatures:
+            raise InputError("temperature is empty; give a number, or several in increasing order")
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise InputError("hallucination_silence_threshold has no effect without word_timestamps; turn them on")
+        self.clips(0)
+
+    @property
+    def temperatures(self) -> Sequence[float]:
+        return [self.temperature] if isinstance(self.temperature, float) else self.temperature
+
+    def clips(self, num_frames: int) -> list[tuple[int, int]]:
+        """The first frame and the end of each clip, for a recording of `num_frames` frames."""
+        seconds = self.clip_timestamps
+        if isinstance(seconds, str):
+            try:
+                seconds = ListOf(Number(0)).accept([float(each) for each in seconds.split(",") if seconds])
+            except ValueError:
+                raise InputError(f"clip_timestamps must be numbers with commas, not {self.clip_timestamps!r}") from None
+        points = [round(each * 100) for each in seconds] or [0]
+        if len(points) % 2:
+            points.append(num_frames)
+        return list(zip(points[::2], points[1::2], strict=True))
+
+
+@cache
+def transcription_specs() -> Mapping[str, OptionSpec]:
+    """The options by name, in order."""
+    hints = get_type_hints(TranscriptionOptions, include_extras=True)
+    specs = {}
+    for each in fields(TranscriptionOptions):
+        _, type_, help_ = get_args(hints[each.name])
+        specs[each.name] = OptionSpec(type_, help_, per_row=True)
+    return specs

@@ -1,0 +1,182 @@
+"""Transcribes several recordings together: each decodes one window at a time, as one request of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..decoding.request import Request
+from ..draft_length.base import DraftLength
+from ..engine import Engine
+from ..errors import InputError
+from ..loading.tokenizer import Tokenizer
+from ..models.audio import AudioConfig, AudioFrames
+from ..models.base import EncoderDecoder
+from ..sampling import GenerationOptions
+from ..sampling.options import short_repr
+from .options import TranscriptionOptions
+from .segments import DecodedWindow, Segment
+from .speech_text import SpeechText
+from .transcription import Attempt, Recording, Transcriber, Transcription
+from .window_requests import WindowRequests, language_probabilities
+
+
+class TranscriptionEvent(NamedTuple):
+    """The progress of one recording.
+
+    Args:
+        number: The position of the recording.
+        segments: Those that are finished since its last event.
+        position: The seconds that have been transcribed.
+        language: Of the speech; None if the recording could not be opened.
+        result: Set in the last event, unless there is an error.
+        error: One line, if the recording cannot be transcribed.
+    """
+
+    number: int
+    segments: list[Segment]
+    position: float
+    language: str | None
+    result: Transcription | None = None
+    error: str | None = None
+
+
+@dataclass
+class Running:
+    """A recording that is being transcribed."""
+
+    index: int
+    transcriber: Transcriber
+    requests: WindowRequests
+    attempts: Generator[Attempt, DecodedWindow, None]
+    reported: int = 0  # segments
+
+    def event(self, *, is_last: bool = False) -> TranscriptionEvent:
+        found = self.transcriber
+        new = found.segments[self.reported :]
+        self.reported = len(found.segments)
+        position = min(found.seek, found.recording.num_frames) / 100
+        return TranscriptionEvent(self.index, new, position, found.language, found.result() if is_last else None)
+
+
+@dataclass
+class Scheduler:
+    """Decodes the windows of several recordings side by side.
+
+    Args:
+        model: a speech model.
+        tokenizer: the model's.
+        options: how to transcribe.
+        decoding: how to decode: drafts, sampling, beams.
+        slots: how many recordings are transcribed together.
+        new_engine: makes an engine for requests with these options.
+        new_draft_length: chooses the draft lengths of requests with these options.
+    """
+
+    model: EncoderDecoder
+    tokenizer: Tokenizer
+    options: TranscriptionOptions
+    decoding: GenerationOptions
+    slots: int
+    new_engine: Callable[[GenerationOptions, int], Engine]
+    new_draft_length: Callable[[GenerationOptions, int], DraftLength]
+    _engines: dict[int, tuple[Engine, DraftLength]] = field(init=False, default_factory=dict)  # by number of beams
+
+    def __post_init__(self) -> None:
+        audio = self.model.audio
+        if audio is None:
+            raise InputError("audio: this model reads text and cannot transcribe; load a speech model, such as Whisper")
+        if self.options.task == "translate" and not audio.is_multilingual:
+            raise InputError("task translate: this model knows English only; leave it out, or use a multilingual model")
+        self._audio = audio
+        self._text = SpeechText(self.tokenizer, audio)
+        self._language = None if self.options.language is None else known_language(audio, self.options.language)
+
+    def run(self, recordings: Iterable[Callable[[], Recording]]) -> Iterator[TranscriptionEvent]:
+        """Transcribe recordings, which are opened when a slot is free. Their events alternate."""
+        waiting = enumerate(recordings)
+        running: dict[Request, Running] = {}
+        has_more = True
+        while has_more or running:
+            while has_more and len(running) < self.slots:
+                index, open_recording = next(waiting, (-1, None))
+                if open_recording is None:
+                    has_more = False
+                    break
+                try:
+                    one = self._start(index, open_recording())
+                except InputError as error:
+                    yield TranscriptionEvent(index, [], 0.0, None, error=str(error))
+                    continue
+                yield one.event()
+                yield from self._advance(one, None, running)
+            for engine, _ in [*self._engines.values()]:
+                for event in engine.step():
+                    request = event.request
+                    if request.finish_reason:
+                        one = running.pop(request)
+                        one.transcriber.stats.add(request.stats)
+                        if request.error:
+                            yield one.event()._replace(error=request.error)
+                        else:
+                            yield from self._advance(one, one.requests.decoded(request), running)
+
+    def _start(self, index: int, recording: Recording) -> Running:
+        language, opening = self._language, None
+        if language is None:
+            language, opening = self._detect(recording)
+        requests = WindowRequests(self.model, self._text, language, self.options, self.decoding)
+        most = requests.max_positions // 2 - 1
+        transcriber = Transcriber(recording, self._text, language, self.options, requests.align, most, opening)
+        return Running(index, transcriber, requests, transcriber.attempts())
+
+    def _detect(self, recording: Recording) -> tuple[str, AudioFrames | None]:
+        """The language of the first 30 seconds, and their frames."""
+        if not self._audio.is_multilingual:
+            return "en", None
+        opening = AudioFrames(mx.array(recording.frames(0, self._audio.window_frames)))
+        found = language_probabilities(self.model, self._audio, opening)
+        return max(found, key=found.__getitem__), opening
+
+    def _advance(
+        self, one: Running, output: DecodedWindow | None, running: dict[Request, Running]
+    ) -> Iterator[TranscriptionEvent]:
+        """Give a recording an output, and submit what it decodes next."""
+        seek = one.transcriber.seek
+        try:
+            attempt = next(one.attempts) if output is None else one.attempts.send(output)
+        except StopIteration:
+            yield one.event(is_last=True)
+            return
+        except InputError as error:  # the file is damaged further on
+            yield one.event()._replace(error=str(error))
+            return
+        start = one.requests.decoder_prompt(attempt)
+        engine, draft_length = self._engine(start.options)
+        running[engine.submit(attempt.window.audio, start.options, draft_length, start)] = one
+        if one.transcriber.seek != seek:
+            yield one.event()
+
+    def _engine(self, options: GenerationOptions) -> tuple[Engine, DraftLength]:
+        if options.num_beams not in self._engines:
+            engine = self.new_engine(options, self.slots), self.new_draft_length(options, self.slots)
+            self._engines[options.num_beams] = engine
+        return self._engines[options.num_beams]
+
+
+def known_language(audio: AudioConfig, language: str) -> str:
+    """The code of a language. Raises `InputError` that lists the languages."""
+    code = language.lower()
+    if not audio.is_multilingual:
+        if code in ("en", "english"):
+            return "en"
+        raise InputError(f"language {short_repr(language)}: this model knows English only; use a multilingual model")
+    if code in audio.languages:
+        return code
+    raise InputError(
+        f"language {short_repr(language)}: unknown; choose one of the {len(audio.languages)} languages of this model: "
+        f"{', '.join(sorted(audio.languages))}"
+    )

@@ -1,0 +1,165 @@
+"""Segments of a transcript, and how the tokens of a window are split (openai-whisper 20250625, transcribe.py)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ..models.audio import AudioFrames
+from .speech_text import SpeechText
+
+FRAMES_PER_SECOND = 100
+FRAMES_PER_POSITION = 2  # of the encoder output, and between timestamps
+SECONDS_PER_POSITION = 0.02
+
+
+@dataclass
+class Word:
+    """A word with its time in the recording, in seconds. probability: the mean of its tokens'."""
+
+    word: str
+    start: float
+    end: float
+    probability: float
+
+
+@dataclass
+class Segment:
+    """A part of a transcript, with the fields of openai-whisper.
+
+    Args:
+        id: The index in the transcript.
+        seek: The first frame of its window.
+        start: In seconds.
+        end: In seconds.
+        text: Empty if the segment has no duration.
+        tokens: With timestamps.
+        temperature: Of its window, as the three values below.
+        avg_logprob: The mean log-probability of the window's tokens and the end token.
+        compression_ratio: Of the window's text.
+        no_speech_prob: The probability that the window contains no speech.
+        words: None unless requested.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    words: list[Word] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields for JSON; without `words` if they were not requested."""
+        values = asdict(self)
+        if self.words is None:
+            del values["words"]
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Up to 30 seconds of a recording.
+
+    seek: The first frame.
+    size: The number of frames of the recording; zeros follow.
+    """
+
+    seek: int
+    size: int
+    audio: AudioFrames = field(repr=False)
+
+    @property
+    def start(self) -> float:
+        return self.seek / FRAMES_PER_SECOND
+
+    @property
+    def seconds(self) -> float:
+        return self.size / FRAMES_PER_SECOND
+
+    @property
+    def end(self) -> float:
+        """The end of the window, with the zeros, in seconds."""
+        return (self.seek + len(self.audio) * FRAMES_PER_POSITION) / FRAMES_PER_SECOND
+
+
+@dataclass(frozen=True)
+class DecodedWindow:
+    """The output for a window; see `Segment`. tokens: without the end token."""
+
+    tokens: list[int]
+    text: str
+    temperature: float
+    avg_logprob: float
+    no_speech_prob: float
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of the text / bytes that zlib needs for it. Repetitions give large values."""
+        text = self.text.encode()
+        return len(text) / len(zlib.compress(text))
+
+
+class Split(NamedTuple):
+    """The segments of a window, and the first frame of the next window.
+
+    is_complete: The output ends with a single timestamp: no speech follows it in the window.
+    """
+
+    segments: list[Segment]
+    seek: int
+    is_complete: bool
+
+
+def split(decoded: DecodedWindow, window: Window, text: SpeechText) -> Split:
+    """Split an output where two timestamps follow each other. An unfinished last segment is left to the next window."""
+    zero = text.audio.timestamp_begin
+    tokens = decoded.tokens
+    is_timestamp = [token >= zero for token in tokens]
+    is_complete = is_timestamp[-2:] == [False, True]
+    next_seek = window.seek + window.size
+
+    def segment(own: list[int], start: float, end: float) -> Segment:
+        return Segment(
+            id=0,
+            seek=window.seek,
+            start=start,
+            end=end,
+            text=text.decode([token for token in own if token < text.audio.end]),
+            tokens=own,
+            temperature=decoded.temperature,
+            avg_logprob=decoded.avg_logprob,
+            compression_ratio=decoded.compression_ratio,
+            no_speech_prob=decoded.no_speech_prob,
+        )
+
+    def seconds(timestamp: int) -> float:
+        return (timestamp - zero) * SECONDS_PER_POSITION
+
+    ends = [i for i in range(1, len(tokens)) if is_timestamp[i - 1] and is_timestamp[i]]
+    if not ends:
+        last = next((token for token in reversed(tokens) if token >= zero), zero)
+        duration = window.seconds if last == zero else seconds(last)
+        return Split([segment(tokens, window.start, window.start + duration)], next_seek, is_complete)
+    if is_complete:
+        ends.append(len(tokens))
+    else:
+        next_seek = window.seek + (tokens[ends[-1] - 1] - zero) * FRAMES_PER_POSITION
+    pieces = [tokens[start:end] for start, end in pairwise([0, *ends])]
+    segments = [segment(own, window.start + seconds(own[0]), window.start + seconds(own[-1])) for own in pieces]
+    return Split(segments, next_seek, is_complete)
+
+
+def end_of(segments: Sequence[Segment]) -> float | None:
+    """The end of the last word, or of the last segment if there are no words."""
+    words = [word for segment in segments for word in segment.words or ()]
+    if words:
+        return words[-1].end
+    return segments[-1].end if segments else None

@@ -1,0 +1,95 @@
+"""Text to token ids of a speech model and back, words, and the tokens that never occur in a transcript."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+
+from ..errors import InputError
+from ..loading.tokenizer import REPLACEMENT, Tokenizer
+from ..models.audio import AudioConfig
+
+WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages that are written without spaces between words
+SYMBOLS = [
+    *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
+    *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}"),
+    *("♪♪", "♪♪♪"),
+]
+NOTES = "♩♪♫♬♭♮♯"  # if one has several tokens, the first one is suppressed, which these share
+
+
+class SpeechText:
+    """The tokens of one speech model as openai-whisper's tokenizer reads and writes them.
+
+    Text tokens have ids below `audio.end`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, audio: AudioConfig) -> None:
+        self._tokenizer = tokenizer
+        self.audio = audio
+
+    def encode(self, text: str, name: str = "text") -> list[int]:
+        """The text tokens. Raises `InputError` that names the argument for a text with special tokens."""
+        for token, piece in self._tokenizer.vocabulary.pieces.items():
+            if token >= self.audio.end and piece in text:
+                raise InputError(f"{name} contains the special token {piece}; remove it")
+        return [token for token in self._tokenizer.encode_output(text) if token < self.audio.end]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens without timestamps. Special tokens are written as their pieces."""
+        audio = self.audio
+        pieces = self._tokenizer.vocabulary.pieces
+        shown = [token for token in tokens if token < audio.timestamp_begin]
+        if not any(token >= audio.end for token in shown):
+            return self._tokenizer.decode(shown)
+        runs = groupby(shown, lambda token: token >= audio.end)
+        return "".join(
+            "".join(pieces[each] for each in run) if is_special else self._tokenizer.decode(list(run))
+            for is_special, run in runs
+        )
+
+    def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
+        """Split text tokens to words with their tokens. A last token `audio.end` is the last word."""
+        pieces = list(self._characters(tokens))
+        if language in WITHOUT_SPACES:
+            return pieces
+        words: list[tuple[str, list[int]]] = []
+        for text, own in pieces:
+            starts_word = own[0] >= self.audio.end or text.startswith(" ") or text.strip() in string.punctuation
+            if starts_word or not words:
+                words.append((text, list(own)))
+            else:
+                words[-1] = words[-1][0] + text, [*words[-1][1], *own]
+        return words
+
+    def _characters(self, tokens: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """Split tokens where the text so far consists of complete characters."""
+        whole = self.decode(tokens)
+        current: list[int] = []
+        position = 0
+        for token in tokens:
+            current.append(token)
+            text = self.decode(current)
+            if REPLACEMENT not in text or whole[position + text.index(REPLACEMENT)] == REPLACEMENT:
+                yield text, current
+                current = []
+                position += len(text)
+
+    @cached_property
+    def suppressed(self) -> list[int]:
+        """Tokens that openai-whisper never writes: symbols, descriptions of sounds, and special tokens but the end."""
+        audio = self.audio
+        found = {self.encode(" -")[0], self.encode(" '")[0]}
+        for symbol in [*SYMBOLS, *NOTES]:
+            for tokens in (self.encode(symbol), self.encode(" " + symbol)):
+                if len(tokens) == 1 or symbol in NOTES:
+                    found.add(tokens[0])
+        special = (audio.transcribe, audio.translate, audio.start, audio.previous, audio.previous - 1, audio.no_speech)
+        return sorted(found.union(special))
+
+    @cached_property
+    def blank(self) -> list[int]:
+        """Tokens that an output never begins with."""
+        return [*self.encode(" "), self.audio.end]

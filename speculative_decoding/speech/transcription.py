@@ -1,0 +1,205 @@
+"""The transcription of one recording, window by window (openai-whisper 20250625, `transcribe`).
+
+`Transcriber.attempts` asks for one output at a time and receives it, so that the windows of several recordings can be
+decoded together. Knows neither the engine nor the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decoding.stats import GenerationStats
+from ..models.audio import AudioFrames
+from .hallucinations import cut_hallucinations, leading_silence
+from .options import TranscriptionOptions
+from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment, Window, end_of, split
+from .speech_text import SpeechText
+from .word_timestamps import TimedWord, add_words
+
+HIGH_TEMPERATURE = 0.5  # the next window does not continue text that was sampled above it
+
+
+class Recording(Protocol):
+    """The log-mel frames of a recording, 100 per second."""
+
+    @property
+    def num_frames(self) -> int: ...
+
+    def frames(self, start: int, count: int) -> NDArray[np.float32]:
+        """Frames `start` to `start + count`, (count, mel bands)."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A window to decode after some previous text, at a temperature."""
+
+    window: Window
+    previous: Sequence[int]
+    temperature: float
+
+
+Align = Callable[[Window, list[int]], list[TimedWord]]  # the window and its text tokens -> its words
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """A transcript.
+
+    Args:
+        text: All of it.
+        segments: In order.
+        language: Of the speech, such as "en".
+        seconds: The duration of the recording.
+        stats: Counts and times of all windows.
+    """
+
+    text: str
+    segments: list[Segment]
+    language: str
+    seconds: float
+    stats: GenerationStats
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result of openai-whisper's `transcribe`, for JSON."""
+        return {
+            "text": self.text,
+            "segments": [segment.as_dict() for segment in self.segments],
+            "language": self.language,
+        }
+
+
+@dataclass(eq=False)
+class Transcriber:
+    """Transcribes one recording.
+
+    Args:
+        recording: Its frames.
+        text_tokens: Reads and writes tokens.
+        language: Of the speech.
+        options: How to transcribe.
+        align: Finds the times of words.
+        max_previous: The most tokens of text before a window.
+        opening: The frames of the first 30 seconds, if they have been encoded to detect the language.
+
+    Attributes:
+        segments: All finished segments.
+        seek: The first frame that has not been transcribed.
+        stats: Counts and times of all outputs, added by the caller.
+    """
+
+    recording: Recording = field(repr=False)
+    text_tokens: SpeechText = field(repr=False)
+    language: str
+    options: TranscriptionOptions
+    align: Align = field(repr=False)
+    max_previous: int = 223
+    opening: AudioFrames | None = None
+    segments: list[Segment] = field(init=False, default_factory=list)
+    seek: int = field(init=False, default=0)
+    stats: GenerationStats = field(init=False, default_factory=GenerationStats)
+
+    def __post_init__(self) -> None:
+        prompt = self.options.initial_prompt
+        self._initial = [] if prompt is None else self.text_tokens.encode(" " + prompt.strip(), "initial_prompt")
+        self._tokens = [*self._initial]  # of all segments
+        self._previous_from = 0  # the index of the first token that later windows continue
+        self._last_speech = 0.0  # when the last word ended, in seconds
+
+    def result(self) -> Transcription:
+        text = self.text_tokens.decode(self._tokens[len(self._initial) :])
+        seconds = self.recording.num_frames / FRAMES_PER_SECOND
+        return Transcription(text, self.segments, self.language, seconds, self.stats)
+
+    def attempts(self) -> Generator[Attempt, DecodedWindow, None]:
+        """Yield what to decode, and receive the output."""
+        for start, end in self.options.clips(self.recording.num_frames):
+            self.seek = start
+            while self.seek < end:
+                window = self._window(end)
+                decoded = yield from self._with_fallback(window)
+                if self._is_silent(decoded):
+                    self.seek += window.size
+                else:
+                    self._add(decoded, window)
+
+    def _window(self, end: int) -> Window:
+        length = self.text_tokens.audio.window_frames
+        size = min(length, self.recording.num_frames - self.seek, end - self.seek)
+        if self.opening is not None and (self.seek, size) == (0, length):
+            return Window(self.seek, size, self.opening)
+        frames = self.recording.frames(self.seek, size)
+        return Window(self.seek, size, AudioFrames(mx.array(np.pad(frames, [(0, length - size), (0, 0)]))))
+
+    def _with_fallback(self, window: Window) -> Generator[Attempt, DecodedWindow, DecodedWindow]:
+        """Try the temperatures in turn until an output is neither repetitive nor unlikely, or the window is silent."""
+        options = self.options
+        previous = self._previous()
+        for temperature in options.temperatures:
+            decoded = yield Attempt(window, previous, temperature)
+            is_repetitive = (
+                options.compression_ratio_threshold is not None
+                and decoded.compression_ratio > options.compression_ratio_threshold
+            )
+            is_unlikely = options.logprob_threshold is not None and decoded.avg_logprob < options.logprob_threshold
+            has_no_speech = (
+                options.no_speech_threshold is not None and decoded.no_speech_prob > options.no_speech_threshold
+            )
+            if not (is_repetitive or is_unlikely) or (has_no_speech and is_unlikely):
+                break
+        return decoded
+
+    def _previous(self) -> Sequence[int]:
+        if not self.options.carry_initial_prompt:
+            return self._tokens[self._previous_from :][-self.max_previous :]
+        later = self._tokens[max(len(self._initial), self._previous_from) :]
+        return [*self._initial, *later[-(self.max_previous - len(self._initial)) :]][-self.max_previous :]
+
+    def _is_silent(self, decoded: DecodedWindow) -> bool:
+        options = self.options
+        if options.no_speech_threshold is None or decoded.no_speech_prob <= options.no_speech_threshold:
+            return False
+        return options.logprob_threshold is None or decoded.avg_logprob <= options.logprob_threshold
+
+    def _add(self, decoded: DecodedWindow, window: Window) -> None:
+        """Add the segments of a window, and move to the next one."""
+        segments, self.seek, is_complete = split(decoded, window, self.text_tokens)
+        if self.options.word_timestamps and not self._add_words(segments, window, is_complete):
+            return
+        for number, segment in enumerate(segments, len(self.segments)):
+            segment.id = number
+            if segment.start == segment.end or not segment.text.strip():
+                segment.text = ""
+                segment.tokens = []
+                segment.words = []
+        self.segments += segments
+        self._tokens += [token for segment in segments for token in segment.tokens]
+        if not self.options.condition_on_previous_text or decoded.temperature > HIGH_TEMPERATURE:
+            self._previous_from = len(self._tokens)
+
+    def _add_words(self, segments: list[Segment], window: Window, is_complete: bool) -> bool:
+        """Add words, and move `seek` to the end of the last one. Returns False to drop the window."""
+        end = self.text_tokens.audio.end
+        words = self.align(window, [token for segment in segments for token in segment.tokens if token < end])
+        add_words(segments, words, window, self.text_tokens, self.options, self._last_speech)
+        last_end = end_of(segments)
+        threshold = self.options.hallucination_silence_threshold
+        if not is_complete and last_end is not None and last_end > window.start:
+            has_silence = threshold is None or window.end - last_end > threshold
+            self.seek = round(last_end * FRAMES_PER_SECOND) if has_silence else window.seek + window.size
+        if threshold is not None:
+            if gap := leading_silence(segments, window, threshold):
+                self.seek = window.seek + round(gap * FRAMES_PER_SECOND)
+                return False
+            cut = cut_hallucinations(segments, window, threshold, self._last_speech, self.recording.num_frames)
+            if cut is not None:
+                self.seek = cut
+        last_end = end_of(segments)
+        if last_end is not None:
+            self._last_speech = last_end
+        return True

@@ -1,0 +1,134 @@
+"""Makes the engine's request for a window, and reads its output; finds languages and the times of words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..decoding.prompt import DecoderPrompt
+from ..decoding.request import Evidence, Request
+from ..models.audio import AudioConfig, AudioFrames
+from ..models.base import EncoderDecoder
+from ..sampling import Constraints, GenerationOptions
+from ..sampling.constraints import TimestampRules
+from ..sampling.random import sample_seed
+from .options import TranscriptionOptions
+from .segments import FRAMES_PER_POSITION, DecodedWindow, Window
+from .speech_text import SpeechText
+from .transcription import Attempt
+from .word_timestamps import TimedWord, align
+
+MAX_POSITIONS = 448  # of every published Whisper
+
+
+@dataclass(frozen=True)
+class WindowRequests:
+    """The requests for windows of one language.
+
+    Args:
+        model: a speech model.
+        text: its tokens.
+        language: of the speech.
+        options: how to transcribe.
+        decoding: how to decode: drafts, sampling, beams.
+    """
+
+    model: EncoderDecoder
+    text: SpeechText
+    language: str
+    options: TranscriptionOptions
+    decoding: GenerationOptions
+
+    @property
+    def audio(self) -> AudioConfig:
+        return self.text.audio
+
+    @property
+    def start(self) -> list[int]:
+        """The tokens that start every output: startoftranscript, and for multilingual models language and task."""
+        audio = self.audio
+        if not audio.is_multilingual:
+            return [audio.start]
+        task = audio.translate if self.options.task == "translate" else audio.transcribe
+        return [audio.start, audio.languages[self.language], task]
+
+    @property
+    def max_positions(self) -> int:
+        """The most tokens of an output with previous text. Half of them are for each."""
+        return self.model.max_positions or MAX_POSITIONS
+
+    def decoder_prompt(self, attempt: Attempt) -> DecoderPrompt:
+        """How the output begins, and what may follow."""
+        audio = self.audio
+        previous = [audio.previous, *attempt.previous] if attempt.previous else []
+        tokens = [*previous, *self.start]
+        if self.options.without_timestamps:
+            tokens.append(audio.no_timestamps)
+        begin = len(tokens)
+        rules = None
+        never = self.text.suppressed
+        if not self.options.without_timestamps:
+            rules = TimestampRules(
+                begin, audio.end, audio.timestamp_begin, audio.timestamp_begin + audio.max_initial_timestamp_index
+            )
+            never = [*never, audio.no_timestamps]
+        constraints = Constraints(
+            self.decoding.no_repeat_ngram_size or 0,
+            banned=tuple((token,) for token in never),
+            not_before=tuple((token, begin + 1) for token in self.text.blank),
+            timestamps=rules,
+        )
+        positions = self.max_positions
+        length = min(self.options.sample_len or positions // 2, positions + 1 - begin)  # the last token is not read
+        temperature = attempt.temperature
+        number = 1 + attempt.window.seek * 1000 + round(100 * temperature)
+        options = self.decoding.with_values(
+            temperature=temperature,
+            max_tokens=length,
+            num_beams=1 if temperature else self.decoding.num_beams,
+            seed=sample_seed(self.decoding.seed, number),
+        )
+        options = self.model.generation_config.with_defaults(options, begin)
+        evidence = Evidence(len(previous) + 1, audio.no_speech)
+        return DecoderPrompt(options, tokens, {audio.end}, constraints, evidence)
+
+    def decoded(self, request: Request) -> DecodedWindow:
+        """The output of a finished request."""
+        evidence = request.evidence
+        assert evidence is not None and evidence.probability is not None
+        tokens = request.tokens
+        if tokens[-1:] == [self.audio.end]:
+            tokens = tokens[:-1]
+        return DecodedWindow(
+            tokens,
+            self.text.decode(tokens).strip(),
+            request.options.temperature,
+            evidence.sum_logprob / (len(tokens) + 1),
+            float(evidence.probability),
+        )
+
+    def align(self, window: Window, tokens: list[int]) -> list[TimedWord]:
+        """The times of the words of text tokens in a window."""
+        if not tokens:
+            return []
+        audio = self.audio
+        read = [*self.start, audio.no_timestamps, *tokens, audio.end]
+        encoder_output = self.model.encode_rows([window.audio])[0]
+        scores, states = self.model.cross_attention_weights(mx.array([read]), encoder_output, audio.alignment_heads)
+        first = len(self.start)
+        logits = self.model.logits(states[0, first : first + len(tokens)])[:, : audio.end].astype(mx.float32)
+        likely = mx.take_along_axis(mx.softmax(logits, axis=-1), mx.array(tokens)[:, None], axis=-1)[:, 0]
+        own = np.array(scores[..., : window.size // FRAMES_PER_POSITION].astype(mx.float32))
+        return align(self.text.words([*tokens, audio.end], self.language), own, first, likely.tolist())  # type: ignore[arg-type]
+
+
+def language_probabilities(model: EncoderDecoder, audio: AudioConfig, frames: AudioFrames) -> dict[str, float]:
+    """The probability of each language, by the token after startoftranscript. Runs one pass."""
+    cache = model.make_cache(model.encode_rows([frames])[0])
+    logits = model.decode(mx.array([[audio.start]]), cache)[0, -1].astype(mx.float32)
+    ids = mx.array([*audio.languages.values()])
+    found: Sequence[float] = mx.softmax(logits[ids]).tolist()  # type: ignore[assignment]
+    return dict(zip(audio.languages, found, strict=True))

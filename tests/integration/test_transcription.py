@@ -1,0 +1,249 @@
+"""Transcription with a tiny random Whisper: drafts, batches and streams change nothing; measured values are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from speculative_decoding.errors import InputError
+from speculative_decoding.loading.tokenizer import Vocabulary
+from speculative_decoding.models.base import EncoderDecoder
+from speculative_decoding.sampling import History, scores
+from speculative_decoding.session import Session
+from speculative_decoding.speech.options import TranscriptionOptions
+from speculative_decoding.speech.scheduler import Scheduler
+from speculative_decoding.speech.segments import Window
+from speculative_decoding.speech.speech_text import SpeechText
+from speculative_decoding.speech.transcription import Attempt, Transcription
+from speculative_decoding.speech.window_requests import WindowRequests
+from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model, tiny_whisper
+
+SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"]
+END, START, ENGLISH, TRANSCRIBE, PREVIOUS, NO_SPEECH, ZERO = 40, 41, 42, 45, 47, 48, 50
+
+
+class Letters:
+    """Writes a letter for most ids; 37 is a space."""
+
+    languages: dict[str, int] = {}  # noqa: RUF012
+    vocabulary = Vocabulary({piece: END + i for i, piece in enumerate(SPECIAL)})
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        raise NotImplementedError
+
+    def encode_output(self, text: str) -> list[int]:
+        ids = [
+            [37] if each == " " else [ord(each) - 97] if each.isalpha() and each.isascii() else [39, 38]
+            for each in text
+        ]
+        return [START, *(token for own in ids for token in own), END]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join("abcdefghijklmnopqrstuvwxyz0123456789.  -"[token] for token in tokens if token < END)
+
+
+def speech_model(seed: int = 5) -> EncoderDecoder:
+    model = tiny_whisper(seed=seed)
+    assert model.audio is not None
+    model.audio = replace(model.audio, is_multilingual=True, languages={"en": ENGLISH, "de": ENGLISH + 1})
+    return model
+
+
+MODEL = speech_model()
+DRAFT = noisy_copy(MODEL)
+DRAFT.audio = MODEL.audio
+RECORDINGS = [
+    0.1 * np.random.default_rng(i).normal(size=size).astype(np.float32)
+    for i, size in enumerate((48_000, 9_000, 30_000))
+]
+GREEDY: dict[str, Any] = {"temperature": 0, "no_speech_threshold": None}
+
+
+def session(**settings: Any) -> Session:
+    return Session(MODEL, Letters(), **settings)
+
+
+def transcribe(
+    audio: NDArray[np.float32] = RECORDINGS[0], *, own: Session | None = None, **options: Any
+) -> Transcription:
+    return (own or session()).transcribe(audio, **({"drafter": "none"} | GREEDY | options))
+
+
+BASELINE = [transcribe(audio) for audio in RECORDINGS]
+
+
+def test_tiny_models_write_several_windows_and_segments() -> None:
+    for found, audio in zip(BASELINE, RECORDINGS, strict=True):
+        assert len(found.segments) > len(audio) // 9_600
+        assert found.seconds == len(audio) // 160 / 100
+        assert found.language in ("en", "de")
+    assert any(len(segment.text) > 1 for found in BASELINE for segment in found.segments)
+
+
+@pytest.mark.parametrize("temperature", [0, (0.0, 0.7), 0.8])
+@pytest.mark.parametrize("drafter", ["model", "head", "ngram", "auto"])
+def test_drafts_change_no_transcript(drafter: str, temperature: Any) -> None:
+    draft = tiny_head(MODEL) if drafter == "head" else None if drafter == "ngram" else DRAFT
+    options = {"temperature": temperature, "logprob_threshold": -0.5, "word_timestamps": True}
+    options |= {"acceptance": "coupled"} if temperature else {}
+    baseline = transcribe(own=session(), **options)
+    found = transcribe(
+        own=session(draft_model=draft), drafter="model" if drafter == "head" else drafter, num_draft_tokens=4, **options
+    )
+    assert len(baseline.segments) > 3
+    assert found.stats.drafted_tokens > 0
+    check_equal(found, baseline)
+
+
+def check_equal(found: Transcription, expected: Transcription) -> None:
+    """Compare everything. Averages may differ in their last bits, because passes have other widths."""
+    one, other = found.as_dict(), expected.as_dict()
+    for segments in (one["segments"], other["segments"]):
+        for segment in segments:
+            for value in (segment, *segment.get("words", [])):
+                for name in ("avg_logprob", "no_speech_prob", "probability"):
+                    if name in value:
+                        value[name] = pytest.approx(value[name], abs=1e-4)
+    assert one == other
+
+
+@pytest.mark.parametrize("options", [{}, {"word_timestamps": True, "temperature": (0.0, 0.9), "acceptance": "coupled"}])
+def test_recordings_that_are_transcribed_together_equal_single_ones(options: dict[str, Any]) -> None:
+    alone = [transcribe(audio, **options) for audio in RECORDINGS]
+    for slots in (2, 8):
+        events = session().transcribe_batch(
+            [*RECORDINGS, RECORDINGS[1]], slots=slots, **(GREEDY | {"drafter": "none"} | options)
+        )
+        found = {event.number: event.result for event in events if event.result is not None}
+        assert sorted(found) == [0, 1, 2, 3]
+        for number, expected in enumerate([*alone, alone[1]]):
+            check_equal(found[number], expected)
+
+
+def test_a_stream_yields_each_segment_once() -> None:
+    events = list(session().transcribe_stream(RECORDINGS[0], drafter="none", **GREEDY))
+    assert [segment for event in events for segment in event.segments] == BASELINE[0].segments
+    positions = [event.position for event in events]
+    assert positions == sorted(positions) and positions[-1] == BASELINE[0].seconds
+    assert [event.result is not None for event in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_a_recording_that_cannot_be_read_does_not_stop_the_others() -> None:
+    damaged = np.array([0.0, np.nan], np.float32)
+    events = list(
+        session().transcribe_batch([RECORDINGS[1], damaged, RECORDINGS[1]], slots=2, drafter="none", **GREEDY)
+    )
+    assert {event.number for event in events if event.result} == {0, 2}
+    assert [event.number for event in events if event.error] == [1]
+    with pytest.raises(InputError, match="samples must be from -1 to 1"):
+        session().transcribe(damaged)
+
+
+def requests_of(options: dict[str, Any] | None = None) -> WindowRequests:
+    assert MODEL.audio is not None
+    text = SpeechText(Letters(), MODEL.audio)
+    own = session()
+    return WindowRequests(
+        MODEL, text, "en", TranscriptionOptions(**options or {}), own.options_with({"drafter": "none"})
+    )
+
+
+@pytest.mark.parametrize("previous", [[], [3, ZERO + 4, ZERO + 4, 7]], ids=["no previous text", "previous text"])
+def test_measured_probabilities_equal_those_of_one_pass(previous: list[int]) -> None:
+    """The mean log-probability counts the end token and all constraints; the start token predicts silence."""
+    requests = requests_of()
+    attempt = Attempt(Window(0, 60, audio_frames(4)), previous, 0.0)
+    start = requests.decoder_prompt(attempt)
+    prefix = [START, ENGLISH, TRANSCRIBE]
+    assert start.tokens == ([PREVIOUS, *previous] if previous else []) + prefix
+    own = session()
+    engine = own.engine(start.options, 1)
+    request = engine.submit(attempt.window.audio, start.options, own.planner.draft_length(start.options, 1), start)
+    while not request.finish_reason:
+        engine.step()
+    found = requests.decoded(request)
+
+    tokens = [*start.tokens, *request.tokens]
+    encoder_output = MODEL.encode_rows([attempt.window.audio])[0]
+    logits = MODEL.logits(MODEL.teacher_forced(mx.array([tokens]), encoder_output))
+    silence = mx.softmax(logits[0, len(start.tokens) - len(prefix)])[NO_SPEECH]
+    assert found.no_speech_prob == pytest.approx(float(silence), rel=1e-4)
+    total = 0.0
+    for i in range(len(start.tokens), len(tokens)):
+        values = scores(logits[:, i - 1 : i], [start.options], History([tokens[:i]], None, [start.constraints]))
+        total += float(values[0, 0, tokens[i]] - mx.logsumexp(values[0, 0]))
+    assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
+    assert found.tokens == request.tokens[: len(found.tokens)] and found.tokens[0] >= ZERO
+
+
+def test_outputs_fit_into_the_positions_of_the_decoder() -> None:
+    requests = requests_of()
+    window = Window(0, 60, audio_frames(4))
+    assert requests.decoder_prompt(Attempt(window, [], 0.0)).options.max_tokens == 35
+    longest = requests.decoder_prompt(Attempt(window, [7] * 34, 0.0))
+    assert len(longest.tokens) + longest.options.max_tokens == MODEL.max_positions + 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"language": "xx"}, "language 'xx': unknown; choose one of the 2 languages of this model: de, en"),
+        ({"tempreature": 0}, "transcriptions have no option 'tempreature'; did you mean temperature?"),
+        ({"beam_size": 5}, "transcriptions have no option 'beam_size'; did you mean num_beams?"),
+        ({"temperature": []}, "temperature is empty; give a number, or several in increasing order"),
+        ({"task": "sing"}, "task must be one of transcribe, translate, not 'sing'"),
+        (
+            {"hallucination_silence_threshold": 2.0},
+            "hallucination_silence_threshold has no effect without word_timestamps; turn them on",
+        ),
+        ({"initial_prompt": "a <|en|>"}, "initial_prompt contains the special token <|en|>; remove it"),
+        ({"clip_timestamps": "1,x"}, "clip_timestamps must be numbers with commas, not '1,x'"),
+    ],
+)
+def test_unsuitable_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        session().transcribe(RECORDINGS[1], **options)
+    assert str(error.value) == message
+
+
+def test_a_model_of_text_cannot_transcribe() -> None:
+    with pytest.raises(InputError, match="this model reads text and cannot transcribe"):
+        Session(tiny_model(), Letters()).transcribe(RECORDINGS[0])
+
+
+def test_the_language_is_detected_from_the_first_window_or_given() -> None:
+    assert {transcribe(audio).language for audio in RECORDINGS} <= {"en", "de"}
+    given = transcribe(language="de")
+    assert given.language == "de" and given.as_dict() != transcribe(language="en").as_dict()
+    assert transcribe(src_lang="de").as_dict() == given.as_dict()
+
+
+def test_scheduler_opens_recordings_when_slots_are_free() -> None:
+    opened = []
+    own = session()
+    decoding = own.options_with({"drafter": "none"})
+    scheduler = Scheduler(
+        MODEL, Letters(), TranscriptionOptions(**GREEDY), decoding, 2, own.engine, own.planner.draft_length
+    )
+
+    class Noise:
+        num_frames = 60
+
+        def frames(self, start: int, count: int) -> NDArray[np.float32]:
+            return np.zeros((count, 6), np.float32)
+
+    def open_one() -> Noise:
+        opened.append(len(opened))
+        return Noise()
+
+    done = 0
+    for event in scheduler.run([open_one] * 5):
+        done += event.result is not None
+        assert len(opened) <= done + 3
+    assert done == 5
