@@ -48,7 +48,7 @@ from speculative_decoding.training.target_store import TargetStore
 from speculative_decoding.training.teacher import Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
 from speculative_decoding.training.training_run import TrainingRun
-from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
 from tests.support.finite_differences import directional_derivatives
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, save_hugging_face, tiny_model
@@ -454,7 +454,7 @@ def test_run_killed_at_random_moments_gives_the_same_weights(tmp_path: Path, mon
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", TEXT_GOLDENS, ids=lambda folder: folder.name)
 def test_ten_steps_lower_the_loss(folder: Path, tmp_path: Path) -> None:
     target, _ = load_golden(folder)
     student, examples = head_student(target), some_examples(target)

@@ -11,7 +11,7 @@ import pytest
 
 from speculative_decoding import InputError, encode, generate, load, score
 from speculative_decoding.loading.load import BUNDLED
-from tests.parity.test_t5 import GOLDENS, load_golden
+from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
 from tests.support.tiny import EOS, SOURCES, OneLanguage, run, tiny_model, tokens_of
 
 
@@ -29,7 +29,7 @@ def text_of(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
 
 
-@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", TEXT_GOLDENS, ids=lambda folder: folder.name)
 def test_scores_and_states_match_hugging_face(folder: Path) -> None:
     """The reference is a float64 softmax of its logits for the same decoder ids."""
     model, golden = load_golden(folder)

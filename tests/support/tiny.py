@@ -106,6 +106,11 @@ def audio_frames(seed: int = 0, positions: int = 30, bands: int = 6) -> AudioFra
     return AudioFrames(mx.random.normal((2 * positions, bands), key=mx.random.key(seed)))
 
 
+def source_for(model: EncoderDecoder) -> Source:
+    """Return token ids, or audio frames for a speech model."""
+    return [5, 9, 3, 1] if model.audio is None else audio_frames(bands=model.audio.num_mel_bins)
+
+
 def noisy_copy(model: EncoderDecoder, noise: float = 0.05, seed: int = 9) -> EncoderDecoder:
     """Make a draft model that often agrees with the model."""
     copy = tiny_model_like(model)
@@ -259,23 +264,35 @@ def save_hugging_face(model: EncoderDecoder, folder: Path, config: Mapping[str, 
     return folder
 
 
-def save_whisper(model: EncoderDecoder, folder: Path, config: Mapping[str, Any], languages: str = "en de") -> Path:
+def save_whisper(model: EncoderDecoder, folder: Path, config: Mapping[str, Any]) -> Path:
     """Write a Whisper as a Hugging Face folder, with a tokenizer that has its special tokens."""
     save_hugging_face(model, folder, config)
+    (folder / "tokenizer.json").write_text(json.dumps(whisper_tokenizer(config)))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"is_multilingual": True, "forced_decoder_ids": [[1, 42]]})
+    )
+    return folder
+
+
+def whisper_tokenizer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a word-level tokenizer.json with the special tokens of a Whisper."""
     end, size = config["eos_token_id"], config["vocab_size"]
-    names = ["endoftext", "startoftranscript", *languages.split(), "translate", "transcribe", "startoflm"]
+    languages = size - end - config["max_source_positions"] - 9
+    names = [
+        "endoftext",
+        "startoftranscript",
+        *["en", "de", "fr", "zh"][:languages],
+        "translate",
+        "transcribe",
+        "startoflm",
+    ]
     names += ["startofprev", "nospeech", "notimestamps"]
     names += [f"{i / 50:.2f}" for i in range(size - end - len(names))]
     special = {f"<|{name}|>": end + i for i, name in enumerate(names)}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
     added = [{"id": index, "content": piece, **flags} for piece, index in special.items()]
     words = {f"w{i}": i for i in range(end)} | special
-    content = TOKENIZER | {"added_tokens": added, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "generation_config.json").write_text(
-        json.dumps({"is_multilingual": True, "forced_decoder_ids": [[1, 42]]})
-    )
-    return folder
+    return TOKENIZER | {"added_tokens": added, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
 
 
 class OneLanguage:

@@ -37,6 +37,7 @@ from tests.support.tiny import (
     head_drafter,
     run,
     save_hugging_face,
+    source_for,
     tiny_head,
     tiny_model,
     tokens_of,
@@ -206,7 +207,7 @@ def test_a_head_drafts_for_a_quantized_target(bits: int) -> None:
 def test_a_head_drafts_for_every_family(folder: Path) -> None:
     target, _ = load_golden(folder)
     drafter = head_drafter(target)
-    source = [5, 9, 3, 1]
+    source = source_for(target)
     baseline = tokens_of(run(target, source, max_tokens=12))
     assert tokens_of(run(target, source, drafter, max_tokens=12)) == baseline
 

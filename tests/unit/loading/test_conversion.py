@@ -19,7 +19,7 @@ from speculative_decoding.loading.conversion import convert
 from speculative_decoding.loading.load import BUNDLED, Storage
 from tests.support.checkpoint_files import gguf_file, t5_arrays, torch_file
 from tests.support.paths import GOLDENS
-from tests.support.tiny import TOKENIZER
+from tests.support.tiny import TOKENIZER, source_for, whisper_tokenizer
 
 BUNDLED_DRAFT = BUNDLED / "t5-web-docs-draft"
 
@@ -34,7 +34,9 @@ def source(tmp_path: Path) -> Path:
 def make_source(tmp_path: Path, family: str) -> Path:
     folder = tmp_path / "hf" / family
     shutil.copytree(GOLDENS / family, folder)
-    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = whisper_tokenizer(config) if config["model_type"] == "whisper" else TOKENIZER
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 
 
@@ -61,7 +63,8 @@ def test_a_converted_model_equals_its_source(family: str, tmp_path: Path) -> Non
     assert (from_torch / "weights.npz").read_bytes() == (output / "weights.npz").read_bytes()
     original, converted = load(folder).model, load(output).model
     tokens = mx.array([[3, 4, 1]])
-    logits = [m.decode(tokens, m.make_cache(m.encode(tokens))) for m in (original, converted)]
+    source = source_for(original)
+    logits = [m.decode(tokens, m.make_cache(m.encode_rows([source])[0])) for m in (original, converted)]
     assert mx.array_equal(*logits)
 
 
@@ -200,7 +203,7 @@ def delete_a_shard(folder: Path) -> None:
 
 
 def other_architecture(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"model_type": "whisper"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "wav2vec2"}))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def other_architecture(folder: Path) -> None:
         (transpose_tensor, "encoder.block.0.layer.1.DenseReluDense.wi.weight' has shape"),
         (truncate, "model.safetensors: not a readable safetensors file"),
         (delete_a_shard, "model-00002-of-00002.safetensors' is missing"),
-        (other_architecture, "unsupported model_type 'whisper'"),
+        (other_architecture, "unsupported model_type 'wav2vec2'"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("]"), "not readable as JSON"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights found"),
