@@ -9,12 +9,12 @@ import os
 import warnings
 import wave
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,11 +87,27 @@ class AudioFile:
 
     def blocks(self) -> Iterator[Samples]:
         with open_file(self.path) as file:
-            decode = decode_any if find_spec("av") else decode_wav
-            for block in joined(decode(file, self.name)):
-                yield block.astype(np.float32) / np.float32(32768)
-            if is_cut_off(file):
-                warn(f"{self.name}: the file is shorter than its header says; it seems to be cut off")
+            yield from decoded_blocks(file, self.name)
+
+
+@dataclass(frozen=True)
+class AudioBytes:
+    """The content of an audio file. Error messages begin with `name`."""
+
+    content: bytes = field(repr=False)
+    name: str
+
+    def blocks(self) -> Iterator[Samples]:
+        return decoded_blocks(BytesIO(self.content), self.name)
+
+
+def decoded_blocks(file: BinaryIO, name: str) -> Iterator[Samples]:
+    """Yield the samples of a file with an audio stream; see `AudioSource.blocks`."""
+    decode = decode_any if find_spec("av") else decode_wav
+    for block in joined(decode(file, name)):
+        yield block.astype(np.float32) / np.float32(32768)
+    if is_cut_off(file):
+        warn(f"{name}: the file is shorter than its header says; it seems to be cut off")
 
 
 def open_source(audio: str | os.PathLike[str] | NDArray[np.floating]) -> AudioSource:
@@ -119,7 +135,7 @@ def joined(pieces: Iterable[NDArray[np.int16]]) -> Iterator[NDArray[np.int16]]:
         yield np.concatenate(held)
 
 
-def decode_any(file: BufferedReader, name: str) -> Iterator[NDArray[np.int16]]:
+def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
     """Decode the best audio stream with PyAV, and mix and resample it. Damaged packets are skipped, as ffmpeg does."""
     import av
 
@@ -174,7 +190,7 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
         warn(f"{name}: ends after {seconds:.1f} of {announced:.1f} seconds; it seems to be cut off")
 
 
-def decode_wav(file: BufferedReader, name: str) -> Iterator[NDArray[np.int16]]:
+def decode_wav(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
     """Decode WAV with Python's own module: 16 kHz, integers of 8 to 32 bits, channels mixed by their mean."""
     try:
         with wave.open(file) as wav:
@@ -203,12 +219,12 @@ def int16_samples(data: bytes, width: int, channels: int) -> NDArray[np.int16]:
     return ((samples.sum(axis=1, dtype=np.int32) + channels // 2) // channels).astype(np.int16)
 
 
-def is_cut_off(file: BufferedReader) -> bool:
+def is_cut_off(file: BinaryIO) -> bool:
     """Whether a RIFF file ends before the size in its header. Programs that write to a pipe store a huge size."""
     file.seek(0)
     header = file.read(8)
     size = 8 + int.from_bytes(header[4:], "little")
-    return header.startswith(b"RIFF") and os.fstat(file.fileno()).st_size < size < 0x7FFF0000
+    return header.startswith(b"RIFF") and file.seek(0, os.SEEK_END) < size < 0x7FFF0000
 
 
 def open_file(path: Path) -> BufferedReader:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from speculative_decoding import InputError
 from speculative_decoding.speech import audio_file
-from speculative_decoding.speech.audio_file import AudioFile, decode_wav
+from speculative_decoding.speech.audio_file import AudioBytes, AudioFile, decode_wav
 from speculative_decoding.speech.mel import open_audio
 from tests.support.audio import CODECS, sound, write_audio
 from tests.support.paths import ROOT
@@ -48,9 +48,10 @@ def test_plain_wav_has_its_own_samples_in_blocks(with_av: bool, monkeypatch: pyt
     with wave.open(str(JFK)) as file:
         expected = np.frombuffer(file.readframes(file.getnframes()), np.int16) / np.float32(32768)
     monkeypatch.setattr(audio_file, "BLOCK_SAMPLES", 70000)
-    blocks = [*AudioFile(JFK).blocks()]
-    assert [len(block) for block in blocks] == [70000, 70000, 36000]
-    assert np.array_equal(np.concatenate(blocks), expected)
+    for source in (AudioFile(JFK), AudioBytes(JFK.read_bytes(), "jfk")):
+        blocks = [*source.blocks()]
+        assert [len(block) for block in blocks] == [70000, 70000, 36000]
+        assert np.array_equal(np.concatenate(blocks), expected)
 
 
 @needs_av
