@@ -18,8 +18,8 @@ from ..sampling import GenerationOptions
 from ..sampling.options import MAX_SEED, current_names, option_specs, validate
 from ..sampling.random import sample_seed
 from ..sampling.values import Bool, Int, ListOf, Text, Union
-from .client_request import PromptUpdate, ServedPrompt
 from .errors import ServerError
+from .prompts import PromptUpdate, ServedPrompt
 from .service import Service
 
 # OpenAI's fields that are accepted only with the value that has no effect, and why

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from .bodies import EventStream, cancel_on_disconnect, read_fields
 from .completion_format import CompletionRequest, CompletionResponse, parse_completion_request
 from .errors import ServerError
+from .prompts import served_prompts
 from .service import Service
 
 
@@ -31,9 +32,9 @@ async def completions(request: Request) -> Response:
 
 
 async def complete(service: Service, completion: CompletionRequest, response: CompletionResponse) -> dict[str, Any]:
-    with service.request(completion.prompts) as client:
+    with service.request(served_prompts(completion.prompts)) as client:
         await client.wait_until_finished()
-        return response.complete(client.prompts)
+        return response.complete(client.items)
 
 
 async def stream(
@@ -44,7 +45,7 @@ async def stream(
     A `ServerError` before that first None is raised; a later one is the last event. None is also yielded after every
     15 seconds without an event, to keep the connection open.
     """
-    with service.request(completion.prompts, wants_rejected=completion.rounds) as client:
+    with service.request(served_prompts(completion.prompts, wants_rejected=completion.rounds)) as client:
         await client.wait_until_queued()
         yield None
         try:
@@ -60,5 +61,5 @@ async def stream(
             yield error.content
             return
         if completion.include_usage:
-            yield response.usage_chunk(client.prompts)
+            yield response.usage_chunk(client.items)
         yield "[DONE]"

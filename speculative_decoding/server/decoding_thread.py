@@ -1,6 +1,7 @@
 """The one thread that uses the model. It sleeps while there is nothing to decode, and never waits for a client.
 
-After each round it hands the updates of all requests to the event loop in one call. Knows nothing of HTTP.
+After each round it hands the updates of all requests to the event loop in one call. Knows nothing of HTTP, and prompts
+and recordings only as `Work`.
 """
 
 from __future__ import annotations
@@ -12,33 +13,57 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..decoding.request import Request
 from ..distributed import ShardedModel
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
-from ..drafters.base import COPY
-from ..engine import Engine, Event
 from ..errors import InputError
-from ..loading.tokenizer import continuation_text
 from ..session import Session
-from .client_request import PromptUpdate, ServedPrompt
-from .errors import ServerError
+from .client_request import Call, Served
+from .errors import FAILED, ServerError
 from .limits import Limits
+from .prompts import PromptWork
 
 LOG = logging.getLogger("speculative_decoding.server")
 MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
-FAILED = "the server failed while decoding this request; see its log"
 
-Call = Callable[[], None]
+
+class Work(Protocol):
+    """What is decoded together.
+
+    Attributes:
+        decoding: How many items have a slot.
+        waiting: How many items wait for a slot.
+        active: The items that are not finished.
+        finished: How many items have finished without an error.
+    """
+
+    @property
+    def decoding(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def active(self) -> Sequence[Served]: ...
+    @property
+    def finished(self) -> int: ...
+
+    def submit(self, item: Any) -> Call:
+        """Queue an item. Returns the call that tells its client."""
+
+    def cancel(self, item: Any) -> None:
+        """Free the slot of an item. A finished item is ignored."""
+
+    def step(self) -> list[Call]:
+        """Run a round. Returns the calls that tell clients about it."""
 
 
 class DecodingThread:
-    """Runs an engine for the prompts of all clients.
+    """Decodes the items of all clients.
 
-    A round that fails (out of memory, a bug) fails all requests of the engine, and a new engine takes over. After
+    A round that fails (out of memory, a bug) fails all requests, and new work with a new engine takes over. After
     `MAX_FAILED_ROUNDS` failures in a row the thread ends, because only a new process may help. With a
     sharded model it ends after the first failure, because other ranks may wait for a sum of this rank.
 
@@ -47,18 +72,17 @@ class DecodingThread:
         limits: Limits of the server.
 
     Attributes:
-        decoding: How many prompts have a slot.
-        waiting: How many prompts wait for a slot.
+        decoding: How many items have a slot.
+        waiting: How many items wait for a slot.
     """
 
     def __init__(self, open_session: Callable[[], AbstractContextManager[Session]], limits: Limits) -> None:
         self._open_session = open_session
         self._limits = limits
         self._wake = threading.Condition()
-        self._to_submit: list[ServedPrompt] = []
-        self._to_cancel: list[ServedPrompt] = []
+        self._to_submit: list[Served] = []
+        self._to_cancel: list[Served] = []
         self._is_stopping = False
-        self._active: dict[Request, ServedPrompt] = {}
         self._failed_rounds = 0
         self.decoding = 0
         self.waiting = 0
@@ -74,16 +98,16 @@ class DecodingThread:
         self._thread = threading.Thread(target=self._run, args=(on_ready, on_end), name="decoding")
         self._thread.start()
 
-    def submit(self, prompts: Sequence[ServedPrompt]) -> None:
-        """Queue prompts. Each is accepted or refused before any of them is decoded."""
+    def submit(self, items: Sequence[Served]) -> None:
+        """Queue items. Each is accepted or refused before any of them is decoded."""
         with self._wake:
-            self._to_submit += prompts
+            self._to_submit += items
             self._wake.notify()
 
-    def cancel(self, prompts: Sequence[ServedPrompt]) -> None:
-        """Free the slots of prompts before the next round. Finished prompts are ignored."""
+    def cancel(self, items: Sequence[Served]) -> None:
+        """Free the slots of items before the next round. Finished items are ignored."""
         with self._wake:
-            self._to_cancel += prompts
+            self._to_cancel += items
             self._wake.notify()
 
     def stop(self) -> None:
@@ -114,79 +138,35 @@ class DecodingThread:
     def _decode(self, session: Session) -> Exception | None:
         """Decode until `stop` is called. Returns the error if too many rounds fail."""
         while not self._is_stopping:
-            engine = session.engine(session.options_with({}), self._limits.slots)
+            work: Work = PromptWork(session, self._limits)
             try:
-                while self._take(session, engine):
-                    self._call_on_loop([self._handle(session, event) for event in engine.step()])
-                    self.decoding = engine.decoding
-                    self.waiting = engine.waiting
+                while self._take(work):
+                    self._call_on_loop(work.step())
+                    self.decoding = work.decoding
+                    self.waiting = work.waiting
             except Exception as error:
-                LOG.exception("a round failed, and with it %d prompts", len(self._active))
+                LOG.exception("a round failed, and with it %d requests", len(work.active))
                 failure = ServerError(500, FAILED, code="round_failed")
-                self._call_on_loop([partial(prompt.client.fail, failure) for prompt in self._active.values()])
-                self._active.clear()
+                self._call_on_loop([partial(item.client.fail, failure) for item in work.active])
                 self.decoding = 0
                 self.waiting = 0
-                self._failed_rounds += 1
+                self._failed_rounds = 1 if work.finished else self._failed_rounds + 1
                 is_sharded = isinstance(session.model, ShardedModel)
                 if is_sharded or self._failed_rounds == MAX_FAILED_ROUNDS:
                     return error
         return None
 
-    def _take(self, session: Session, engine: Engine) -> bool:
+    def _take(self, work: Work) -> bool:
         """Submit and cancel what clients asked for, and sleep while there is nothing to do. Returns False to end."""
         with self._wake:
-            while engine.is_idle and not self._to_submit and not self._to_cancel and not self._is_stopping:
+            while not (work.decoding or work.waiting or self._to_submit or self._to_cancel or self._is_stopping):
                 self._wake.wait()
             to_submit, self._to_submit = self._to_submit, []
             to_cancel, self._to_cancel = self._to_cancel, []
-        self._call_on_loop([self._submit(session, engine, prompt) for prompt in to_submit])
-        for prompt in to_cancel:
-            request = prompt.engine_request
-            if request is not None and request in self._active:
-                engine.cancel(request)
-                del self._active[request]
+        self._call_on_loop([work.submit(item) for item in to_submit])
+        for item in to_cancel:
+            work.cancel(item)
         return not self._is_stopping
-
-    def _submit(self, session: Session, engine: Engine, prompt: ServedPrompt) -> Call:
-        """Submit a prompt to the engine. Returns the call that tells its client."""
-        length = session.planner.draft_length(prompt.options, self._limits.slots)
-        try:
-            request = engine.submit(prompt.prompt, prompt.options, length)
-        except InputError as error:
-            return partial(prompt.client.fail, ServerError.of(error))
-        except Exception:
-            LOG.exception("a prompt could not be prepared")
-            return partial(prompt.client.fail, ServerError(500, FAILED))
-        try:
-            self._limits.check_tokens("prompt", request.stats.prompt_tokens)
-            self._limits.check_tokens("decoder_prefix", request.prefix_length - 1)
-        except ServerError as error:
-            engine.cancel(request)
-            return partial(prompt.client.fail, error)
-        prompt.engine_request = request
-        self._active[request] = prompt
-        return partial(prompt.client.on_queued, prompt, request.stats.prompt_tokens)
-
-    def _handle(self, session: Session, event: Event) -> Call:
-        """Return the call that tells a client about a round of its prompt."""
-        request, round = event.request, event.round
-        prompt = self._active[request]
-        if round.finish_reason:
-            del self._active[request]
-            if request.error:
-                LOG.error("a request failed: %s", request.error)
-                return partial(prompt.client.fail, ServerError(500, request.error, code="not_finite"))
-            self._failed_rounds = 0
-
-        rejected = ""
-        may_be_from_store = round.kind == COPY and session.ngram is not None and session.ngram.store is not None
-        # If a round ends the text with an accepted token, the tokens after it were not verified
-        if prompt.client.wants_rejected and round.accepted < len(round.tokens) and not may_be_from_store:
-            before = request.tokens[: len(request.tokens) - len(round.tokens) + round.accepted]
-            rejected = continuation_text(session.tokenizer, before, round.rejected)
-        stats = request.stats if round.finish_reason else None
-        return partial(prompt.client.on_update, prompt, PromptUpdate(round, event.texts, rejected, stats))
 
     def _call_on_loop(self, calls: Sequence[Call]) -> None:
         """Run the calls on the event loop, all in one wake-up."""

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InputError
 from ..sampling.options import option_specs
 
+FAILED = "the server failed while decoding this request; see its log"
 FIELDS = {"prompt", "model", "n", "stream", "rounds", "q", "source", "target", *option_specs()}
 
 

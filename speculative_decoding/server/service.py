@@ -6,12 +6,13 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..sampling import GenerationOptions
 from ..session import Session
-from .client_request import ClientRequest
-from .decoding_thread import FAILED, DecodingThread
-from .errors import ServerError
+from .client_request import ClientRequest, Item
+from .decoding_thread import DecodingThread
+from .errors import FAILED, ServerError
 from .limits import Limits
 from .metrics import Metrics
 
@@ -40,8 +41,8 @@ class Service:
         self.state = LOADING
         self.on_end: Callable[[Exception | None], None] = lambda error: None
         self._thread = thread
-        self._requests: set[ClientRequest] = set()
-        self._seconds_per_prompt = 1.0  # a running mean; this is a guess for the first prompts
+        self._requests: set[ClientRequest[Any]] = set()
+        self._seconds_per_item = 1.0  # a running mean; this is a guess for the first ones
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         metrics.watch(decoding=lambda: thread.decoding, waiting=lambda: thread.waiting, slots=limits.slots)
@@ -58,23 +59,14 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """How many prompts are being decoded or wait for a slot."""
+        """How many prompts and recordings are being decoded or wait for a slot."""
         return sum(request.unfinished for request in self._requests)
 
-    @contextmanager
-    def request(
-        self, prompts: Sequence[tuple[str, GenerationOptions]], *, wants_rejected: bool = False
-    ) -> Iterator[ClientRequest]:
-        """Decode prompts within the context. Leaving it early cancels them.
-
-        Raises `ServerError` if the prompts exceed the limits or the queue is full.
-        """
-        self.require_ready()
+    def require_room(self, count: int) -> None:
+        """Raise `ServerError` if the queue has no room for `count` more prompts or recordings."""
         limits = self.limits
-        for prompt, options in prompts:
-            limits.check(prompt, options)
-        if self.admitted + len(prompts) > limits.slots + limits.queue:
-            retry_after = max(1, math.ceil(self.admitted * self._seconds_per_prompt / limits.slots))
+        if self.admitted + count > limits.slots + limits.queue:
+            retry_after = max(1, math.ceil(self.admitted * self._seconds_per_item / limits.slots))
             raise ServerError(
                 429,
                 f"all slots and the queue are full; try again in about {retry_after} s",
@@ -82,18 +74,28 @@ class Service:
                 headers={"Retry-After": str(retry_after)},
             )
 
+    @contextmanager
+    def request(self, items: Sequence[Item]) -> Iterator[ClientRequest[Item]]:
+        """Decode prompts or a recording within the context. Leaving it early cancels them.
+
+        Raises `ServerError` if they exceed the limits or the queue is full.
+        """
+        self.require_ready()
+        for item in items:
+            item.check(self.limits)
+        self.require_room(len(items))
+
         loop = asyncio.get_running_loop()
         started = loop.time()
         request = ClientRequest(
-            prompts,
-            wants_rejected=wants_rejected,
-            on_first_token=lambda: self.metrics.time_to_first_token.observe(loop.time() - started),
+            items, on_first_output=lambda: self.metrics.time_to_first_token.observe(loop.time() - started)
         )
-        timeout = ServerError(504, f"not finished within {limits.max_seconds:g} s", code="timeout")
-        timer = loop.call_later(limits.max_seconds, self._fail, request, timeout)
+        seconds = self.limits.max_seconds
+        timeout = ServerError(504, f"not finished within {seconds:g} s", code="timeout")
+        timer = loop.call_later(seconds, self._fail, request, timeout)
         self._requests.add(request)
         self._is_empty.clear()
-        self._thread.submit(request.prompts)
+        self._thread.submit(items)
         try:
             yield request
         finally:
@@ -101,16 +103,16 @@ class Service:
             self._requests.discard(request)
             if not self._requests:
                 self._is_empty.set()
-            self._thread.cancel([prompt for prompt in request.prompts if prompt.finish_reason is None])
+            self._thread.cancel([item for item in items if item.finish_reason is None])
             self._record(request, loop.time() - started)
 
-    def _record(self, request: ClientRequest, seconds: float) -> None:
-        """Add a request that has ended to the metrics and to the mean time of a prompt."""
+    def _record(self, request: ClientRequest[Any], seconds: float) -> None:
+        """Add a request that has ended to the metrics and to the mean time of its items."""
         failed = "cancelled" if request.error is None else "error"
-        for prompt in request.prompts:
-            if prompt.finish_reason is not None:
-                self._seconds_per_prompt = 0.9 * self._seconds_per_prompt + 0.1 * seconds
-            self.metrics.add(prompt.stats, prompt.finish_reason or failed)
+        for item in request.items:
+            if item.finish_reason is not None:
+                self._seconds_per_item = 0.9 * self._seconds_per_item + 0.1 * seconds
+            self.metrics.add(item.stats, item.finish_reason or failed)
 
     async def drain(self) -> None:
         """Admit no more requests, let the admitted ones finish within the grace period, and end."""
@@ -143,7 +145,7 @@ class Service:
         for request in self._requests:
             self._fail(request, error)
 
-    def _fail(self, request: ClientRequest, error: ServerError) -> None:
+    def _fail(self, request: ClientRequest[Any], error: ServerError) -> None:
         """Fail a request and free its slots at once, even if its client does not read the error."""
         request.fail(error)
-        self._thread.cancel(request.prompts)
+        self._thread.cancel(request.items)

@@ -19,6 +19,7 @@ from ..session import Session
 from .bodies import FORM, cancel_on_disconnect, read_fields
 from .errors import ServerError
 from .guard import require_token
+from .prompts import served_prompts
 from .service import Service
 
 FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
@@ -116,14 +117,14 @@ def parse_translation_request(
 
 async def translate_all(service: Service, prompts: list[tuple[str, GenerationOptions]]) -> list[str]:
     """Return the translations. Raises `ServerError` for one that was cut off, which this format cannot express."""
-    with service.request(prompts) as client:
+    with service.request(served_prompts(prompts)) as client:
         await client.wait_until_finished()
-        for prompt in client.prompts:
+        for prompt in client.items:
             if prompt.finish_reason == "length":
                 limit = prompt.options.max_tokens
                 message = f"text {prompt.index + 1} of q has a translation of over {limit} tokens; split it"
                 raise ServerError(400, message, "q")
-        return [prompt.text for prompt in client.prompts]
+        return [prompt.text for prompt in client.items]
 
 
 async def languages(request: Request) -> Response:

@@ -30,10 +30,11 @@ from speculative_decoding.decoding.stats import Round
 from speculative_decoding.loading.load import BUNDLED
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.server import connections, decoding_thread
-from speculative_decoding.server.client_request import ClientRequest, PromptUpdate
+from speculative_decoding.server.client_request import ClientRequest
 from speculative_decoding.server.decoding_thread import MAX_FAILED_ROUNDS
 from speculative_decoding.server.errors import ServerError
 from speculative_decoding.server.limits import Limits
+from speculative_decoding.server.prompts import PromptUpdate, ServedPrompt
 from tests.support.serving import GRAMMAR, PATIENCE, Gated, Serving, events, eventually, serving
 from tests.support.tiny import noisy_copy, tiny_model, tiny_model_like
 from tests.support.together import Letters
@@ -181,9 +182,9 @@ def test_the_idle_thread_sleeps(gated: tuple[Serving, Gated]) -> None:
 
 
 def test_finished_prompts_leave_the_queue_even_if_unread() -> None:
-    request = ClientRequest([("abc", GenerationOptions()), ("b", GenerationOptions())], wants_rejected=False)
-    for prompt, reason in zip(request.prompts, ("stop", None), strict=True):
-        request.on_queued(prompt, 3)
+    request = ClientRequest([ServedPrompt(text, GenerationOptions()) for text in ("abc", "b")])
+    for prompt, reason in zip(request.items, ("stop", None), strict=True):
+        prompt.on_queued(3)
         request.on_update(prompt, PromptUpdate(Round([2], [], 0, 0.0, finish_reason=reason), ["a"], "", None))
     assert request.unfinished == 1
     request.fail(ServerError(504, "late"))
