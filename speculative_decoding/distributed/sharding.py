@@ -56,6 +56,11 @@ def shard_model(
         InputError: The model cannot be split over this number of processes.
     """
     full = build(1)
+    if full.audio is not None:
+        raise InputError(
+            f"{checkpoint}: processes cannot share a speech model; use one process, or share the files with "
+            "--parallel data"
+        )
     size = processes.size
     own = build(size)
     plan = shard_plan(full, own, checkpoint, processes.rank, size)

@@ -1,7 +1,7 @@
 """Shares the target's encoder with a draft model that has the same one: one copy of the weights, one encoder pass.
 
-Examples are distilbart with bart-large-cnn, and drafts with only the decoder distilled (Shleifer and Rush 2020,
-2010.13002, "shrink and fine-tune").
+Examples are distilbart with bart-large-cnn, distil-large-v3 with whisper-large-v3, and drafts with only the decoder
+distilled (Shleifer and Rush 2020, 2010.13002, "shrink and fine-tune").
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def shares_encoder(target: EncoderDecoder, draft: EncoderDecoder) -> bool:
 def encoder_parameters(model: EncoderDecoder) -> Mapping[str, mx.array]:
     """Return the parameters that an encoder may use, by path."""
     parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
-    return {path: array for path, array in parameters if not path.startswith(DECODER_PREFIXES)}
+    # Only the decoder of a speech model reads token ids.
+    prefixes = DECODER_PREFIXES if model.audio is None else (*DECODER_PREFIXES, "embedding.")
+    return {path: array for path, array in parameters if not path.startswith(prefixes)}
 
 
 def same_shape(target: EncoderDecoder, draft: EncoderDecoder) -> bool:

@@ -173,7 +173,8 @@ def test_a_shard_is_a_slice_of_the_tensor(tmp_path: Path) -> None:
 
 def refusal(name: str, processes: int, monkeypatch: pytest.MonkeyPatch, bits: int | None = None) -> str:
     folder = GOLDENS / name
-    raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
+    raw = checkpoints.read_config(folder)
+    checkpoint = models.adapt(raw, checkpoints.read(folder))
     _, raw, checkpoint = build_model(raw, checkpoint, Storage(quantize=bits, group_size=32))
     build: Any = partial(models.build, raw, checkpoint)
     group: Any = SimpleNamespace(rank=0, size=processes, is_first=True)
@@ -197,6 +198,7 @@ def test_a_model_that_cannot_be_sharded_is_refused_with_valid_process_counts(
         ("t5-v1_1", 2, "2 processes cannot share a model with num_heads 3, d_ff 64; use one, or"),
         ("t5", 3, "with num_heads 4, d_ff 64; use 2 or 4"),
         ("marian", 4, "encoder_attention_heads 2"),
+        ("whisper", 2, "processes cannot share a speech model; use one process, or"),
         ("t5gemma", 8, "decoder.num_kv_heads 2, decoder.d_ff 32; use 2 or 4"),
     ):
         assert words in refusal(name, processes, monkeypatch)

@@ -14,7 +14,7 @@ from speculative_decoding.models import shared_encoder
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.shared_encoder import encoder_parameters, share_encoder
 from tests.parity.test_scoring import Numbers
-from tests.support.tiny import noisy_copy, tiny_model
+from tests.support.tiny import audio_frames, noisy_copy, tiny_model, tiny_whisper
 
 PROMPTS = ["5 9 3 7 1", "2 2 8 1", "11 4 19 6 13 8 1"]
 
@@ -52,6 +52,21 @@ def test_a_draft_model_with_the_targets_encoder_encodes_nothing(drafter: str, en
     session.generate(PROMPTS, drafter=drafter, num_draft_tokens=3, max_tokens=8)
     assert any(model is target for model in encoded)
     assert not any(model is draft for model in encoded)
+
+
+def test_a_distilled_whisper_shares_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decoder has fewer layers and its own embedding. Another encoder is not shared."""
+    target = tiny_whisper()
+    draft = noisy_copy(tiny_whisper(decoder_layers=1))
+    assert not share_encoder(target, draft)
+    draft.load_weights(list(encoder_parameters(target).items()), strict=False)
+    assert share_encoder(target, draft) and not mx.array_equal(target.embedding.weight, draft.embedding.weight)
+    source = audio_frames()
+    baseline = Session(target, Numbers()).generate(source, max_tokens=20).tokens
+    monkeypatch.setattr(draft, "encode", None)
+    for drafter in ("model", "auto"):
+        found = Session(target, Numbers(), draft).generate(source, drafter=drafter, num_draft_tokens=3, max_tokens=20)
+        assert found.tokens == baseline and found.stats.drafted_tokens > 5
 
 
 def test_a_draft_model_with_another_encoder_encodes_each_source(encoded: list[EncoderDecoder]) -> None:
