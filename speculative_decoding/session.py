@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Unpack, overload
 
@@ -44,8 +44,10 @@ from .sampling.keywords import OptionKeywords, shows_options
 from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
+from .speech.chunks import transcribe_chunks
 from .speech.keywords import TranscriptionKeywords, shows_transcription_options, split_options
 from .speech.mel import open_audio
+from .speech.options import TranscriptionOptions
 from .speech.scheduler import Scheduler, TranscriptionEvent
 from .speech.transcription import Transcription
 
@@ -283,21 +285,45 @@ class Session:
         Raises:
             InputError: an argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
         """
-        slots = validate("slots", Int(1), self.slots if slots is None else slots)
+        scheduler = self._scheduler(*split_options(options), slots)
+        bins = scheduler.audio.num_mel_bins
+        return scheduler.run(partial(open_audio, audio, bins) for audio in recordings)
+
+    @shows_transcription_options
+    def transcribe_chunks(
+        self, audio: Audio, *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
+    ) -> Iterator[TranscriptionEvent]:
+        """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
+
+        Args:
+            audio: a file, or float samples at 16 kHz.
+            slots: how many windows are transcribed together (default: the session's).
+            options: see `transcribe`.
+
+        Raises:
+            InputError: the recording or an option cannot be used.
+        """
         own, decoding = split_options(options)
-        if (hottest := max(own.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
-            decoding["temperature"] = hottest  # options of sampling have an effect
-        scheduler = Scheduler(
+        config = self._scheduler(own, decoding, slots).audio
+
+        def scheduler(language: str | None) -> Scheduler:
+            return self._scheduler(replace(own, language=language or own.language), decoding, slots)
+
+        recording = open_audio(audio, config.num_mel_bins)
+        return map(raise_error, transcribe_chunks(recording, config.window_frames, scheduler))
+
+    def _scheduler(self, options: TranscriptionOptions, decoding: dict[str, Any], slots: int | None) -> Scheduler:
+        if (hottest := max(options.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
+            decoding = decoding | {"temperature": hottest}  # options of sampling have an effect
+        return Scheduler(
             self.model,
             self.tokenizer,
-            own,
+            options,
             self.options_with(decoding),
-            slots,
+            validate("slots", Int(1), self.slots if slots is None else slots),
             new_engine=self.engine,
             new_draft_length=self.planner.draft_length,
         )
-        bins = 0 if self.model.audio is None else self.model.audio.num_mel_bins
-        return scheduler.run(partial(open_audio, audio, bins) for audio in recordings)
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:
         """`score` with this session's target and languages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated as A
@@ -14,20 +14,37 @@ from ..jobs.input import INPUT_FORMATS
 from ..jobs.output import journal_path
 from ..sampling import GenerationOptions
 from ..sampling.values import Bool, Int, Number, Text
-from .parser import File, Parser, add_flags, flag, refuse_removed_options
+from ..speech.formats import FORMATS
+from ..speech.keywords import DECODING
+from ..speech.options import TranscriptionOptions
+from .parser import File, Parser, add_flags, flag, naming_flags, refuse_removed_options
 from .run_config import DraftFlags, ModelFlags
 
 PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
+NO_SPEECH_FLAGS = (  # options of a transcription without a flag of their own: --source-language, --temperature, -m
+    "language",
+    "temperature",
+    "sample_len",
+    "prepend_punctuations",
+    "append_punctuations",
+)
+SPEECH_OPTIONS = [each.name for each in fields(TranscriptionOptions) if each.name not in NO_SPEECH_FLAGS]
+SHARED_FLAGS = {"src_lang": "language", "max_tokens": "sample_len"}  # decoding option -> option of a transcription
+TEXT_ONLY = [  # decoding options without effect on a transcription
+    each.name for each in fields(GenerationOptions) if each.name not in (*DECODING, *SHARED_FLAGS, "temperature")
+]
 CONFLICTS = {  # flags that cannot be combined with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
     "interactive": ("prompt", "compare", "verify", "stats_json", "num_return_sequences"),
     "compare": ("verify", "baseline"),
     "resume": ("force",),
     "baseline": ("drafter",),
+    "audio": ("prompt", "input", "interactive", "compare", "verify", "show_draft", "trace", *TEXT_ONLY),
+    "chunked": ("clip_timestamps",),
 }
 REQUIRES = {  # flags that have no effect without another
+    **dict.fromkeys([*SPEECH_OPTIONS, "output_format", "chunked"], "audio"),
     "output": "input",
-    "slots": "input",
     "max_memory": "input",
     "input_format": "input",
     "resume": "output",
@@ -39,6 +56,12 @@ READ_FILES = ("input", "draft_vocab_text")
 WRITTEN_FILES = ("output", "stats_json", "trace", "ngram_store")
 
 PROMPT = "text to decode (default: each line of standard input, or an example at a terminal)"
+AUDIO = "transcribe these files: 16 kHz WAV, and with the package av every audio and video format"
+OUTPUT_FORMAT = "text, subtitles (srt, vtt), or json with the fields of openai-whisper (a list for several files)"
+CHUNKED = (
+    "transcribe fixed windows of 30 seconds together: faster, but words at the borders are cut and no window continues "
+    "the text before it"
+)
 SHOW_DRAFT = "show accepted, rejected and corrected tokens, in the text or in one line per round"
 INPUT = (
     "decode each line of a file: text (.txt), or a JSON object (.jsonl) with a prompt, options, and fields to copy to "
@@ -77,8 +100,17 @@ class Files:
     output: A[Path | None, File(), OUTPUT] = None
     resume: A[bool, Bool(), "continue an interrupted output file, or start a new one"] = False
     force: A[bool, Bool(), "replace an existing output file"] = False
-    slots: A[int, Int(1), "number of lines to decode together"] = 8
+    slots: A[int, Int(1), "number of lines or recordings to decode together"] = 8
     max_memory: A[float | None, Number(0, exclusive=True), "memory limit; use fewer slots to stay below it"] = None
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Flags for audio files."""
+
+    audio: A[Sequence[str], Text(), AUDIO] = ()
+    output_format: A[str, Text(FORMATS), OUTPUT_FORMAT] = "text"
+    chunked: A[bool, Bool(), CHUNKED] = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +137,8 @@ def main_parser(program: str = "main.py") -> Parser:
     parser.add_argument("text", nargs="?", default=argparse.SUPPRESS, metavar="PROMPT", help=PROMPT)
     add_flags(parser, "prompt and output", Views)
     add_flags(parser, "files of prompts", Files)
+    add_flags(parser, "speech", Recordings, lists=("audio",))
+    add_flags(parser, "transcription", TranscriptionOptions, without=NO_SPEECH_FLAGS)
     add_flags(parser, "diagnosis", Doctor)
     add_flags(parser, "several processes, started by mlx.launch", Together)
     add_decoding_flags(parser)
@@ -121,6 +155,34 @@ def add_decoding_flags(
     refuse_removed_options(parser)
 
 
+def transcribe_parser(program: str) -> Parser:
+    parser = Parser(prog=program, description="Transcribe recordings with a speech model such as Whisper.")
+    parser.add_argument("audio", nargs="+", metavar="FILE", help=AUDIO)
+    add_flags(parser, "output", Recordings, without=("audio",))
+    add_flags(parser, "transcription", TranscriptionOptions, without=NO_SPEECH_FLAGS)
+    for kind, own in ((Files, "slots"), (Views, "stats_json")):
+        add_flags(parser, own, kind, without=[each.name for each in fields(kind) if each.name != own])
+    add_decoding_flags(parser, without=TEXT_ONLY)
+    return parser
+
+
+def transcription_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a transcription that were given, by name. Raises `InputError`."""
+    given = vars(args)
+    options = {name: given[name] for name in (*SPEECH_OPTIONS, "temperature") if name in given}
+    options |= {name: given[other] for other, name in SHARED_FLAGS.items() if other in given}
+    if "temperature" in given and "compression_ratio_threshold" in given:
+        raise InputError(
+            "--compression-ratio-threshold has no effect with --temperature, which turns the fallback to higher "
+            "temperatures off; leave one of them out"
+        )
+    if "carry_initial_prompt" in given and "initial_prompt" not in given:
+        raise InputError("--carry-initial-prompt has no effect without --initial-prompt; give both, or leave it out")
+    with naming_flags():
+        TranscriptionOptions(**options)
+    return options
+
+
 def take_prompt(args: argparse.Namespace) -> None:
     """Store the positional prompt as --prompt. Raises `InputError` if both are given."""
     if "text" in args:
@@ -134,16 +196,29 @@ def take_prompt(args: argparse.Namespace) -> None:
 
 def require_consistent(given: Mapping[str, Any]) -> None:
     """Raise `InputError` for flags that contradict each other or have no effect."""
-    kinds = Views, Files, GenerationOptions, DraftFlags
+    kinds = Views, Files, Recordings, GenerationOptions, DraftFlags
     ignored = [each.name for kind in kinds for each in fields(kind) if each.name not in DOCTOR_OPTIONS]
     for name, others in {"doctor": ignored, **CONFLICTS}.items():
         for other in others:
             if name in given and other in given:
                 raise InputError(f"{flag(other)} cannot be combined with {flag(name)}; leave one of them out")
     require_different_files(given)
+    require_suitable_recordings(given)
     for name, other in REQUIRES.items():
         if name in given and other not in given:
             raise InputError(f"{flag(name)} has no effect without {flag(other)}; give both, or leave it out")
+
+
+def require_suitable_recordings(given: Mapping[str, Any]) -> None:
+    """Raise `InputError` for flags that do not fit the number of recordings."""
+    names = given.get("audio", ())
+    shown = given.get("output_format")
+    if len(names) > 1 and shown in ("srt", "vtt"):
+        raise InputError(f"--output-format {shown}: is for one file (got {len(names)}); choose text or json")
+    if len(names) > 1 and "chunked" in given:
+        raise InputError(f"--chunked: is for one file (got {len(names)}), as several are transcribed together anyway")
+    if "slots" in given and not ("input" in given or "chunked" in given or len(names) > 1):
+        raise InputError("--slots has no effect without --input or several files to transcribe; leave it out")
 
 
 def require_different_files(given: Mapping[str, Any]) -> None:

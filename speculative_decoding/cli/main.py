@@ -32,6 +32,12 @@ def decode(chosen: argparse.Namespace, processes: ProcessGroup | None = None) ->
         )
     if processes is not None and "doctor" in chosen:
         raise InputError("--doctor: runs in one process; start it without mlx.launch")
+    if "audio" in chosen:
+        if processes is not None:
+            raise InputError("--audio: runs in one process; start it without mlx.launch")
+        from .transcribe import transcribe
+
+        return transcribe(chosen)
     views = flags_from(Views, chosen)
     require_writable("stats_json", views.stats_json)
     require_writable("trace", views.trace)

@@ -17,12 +17,15 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 from ..errors import InputError
 from ..sampling.options import ALIASES, REMOVED, option_specs, refusal
 from ..sampling.values import Bool, ListOf, Text, Union, Value
+from ..speech.options import transcription_specs
 from ..version import __version__
 
 FLAG_NAMES = {  # fields whose flags have a different name, such as the short form of an option
     **{name: former for former, name in ALIASES.items()},
     "decoder_prefix": "output_prefix",
     "eos_token_ids": "eos_token_id",
+    "language": "source_language",
+    "sample_len": "max_tokens",
 }
 SHORT_FLAGS = {"max_tokens": "-m", "interactive": "-i"}
 FORMER_FLAGS = {
@@ -31,7 +34,14 @@ FORMER_FLAGS = {
     "baseline": "--regular-decode",
 }
 DEFAULT_VALUES = {"show_draft": "text"}  # for flags that may be given without a value
-METAVARS = {"model": "NAME", "draft_model": "NAME", "input": "FILE", "json": "FILE", "max_memory": "GB"}
+METAVARS = {
+    "model": "NAME",
+    "draft_model": "NAME",
+    "input": "FILE",
+    "audio": "FILE",
+    "json": "FILE",
+    "max_memory": "GB",
+}
 
 Flags = TypeVar("Flags")
 
@@ -143,8 +153,10 @@ def with_flag(text: str) -> str:
 
 
 def with_flags(text: str) -> str:
-    """Return the text with option names replaced by their flags."""
-    return re.sub(rf"\b({'|'.join(option_specs())})\b", lambda name: flag(name[0]), text)
+    """Return the text with option names replaced by their flags; common words only at its start."""
+    words = [name for name in transcription_specs() if name.isalpha() and name not in option_specs()]
+    names = [*option_specs(), *(name for name in transcription_specs() if not name.isalpha())]
+    return re.sub(rf"^({'|'.join(words)})\b|\b({'|'.join(names)})\b", lambda name: flag(name[0]), text)
 
 
 def argument_type(value: Value, hint: str = "") -> Callable[[str], Any]:

@@ -13,6 +13,7 @@ PROGRAM = "speculative-decoding"
 COMMANDS = {  # name: (module of this package, implied flags, help text)
     "generate": ("main", (), "generate text for a prompt or a file of prompts"),
     "console": ("main", ("--interactive",), "decode prompts interactively, with commands and a history"),
+    "transcribe": ("transcribe", (), "transcribe recordings with a speech model"),
     "doctor": ("main", ("--doctor",), "measure this device and check kernels and drafts"),
     "convert": ("convert", (), "convert a Hugging Face checkpoint to a folder that loads fast"),
     "verify": ("verify", (), "check that drafts leave the output unchanged"),
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = import_module(f".{module}", __package__).main([*implied, *rest], f"{PROGRAM} {name}")
         return status
     if name in ("-h", "--help"):
-        lines = [f"  {command:10}{text}" for command, (*_, text) in COMMANDS.items()]
+        lines = [f"  {command:11}{text}" for command, (*_, text) in COMMANDS.items()]
         print("\n".join([f"usage: {PROGRAM} COMMAND ...", "", *lines, "", "COMMAND --help lists its options"]))
         return 0
     if name == "--version":

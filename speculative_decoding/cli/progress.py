@@ -15,12 +15,13 @@ ShowProgress = Callable[[float, float | None, str], None]  # amount done, total 
 
 
 @contextmanager
-def progress(*, is_shown: bool = True, may_be_bar: bool = True) -> Iterator[ShowProgress]:
+def progress(*, is_shown: bool = True, may_be_bar: bool = True, prints_above: bool = False) -> Iterator[ShowProgress]:
     """Yield a function that shows progress.
 
     Args:
         is_shown: False to show nothing.
         may_be_bar: False to print lines at a terminal too.
+        prints_above: True if standard output is printed meanwhile, which then scrolls above the bar.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -28,7 +29,7 @@ def progress(*, is_shown: bool = True, may_be_bar: bool = True) -> Iterator[Show
     is_bar = is_shown and may_be_bar and sys.stderr.isatty()
     last_line = time.monotonic()
     columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=False)
+    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=prints_above and sys.stdout.isatty())
     bar.add_task("", total=None)
     (task,) = bar.tasks
 

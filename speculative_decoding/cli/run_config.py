@@ -198,15 +198,20 @@ class RunConfig:
         return DraftVocabulary.from_lines(size, lines, pair.target.tokenizer, pair.target.model.config.eos_token_ids)
 
 
-def run_config_from(args: argparse.Namespace) -> RunConfig:
-    """Build the configuration from flags. Raises `InputError` for missing models and flags without effect."""
+def run_config_from(args: argparse.Namespace, *, may_sample: bool = False) -> RunConfig:
+    """Build the configuration from flags. Raises `InputError` for missing models and flags without effect.
+
+    may_sample: whether options of sampling have an effect at temperature 0, which another temperature may follow.
+    """
     given = given_options(args)
     if "draft_model" in args and (beams := given.get("num_beams", 1)) > 1:
         raise InputError(f"--draft-model {args.draft_model}: has no effect with --num-beams {beams}; leave one out")
-    return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args))
+    return make_run_config(flags_from(ModelFlags, args).find(), given, flags_from(DraftFlags, args), may_sample)
 
 
-def make_run_config(models: ModelPaths, given: Mapping[str, Any], flags: DraftFlags) -> RunConfig:
+def make_run_config(
+    models: ModelPaths, given: Mapping[str, Any], flags: DraftFlags, may_sample: bool = False
+) -> RunConfig:
     """Build the configuration from options by name. Raises `InputError` for options and flags without effect."""
     drafter = resolved_drafter(models, given)
     # --num-draft 0 turns drafting off, so it is valid with any drafter
@@ -226,7 +231,7 @@ def make_run_config(models: ModelPaths, given: Mapping[str, Any], flags: DraftFl
             )
     with naming_flags():
         options = GenerationOptions(**given)
-        options.require_effect(given, drafter)
+        (options.with_values(temperature=1.0) if may_sample else options).require_effect(given, drafter)
     return RunConfig(models, options, flags)
 
 

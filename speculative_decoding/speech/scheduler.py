@@ -18,7 +18,7 @@ from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
 from .options import TranscriptionOptions
-from .segments import DecodedWindow, Segment
+from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
 from .transcription import Attempt, Recording, Transcriber, Transcription
 from .window_requests import WindowRequests, language_probabilities
@@ -31,6 +31,7 @@ class TranscriptionEvent(NamedTuple):
         number: The position of the recording.
         segments: Those that are finished since its last event.
         position: The seconds that have been transcribed.
+        seconds: The duration of the recording.
         language: Of the speech; None if the recording could not be opened.
         result: Set in the last event, unless there is an error.
         error: One line, if the recording cannot be transcribed.
@@ -39,9 +40,15 @@ class TranscriptionEvent(NamedTuple):
     number: int
     segments: list[Segment]
     position: float
+    seconds: float
     language: str | None
     result: Transcription | None = None
     error: str | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no other event of this recording follows."""
+        return self.result is not None or self.error is not None
 
 
 @dataclass
@@ -58,8 +65,10 @@ class Running:
         found = self.transcriber
         new = found.segments[self.reported :]
         self.reported = len(found.segments)
-        position = min(found.seek, found.recording.num_frames) / 100
-        return TranscriptionEvent(self.index, new, position, found.language, found.result() if is_last else None)
+        frames = found.recording.num_frames
+        position, seconds = min(found.seek, frames) / FRAMES_PER_SECOND, frames / FRAMES_PER_SECOND
+        result = found.result() if is_last else None
+        return TranscriptionEvent(self.index, new, position, seconds, found.language, result)
 
 
 @dataclass
@@ -86,14 +95,10 @@ class Scheduler:
     _engines: dict[int, tuple[Engine, DraftLength]] = field(init=False, default_factory=dict)  # by number of beams
 
     def __post_init__(self) -> None:
-        audio = self.model.audio
-        if audio is None:
-            raise InputError("audio: this model reads text and cannot transcribe; load a speech model, such as Whisper")
-        if self.options.task == "translate" and not audio.is_multilingual:
-            raise InputError("task translate: this model knows English only; leave it out, or use a multilingual model")
-        self._audio = audio
-        self._text = SpeechText(self.tokenizer, audio)
-        self._language = None if self.options.language is None else known_language(audio, self.options.language)
+        self._language = language_code(self.model.audio, self.options)
+        assert self.model.audio is not None
+        self.audio = self.model.audio
+        self._text = SpeechText(self.tokenizer, self.audio)
 
     def run(self, recordings: Iterable[Callable[[], Recording]]) -> Iterator[TranscriptionEvent]:
         """Transcribe recordings, which are opened when a slot is free. Their events alternate."""
@@ -109,7 +114,7 @@ class Scheduler:
                 try:
                     one = self._start(index, open_recording())
                 except InputError as error:
-                    yield TranscriptionEvent(index, [], 0.0, None, error=str(error))
+                    yield TranscriptionEvent(index, [], 0.0, 0.0, None, error=str(error))
                     continue
                 yield one.event()
                 yield from self._advance(one, None, running)
@@ -135,10 +140,8 @@ class Scheduler:
 
     def _detect(self, recording: Recording) -> tuple[str, AudioFrames | None]:
         """The language of the first 30 seconds, and their frames."""
-        if not self._audio.is_multilingual:
-            return "en", None
-        opening = AudioFrames(mx.array(recording.frames(0, self._audio.window_frames)))
-        found = language_probabilities(self.model, self._audio, opening)
+        opening = AudioFrames(mx.array(recording.frames(0, self.audio.window_frames)))
+        found = language_probabilities(self.model, self.audio, opening)
         return max(found, key=found.__getitem__), opening
 
     def _advance(
@@ -167,16 +170,28 @@ class Scheduler:
         return self._engines[options.num_beams]
 
 
-def known_language(audio: AudioConfig, language: str) -> str:
-    """The code of a language. Raises `InputError` that lists the languages."""
-    code = language.lower()
+def language_code(audio: AudioConfig | None, options: TranscriptionOptions) -> str | None:
+    """The code of the language; None to detect it.
+
+    audio: of a model, None if it reads text.
+
+    Raises:
+        InputError: The model cannot transcribe with these options.
+    """
+    if audio is None:
+        raise InputError("audio: this model reads text and cannot transcribe; load a speech model, such as Whisper")
+    code = None if options.language is None else options.language.lower()
     if not audio.is_multilingual:
-        if code in ("en", "english"):
-            return "en"
-        raise InputError(f"language {short_repr(language)}: this model knows English only; use a multilingual model")
-    if code in audio.languages:
+        if options.task == "translate":
+            raise InputError("task translate: this model knows English only; leave it out, or use a multilingual model")
+        if code not in (None, "en", "english"):
+            raise InputError(
+                f"language {short_repr(options.language)}: this model knows English only; use a multilingual model"
+            )
+        return "en"
+    if code is None or code in audio.languages:
         return code
     raise InputError(
-        f"language {short_repr(language)}: unknown; choose one of the {len(audio.languages)} languages of this model: "
-        f"{', '.join(sorted(audio.languages))}"
+        f"language {short_repr(options.language)}: unknown; choose one of the {len(audio.languages)} languages of this "
+        f"model: {', '.join(sorted(audio.languages))}"
     )
