@@ -313,12 +313,12 @@ def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
     os.fsync = lambda descriptor: None  # skip the sync of conversions, for speed
     mx.disable_compile()  # type: ignore[no-untyped-call]  # avoids the C++ compiler
     for index in range(20):  # triggers late imports of readers
-        warm = Path(f"{index}.warm")
+        warm = Path(f"{name}-{index}.warm")
         write_damaged(name, -1, index, warm)
         failure(partial(FORMATS[name].read, warm), seconds=60)
     if sys.platform == "linux":
         max_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + limit
-        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
     unit = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     slowest = 0.0
@@ -349,18 +349,18 @@ def fuzz(name: str, count: int, seed: int) -> tuple[str, bool]:
     return "\n".join([line, *failures[:20]]), not failures and not executed and grown < limit
 
 
-def fuzz_in_subprocess(name: str, count: int, seed: int = 0) -> tuple[str, bool]:
-    """Run `fuzz` in a separate process and folder, because a reader may crash."""
+def fuzz_in_subprocess(*names: str, count: int, seed: int = 0) -> tuple[str, bool]:
+    """Run `fuzz` for each format, in a separate process and folder, because a reader may crash."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         environment |= {"PYTHONWARNINGS": "ignore", "RUST_BACKTRACE": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
-        command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", name, "--inside"]
+        command = [sys.executable, "-m", "tools.fuzz_checkpoints", "--format", *names, "--inside"]
         command += ["--count", str(count), "--seed", str(seed)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
-        return f"{name}: the process ended with {done.returncode}\n{done.stderr[-2000:]}", False
+        return f"{done.stdout}{names}: the process ended with {done.returncode}\n{done.stderr[-2000:]}", False
     if done.stderr:  # for example, the text of a panic in Rust code
-        return f"{done.stdout.strip()}\n{name}: a reader wrote to standard error:\n{done.stderr[-2000:]}", False
+        return f"{done.stdout.strip()}\n{names}: a reader wrote to standard error:\n{done.stderr[-2000:]}", False
     return done.stdout.strip(), done.returncode == 0
 
 
@@ -368,13 +368,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=5000, help="damaged files per format")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--format", choices=FORMATS, help="test only this format")
+    parser.add_argument("--format", choices=FORMATS, nargs="+", help="test only these formats")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     run = fuzz if options.inside else fuzz_in_subprocess
     all_good = True
-    for name in [options.format] if options.format else FORMATS:
-        line, good = run(name, options.count, options.seed)
+    for name in options.format or FORMATS:
+        line, good = run(name, count=options.count, seed=options.seed)
         print(line, flush=True)
         all_good &= good
     return 0 if all_good else 1
