@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
 
 from .options import GenerationOptions
@@ -45,19 +46,27 @@ class OptionKeywords(TypedDict, total=False):
     timed: bool
 
 
+@cache
+def keyword_parameters(options: type[Any]) -> Mapping[str, inspect.Parameter]:
+    """The fields of a dataclass of options, as keyword parameters with their types and defaults."""
+    types = get_type_hints(options)
+    return {
+        each.name: inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name]
+        )
+        for each in fields(options)
+    }
+
+
 def shows_options(function: Callable[P, R]) -> Callable[P, R]:
     """Let `help()` list every option, with its type and default, in place of **options."""
     signature = inspect.signature(function)
-    types = get_type_hints(GenerationOptions)
     leading, own = [], []
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             own.append(parameter)
         elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             leading.append(parameter)
-    options = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
-        for each in fields(GenerationOptions)
-    ]
+    options = keyword_parameters(GenerationOptions).values()
     function.__signature__ = signature.replace(parameters=[*leading, *options, *own])  # type: ignore[attr-defined]
     return function

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from ..errors import InputError
 from ..sampling import GenerationOptions
+from ..sampling.keywords import keyword_parameters
 from ..sampling.options import OTHER_NAMES, current_names
 from .options import TranscriptionOptions, transcription_specs
 
@@ -97,13 +97,7 @@ def shows_transcription_options(function: Callable[P, R]) -> Callable[P, R]:
     """Let `help()` list every option, with its type and default, in place of **options."""
     signature = inspect.signature(function)
     leading = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=get_type_hints(kind)[each.name]
-        )
-        for kind in (TranscriptionOptions, GenerationOptions)
-        for each in fields(kind)
-        if kind is TranscriptionOptions or each.name in DECODING
-    ]
-    function.__signature__ = signature.replace(parameters=[*leading, *options])  # type: ignore[attr-defined]
+    own = keyword_parameters(TranscriptionOptions).values()
+    decoding = [each for name, each in keyword_parameters(GenerationOptions).items() if name in DECODING]
+    function.__signature__ = signature.replace(parameters=[*leading, *own, *decoding])  # type: ignore[attr-defined]
     return function
