@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +22,7 @@ MAX_SWEEP_SECONDS = 1.0  # for more than `SWEEPS` of them
 CAPACITIES = (32, 1024, 2048)  # of the KV cache; MLX's fused attention takes two passes from 1,024 keys
 FEW_POSITIONS = 2  # whose bits are compared, except at the smallest capacity
 
+Result = TypeVar("Result")
 Bits = list[bytes]  # of the logits of each position
 
 
@@ -40,7 +42,7 @@ class Probe:
     def __init__(self, model: EncoderDecoder, make_drafter: Callable[[], BatchDrafter] | None = None) -> None:
         self._model = model
         self._make_drafter = make_drafter
-        self._seconds: dict[tuple[int, int], float] = {}  # by rows and width
+        self._fastest: dict[tuple[object, ...], list[float]] = {}  # the two fastest times by what was timed
         self._traced: set[tuple[int, int]] = set()
         self._caches: dict[int, DecoderCache] = {}  # by rows
         self._noise: dict[tuple[tuple[int, ...], mx.Dtype], mx.array] = {}
@@ -62,28 +64,35 @@ class Probe:
         if (rows, width) not in self._traced:
             run_pass()
             self._traced.add((rows, width))
-        self._seconds[rows, width] = min(fastest(run_pass), self._seconds.get((rows, width), float("inf")))
-        return self._seconds[rows, width]
+        return self._time(run_pass, rows, width)
 
     def forget(self) -> None:
         """Discard all timings, because the device's speed changed."""
-        self._seconds.clear()
+        self._fastest.clear()
         self.is_noisy = False
 
-    def settled(self, measure: Callable[[], dict[int, float]]) -> dict[int, float]:
-        """Repeat measurements until one of them lowers no time by 10 %, and return it. Sets `is_noisy` if none does.
+    def settled(self, measure: Callable[[], Result]) -> Result:
+        """Repeat measurements until the two fastest times of each differ by less than 10 %, and return the last result.
 
-        measure: Returns the fastest times so far.
+        Sets `is_noisy` if they do not.
         """
         started = time.perf_counter()
-        found = measure()
-        for sweep in range(2, MAX_SWEEPS + 1):
-            before, found = found, measure()
-            is_settled = found.keys() == before.keys() and all(found[each] > 0.9 * before[each] for each in found)
-            if sweep >= SWEEPS and (is_settled or time.perf_counter() - started > MAX_SWEEP_SECONDS):
+        for sweep in range(1, MAX_SWEEPS + 1):
+            found = measure()
+            self.is_noisy = any(times[-1] > 1.1 * times[0] for times in self._fastest.values())
+            if sweep >= SWEEPS and (not self.is_noisy or time.perf_counter() - started > MAX_SWEEP_SECONDS):
                 break
-        self.is_noisy |= not is_settled
         return found
+
+    def _time(self, run: Callable[[], None], *what: object) -> float:
+        """Time up to five runs, and return the fastest time so far. Slower runs waited for other programs."""
+        taken: list[float] = []
+        while len(taken) < 5 and sum(taken) < 0.02:
+            started = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - started)
+        self._fastest[what] = sorted([*taken, *self._fastest.get(what, [])])[:2]
+        return self._fastest[what][0]
 
     def draft_seconds(self, rows: int) -> tuple[float, float, float]:
         """The costs (step, start, prefill) of `RoundCosts`."""
@@ -117,15 +126,13 @@ class Probe:
         mx.eval(states)
         drafter.observe(batch, [1] * rows)
         propose(1 + steps)
-        seconds = {1: float("inf"), 1 + steps: float("inf")}  # by length of the draft
-
-        def draft() -> dict[int, float]:
-            for count in seconds:
-                seconds[count] = min(fastest(partial(propose, count)), seconds[count])
-            return {**seconds}
-
-        shortest, longest = self.settled(draft).values()
-        with_prefill = fastest(prefill)
+        shortest, longest, with_prefill = self.settled(
+            lambda: (
+                self._time(partial(propose, 1), "draft", rows),
+                self._time(partial(propose, 1 + steps), "longer draft", rows),
+                self._time(prefill, "first draft", rows),
+            )
+        )
         step = max(0.0, (longest - shortest) / steps)
         return step, max(0.0, shortest - step), max(0.0, with_prefill - shortest) / rows
 
@@ -208,13 +215,3 @@ class Probe:
                 self._make_drafter().share(cache)  # it may request the states of some layers, which changes the graph
             self._caches[rows] = cache
         return self._caches[rows]
-
-
-def fastest(run: Callable[[], None]) -> float:
-    """Seconds of the fastest of up to five runs. Slower runs waited for other programs."""
-    taken: list[float] = []
-    while len(taken) < 5 and sum(taken) < 0.02:
-        started = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - started)
-    return min(taken)

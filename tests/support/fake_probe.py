@@ -36,6 +36,7 @@ class FakeProbe(Probe):
         self.timed: list[tuple[int, int]] = []
         self.compared: list[tuple[int, int]] = []
         self.speed = 1.0
+        self._fastest = {}
 
     def pass_seconds(self, rows: int, width: int) -> float:
         self.timed.append((rows, width))

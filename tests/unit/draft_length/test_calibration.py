@@ -33,7 +33,7 @@ from tests.support.paths import ROOT
 from tests.support.tiny import tiny_model
 
 CACHES = os.environ.get("XDG_CACHE_HOME", "")  # compiled kernels are here; the fixture `folder` sets another folder
-pytestmark = pytest.mark.filterwarnings("ignore:measuring this device")
+pytestmark = pytest.mark.filterwarnings("ignore:measuring this device", "ignore:timings vary")
 
 
 def test_the_largest_group_of_published_kernels_is_chosen(folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_forget_discards_measurements(folder: Path) -> None:
 def test_timings_that_do_not_settle_are_not_stored(folder: Path) -> None:
     class NoisyProbe(FakeProbe):
         def pass_seconds(self, rows: int, width: int) -> float:
-            self.speed *= 0.9
+            self._fastest[rows, width] = [1.0, 2.0]
             return super().pass_seconds(rows, width)
 
     for _ in range(2):

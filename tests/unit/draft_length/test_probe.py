@@ -30,20 +30,25 @@ def test_a_real_probe_detects_a_slower_device(monkeypatch: pytest.MonkeyPatch) -
     assert probe.pass_seconds(1, 2) == pytest.approx(2e-3)
 
 
-def test_timings_are_repeated_until_they_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_are_repeated_until_the_two_fastest_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SWEEP_SECONDS", float("inf"))
-    probe = Probe(tiny_model())
+    now = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
 
-    def settled(*seconds: float) -> float:
-        sweeps = iter(seconds)
-        return probe.settled(lambda: {1: next(sweeps)})[1]
+    def settled(*seconds: float) -> tuple[float, bool]:
+        runs = iter(seconds)
 
-    assert settled(1, 1, 1, 0.5) == 1
-    assert settled(1, 0.95, 0.9, 0.5) == 0.9
-    assert settled(4, 3, 2, 1, 0.95, 0.5) == 0.95 and not probe.is_noisy
-    assert settled(*(0.5**sweep for sweep in range(20))) == 0.5 ** (module.MAX_SWEEPS - 1) and probe.is_noisy
-    probe.forget()
-    assert not probe.is_noisy
+        def run() -> None:
+            nonlocal now
+            now += next(runs)
+
+        probe = Probe(tiny_model())
+        found = probe.settled(lambda: probe._time(run, "a pass"))
+        return found, probe.is_noisy
+
+    assert settled(1, 1.05, 1.1) == pytest.approx((1, False))
+    assert settled(4, 3, 2, 1, 5, 1.05) == pytest.approx((1, False))
+    assert settled(4, 8, 3, 8, 2, 8, 1, 8) == pytest.approx((1, True))
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
@@ -62,7 +67,7 @@ def test_the_first_pass_of_a_shape_is_not_timed(monkeypatch: pytest.MonkeyPatch)
     passes: list[str] = []
     states = type(model).states
     monkeypatch.setattr(type(model), "states", lambda *given: (passes.append("pass"), states(*given))[1])
-    monkeypatch.setattr(module, "fastest", lambda run: (passes.append("timed"), run(), 1.0)[2])
+    monkeypatch.setattr(Probe, "_time", lambda self, run, *what: (passes.append("timed"), run(), 1.0)[2])
     device = Probe(model)
     for width in (1, 3, 1):
         device.pass_seconds(1, width)
