@@ -24,6 +24,7 @@ from .torch_bin import read_torch
 FORMATS: dict[str, Callable[[Path], Checkpoint]] = {
     "weights.npz": read_npz,
     "model.safetensors": read_safetensors,
+    "weights.safetensors": read_safetensors,  # mlx-whisper's
     "pytorch_model.bin": read_torch,
 }
 

@@ -27,7 +27,10 @@ ZIP_START = b"PK\x03\x04"
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, name length, extra field length
 MAX_ZIP_DIRECTORY_BYTES = 4 << 20  # about 40,000 entries; T5-11B has about 500
 CRC_CHUNK_BYTES = 8 << 20
-DTYPES = {"<f4": mx.float32, "<f2": mx.float16, "|V2": mx.bfloat16, "<f8": mx.float64, "<u4": mx.uint32}
+DTYPES = {
+    "<f4": mx.float32, "<f2": mx.float16, "|V2": mx.bfloat16, "<f8": mx.float64, "<u4": mx.uint32,
+    "<i4": mx.int32, "<i8": mx.int64,
+}  # fmt: skip
 
 
 class BoundedFile(FileIO):
@@ -112,7 +115,8 @@ def read_npy_header(file: MappedFile, name: str, entry: ByteRange) -> tuple[Tens
         raise file.error(f"entry {name!r} is damaged ({error})") from error
 
     dtype = DTYPES.get(numpy_dtype.str)
-    if dtype is None or fortran_order or not (info := TensorInfo(shape, dtype)).has_valid_shape:
+    is_transposed = fortran_order and len(shape) > 1  # MLX sets the flag for one dimension too
+    if dtype is None or is_transposed or not (info := TensorInfo(shape, dtype)).has_valid_shape:
         raise file.error(f"entry {name!r} holds {numpy_dtype.str!r} of shape {shape}, which is not supported")
     if entry.nbytes != header.tell() + info.nbytes:
         raise file.error(f"entry {name!r} has {entry.nbytes} bytes, expected {header.tell() + info.nbytes}")

@@ -21,7 +21,7 @@ from ..errors import InputError, writing
 from ..models.base import checked_sources
 from . import hub, manifest
 from .atomic_io import atomic_directory
-from .load import MODELS, WEIGHTS, Storage, build_model, checked_config, checked_generation_config
+from .load import MODELS, WEIGHTS, Storage, build_model, checked_config, checked_generation_config, tokenizer_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
@@ -32,6 +32,7 @@ def convert(
     output: Path | None = None,
     storage: Storage = Storage("bfloat16"),  # noqa: B008
     *,
+    tokenizer: str | None = None,
     revision: str | None = None,
     force: bool = False,
     progress: Progress = lambda name, done, total: None,
@@ -42,6 +43,7 @@ def convert(
         source: A folder, which needs no network, or a name on the Hub.
         output: The folder to write; None means models/NAME.
         storage: Data type and quantization of the weights.
+        tokenizer: A folder, or a model on the Hub, whose tokenizer to use instead of the model's.
         revision: A branch, tag or commit on the Hub.
         force: Replace an existing `output`.
         progress: Called after each tensor with its name, the bytes read so far and the total bytes.
@@ -58,9 +60,9 @@ def convert(
     require_replaceable(output, local, force)
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
-    config = checked_config(folder)
-    original = models.adapt(config, checkpoints.read(folder))
-    load_tokenizer(folder)
+    config, original = models.adapt(checked_config(folder), checkpoints.read(folder))
+    tokenizer_files = tokenizer_folder(folder, config, tokenizer)
+    load_tokenizer(tokenizer_files)
     model, raw, checkpoint = build_model(config, original, storage)
     checked_generation_config(folder, raw, model)
     sources = checked_sources(model, checkpoint)
@@ -70,9 +72,9 @@ def convert(
     with writing("--output", output, "nothing was written"), atomic_directory(output) as partial:
         write_npz(partial / WEIGHTS, tensors(original, checkpoint, names, progress))
         (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-        for file_name in ("generation_config.json", *TOKENIZER_FILES):
-            if (folder / file_name).is_file():
-                shutil.copyfile(folder / file_name, partial / file_name)
+        copied = [folder / "generation_config.json", *(tokenizer_files / name for name in TOKENIZER_FILES)]
+        for path in filter(Path.is_file, copied):
+            shutil.copyfile(path, partial / path.name)
         quantization = None
         if storage.quantize is not None:
             quantization = {"bits": storage.quantize, "group_size": storage.group_size}

@@ -27,6 +27,8 @@ SUGGESTED_DRAFTS = {
     "sshleifer/distill-pegasus-xsum-16-4": r"pegasus-xsum",
     "facebook/nllb-200-distilled-600M": r"nllb-200-(distilled-)?(1\.3b|3\.3b)",
     "facebook/m2m100_418M": r"m2m100_1\.2b",
+    "distil-whisper/distil-large-v3": r"whisper-large-v3(-mlx)?",
+    r"distil-whisper/distil-\1": r"whisper-(large-v2|medium\.en|small\.en)(-mlx)?",
     r"google/t5gemma-2b-2b-\1": r"t5gemma-9b-[29]b-((ul2|prefixlm)(-it)?)",
     "google/t5gemma-2-270m-270m": r"t5gemma-2-(1b-1b|4b-4b)",
 }
@@ -42,10 +44,13 @@ def suggested_draft(target: str | Path) -> str | None:
     return None
 
 
-def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
+def fetch(
+    name: str, revision: str | None = None, gguf_file: str | None = None, *, only_tokenizer: bool = False
+) -> Path:
     """Download the files of a model that conversion needs, or find them in the Hub's cache.
 
     gguf_file: a .gguf file to use instead of other weights.
+    only_tokenizer: download no weights.
 
     Raises `InputError` if the model does not exist, or if it is not cached and the Hub cannot be reached.
     """
@@ -53,7 +58,8 @@ def fetch(name: str, revision: str | None = None, gguf_file: str | None = None) 
 
     try:
         siblings = HfApi().model_info(name, revision=revision, timeout=20.0).siblings or []
-        files = needed_files((file.rfilename for file in siblings), gguf_file)
+        available = [file.rfilename for file in siblings]
+        files = [*TOKENIZER_FILES] if only_tokenizer else needed_files(available, gguf_file)
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
         raise InputError(f"model {name!r}: neither a local folder nor a model on the Hub; check the name") from error
@@ -77,6 +83,7 @@ def needed_files(files: Iterable[str], gguf_file: str | None = None) -> list[str
     if gguf_file is None:
         # A single file, or shards and their index. The first pattern with a match wins.
         patterns = [r"model(-.+)?\.safetensors(\.index\.json)?", r"pytorch_model(-.+)?\.bin(\.index\.json)?"]
+        patterns.append(r"weights\.(npz|safetensors)")
     else:
         patterns = [re.escape(gguf_file)]
     weights = ([file for file in files if re.fullmatch(pattern, file)] for pattern in patterns)

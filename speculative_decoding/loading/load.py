@@ -25,7 +25,7 @@ from ..models.device import emulates_bfloat16, on_gpu
 from ..models.generation_config import GenerationConfig
 from ..models.memory_budget import GB, fits, require_memory
 from . import hub, manifest
-from .tokenizer import Tokenizer, load_tokenizer
+from .tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
 MODELS = Path("models")  # convert.py writes here
 BUNDLED = Path(__file__).resolve().parents[2] / MODELS  # the models in the repository
@@ -113,7 +113,7 @@ def open_model(
     storage = Storage(dtype, quantize, group_size)
     manifest.check_sizes(folder)
     raw = checked_config(folder, gguf)
-    checkpoint = models.adapt(raw, checkpoints.read(folder, gguf))
+    raw, checkpoint = models.adapt(raw, checkpoints.read(folder, gguf))
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     if gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
@@ -129,7 +129,7 @@ def open_model(
                 raise
     if process_group is not None:
         model, checkpoint = shard_model(partial(models.build, raw, checkpoint), checkpoint, process_group)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(tokenizer_folder(folder, raw))
     model.pieces = tokenizer.vocabulary.pieces
     model.generation_config = checked_generation_config(folder, raw, model)
     if model.audio is not None:
@@ -141,11 +141,29 @@ def open_model(
 
 def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:
     """config.json with the special token ids of generation_config.json. Checks the ids that they replace, too."""
-    raw = checkpoints.read_config(folder, gguf)
+    raw = models.hugging_face_config(checkpoints.read_config(folder, gguf))
     models.check_config(raw)
     generation_config, _ = checkpoints.read_generation_config(folder, raw)
     ids = {name: generation_config.get(name) for name in checkpoints.ID_FIELDS}
     return raw | {name: value for name, value in ids.items() if value is not None}
+
+
+def tokenizer_folder(folder: Path, raw: Mapping[str, Any], named: str | None = None) -> Path:
+    """Return the folder of a model's tokenizer: the named one, or the model's own, or one from the Hub that fits.
+
+    Args:
+        folder: The model's.
+        raw: The model's `checked_config`.
+        named: A folder, or a model on the Hub.
+    """
+    if named is not None:
+        if os.path.isdir(named) or not HUB_NAME.fullmatch(named):
+            return find_folder(named)
+        return hub.fetch(named, only_tokenizer=True)
+    default = models.default_tokenizer(raw)
+    if default is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return folder
+    return hub.fetch(default, only_tokenizer=True)
 
 
 def checked_generation_config(folder: Path, raw: Mapping[str, Any], model: EncoderDecoder) -> GenerationConfig:

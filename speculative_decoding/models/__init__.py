@@ -18,27 +18,27 @@ from .t5gemma2 import T5Gemma2, t5gemma2_config
 from .whisper import Whisper, WhisperConfig
 
 
-class Architecture(NamedTuple):
-    """Constructors of an architecture.
-
-    model: builds the model from the config and the number of tensor-parallel ranks.
-    config: parses config.json; some fields also depend on the tensors of the checkpoint.
-    for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
-    adapt: see `adapt`. None if no checkpoint needs it.
-    """
-
-    model: Callable[[Any, int], EncoderDecoder]
-    config: Callable[[RawConfig, Checkpoint | None], Any]
-    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] | None = None
-    adapt: Callable[[Checkpoint], Checkpoint] | None = None
-
-
 def unchanged(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
     """Return both as they are, for models that do not overflow.
 
     In BART and Marian, a norm after each residual sum keeps values from growing. OpenAI publishes Whisper in float16.
     """
     return raw, checkpoint
+
+
+class Architecture(NamedTuple):
+    """Constructors of an architecture.
+
+    model: builds the model from the config and the number of tensor-parallel ranks.
+    config: parses config.json; some fields also depend on the tensors of the checkpoint.
+    for_float16: see `for_float16`. None if the residual stream grows from layer to layer and may overflow.
+    adapt: see `adapt`.
+    """
+
+    model: Callable[[Any, int], EncoderDecoder]
+    config: Callable[[RawConfig, Checkpoint | None], Any]
+    for_float16: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] | None = None
+    adapt: Callable[[RawConfig, Checkpoint], tuple[RawConfig, Checkpoint]] = unchanged
 
 
 ARCHITECTURES = {
@@ -70,10 +70,19 @@ def check_config(raw: RawConfig) -> None:
     find(raw).config(raw, None)
 
 
-def adapt(raw: RawConfig, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with every tensor that the model reads, under its Hugging Face name."""
-    architecture = find(raw)
-    return checkpoint if architecture.adapt is None else architecture.adapt(checkpoint)
+def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
+    """Return config.json with Hugging Face's fields, which mlx-whisper names differently."""
+    return whisper.hugging_face_config(raw) if "n_mels" in raw else dict(raw)
+
+
+def default_tokenizer(raw: RawConfig) -> str | None:
+    """Return the model on the Hub whose tokenizer fits a folder without one, as mlx-whisper's folders are."""
+    return whisper.TOKENIZERS.get(raw["vocab_size"]) if raw["model_type"] == "whisper" else None
+
+
+def adapt(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Return config.json, and a checkpoint with every tensor that the model reads, under its Hugging Face name."""
+    return find(raw).adapt(raw, checkpoint)
 
 
 def for_float16(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
@@ -98,4 +107,12 @@ def find(raw: RawConfig) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-__all__ = ["EncoderDecoder", "adapt", "build", "check_config", "for_float16"]
+__all__ = [
+    "EncoderDecoder",
+    "adapt",
+    "build",
+    "check_config",
+    "default_tokenizer",
+    "for_float16",
+    "hugging_face_config",
+]

@@ -7,23 +7,23 @@ projections have no bias, and the output head is the decoder's embedding.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import Checkpoint
+from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
 from ..sampling.values import Int, Text
-from .absolute_positions import LearnedPositions, causal_mask
+from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .attention import split_heads
-from .audio import AudioConfig, AudioFrames, Source, upper_half
+from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
 from .bart import DECODER_LAYER, ENCODER_LAYER, Stack
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, with_defaults
+from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
 from .layers import Layer
 from .linear import DerivedWeight
 from .tensors import Sources, named
@@ -271,6 +271,88 @@ class WithKeyBiases(Checkpoint):
         return mx.zeros(info.shape, info.dtype)
 
 
-def adapted(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with every tensor that `parameter_sources` names."""
-    return WithKeyBiases(checkpoint)
+class MLXWhisperCheckpoint(Checkpoint):
+    """A checkpoint of mlx-whisper, under Hugging Face's names.
+
+    Its names are OpenAI's, its convolutions are transposed, and the encoder's sinusoids are not stored.
+    """
+
+    def __init__(self, inner: Checkpoint, raw: RawConfig) -> None:
+        self._inner = inner
+        self._names = {hugging_face_name(name): name for name in inner}
+        self._shape = raw["max_source_positions"], raw["d_model"]
+        infos = {name: inner.info(theirs) for name, theirs in self._names.items()}
+        for name in CONVOLUTIONS & infos.keys():
+            shape = infos[name].shape
+            infos[name] = replace(infos[name], shape=(*shape[:1], *reversed(shape[1:])))
+        infos[ENCODER_POSITIONS] = TensorInfo(self._shape, mx.float32)
+        super().__init__(inner, infos)
+
+    def __getitem__(self, name: str) -> mx.array:
+        if name == ENCODER_POSITIONS:
+            return mx.array(sinusoids(0, *self._shape, includes_longest=True))
+        tensor = self._inner[self._names[name]]
+        return tensor.swapaxes(1, 2) if name in CONVOLUTIONS else tensor
+
+
+ENCODER_POSITIONS = "model.encoder.embed_positions.weight"
+CONVOLUTIONS = {"model.encoder.conv1.weight", "model.encoder.conv2.weight"}
+OPENAI_NAMES = {  # replaced in this order
+    "token_embedding": "embed_tokens",
+    "positional_embedding": "embed_positions.weight",
+    "encoder.ln_post": "encoder.layer_norm",
+    "decoder.ln.": "decoder.layer_norm.",
+    ".blocks.": ".layers.",
+    ".cross_attn_ln": ".encoder_attn_layer_norm",
+    ".attn_ln": ".self_attn_layer_norm",
+    ".mlp_ln": ".final_layer_norm",
+    ".cross_attn.": ".encoder_attn.",
+    ".attn.": ".self_attn.",
+    ".query.": ".q_proj.",
+    ".key.": ".k_proj.",
+    ".value.": ".v_proj.",
+    ".out.": ".out_proj.",
+    ".mlp1.": ".fc1.",
+    ".mlp2.": ".fc2.",
+}
+OPENAI_SIZES = {
+    "n_mels": "num_mel_bins",
+    "n_vocab": "vocab_size",
+    "n_audio_ctx": "max_source_positions",
+    "n_audio_state": "d_model",
+    "n_audio_head": "encoder_attention_heads",
+    "n_audio_layer": "encoder_layers",
+    "n_text_ctx": "max_target_positions",
+    "n_text_head": "decoder_attention_heads",
+    "n_text_layer": "decoder_layers",
+}
+TOKENIZERS = {
+    MULTILINGUAL_SIZE - 1: "openai/whisper-tiny.en",
+    MULTILINGUAL_SIZE: "openai/whisper-tiny",
+    MULTILINGUAL_SIZE + 1: "openai/whisper-large-v3",
+}
+
+
+def hugging_face_name(name: str) -> str:
+    """Return the Hugging Face name of one of OpenAI's tensors."""
+    for theirs, ours in OPENAI_NAMES.items():
+        name = name.replace(theirs, ours)
+    return f"{PREFIX}{name}"
+
+
+def hugging_face_config(raw: RawConfig) -> dict[str, Any]:
+    """Return the config.json of mlx-whisper with Hugging Face's fields. Raises `CheckpointError` for missing sizes."""
+    sizes = {ours: require(theirs, Int(1, 1 << 24), raw.get(theirs)) for theirs, ours in OPENAI_SIZES.items()}
+    widths = {f"{stack}_ffn_dim": 4 * sizes["d_model"] for stack in ("encoder", "decoder")}
+    end = 50256 + (sizes["vocab_size"] >= MULTILINGUAL_SIZE)
+    ids = {"eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": end + 1}
+    return {"model_type": "whisper", **sizes, **widths, **{name: raw.get(name, each) for name, each in ids.items()}}
+
+
+def adapted(raw: RawConfig, checkpoint: Checkpoint) -> tuple[RawConfig, Checkpoint]:
+    """Return config.json and checkpoint with every tensor that `parameter_sources` names, under that name."""
+    if "encoder.ln_post.weight" in checkpoint:
+        if (heads := "alignment_heads") in checkpoint:
+            raw = {**raw, heads: checkpoint[heads].tolist()}
+        checkpoint = MLXWhisperCheckpoint(checkpoint, raw)
+    return raw, WithKeyBiases(checkpoint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 
 from speculative_decoding import load
+from speculative_decoding.loading import hub
 from speculative_decoding.loading.conversion import convert
-from speculative_decoding.loading.load import Storage
+from speculative_decoding.loading.load import Storage, tokenizer_folder
+from speculative_decoding.models.absolute_positions import sinusoids
 from speculative_decoding.models.layers import FeedForward
-from speculative_decoding.models.whisper import Whisper
+from speculative_decoding.models.whisper import TOKENIZERS, Whisper
 from tests.parity.test_t5 import load_golden
 from tests.support.paths import GOLDENS
 from tests.support.tiny import (
@@ -135,3 +139,104 @@ def test_converted_weights_approximate_the_model(storage: Storage, tmp_path: Pat
         assert "scales" in found.decoder.layers[1].ff.wo and "scales" in found.encoder.layers[0].self_attention.qkv
         baseline = tokens_of(run(found, audio_frames(), max_tokens=12))
         assert tokens_of(run(found, audio_frames(), head_drafter(found), max_tokens=12)) == baseline
+
+
+# Folders of mlx-whisper.
+
+
+def mlx_names(stack: str, layers: int) -> dict[str, str]:
+    """Return the tensors of an encoder or decoder in mlx-whisper, and their Hugging Face names."""
+    found = {}
+    attentions = {"attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if stack == "decoder" else {})
+    parts = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+    for i in range(layers):
+        names = {"mlp1": "fc1", "mlp2": "fc2", "mlp_ln": "final_layer_norm"}
+        for ours, theirs in attentions.items():
+            names |= {f"{ours}.{part}": f"{theirs}.{each}" for part, each in parts.items()}
+            names[f"{ours}_ln"] = f"{theirs}_layer_norm"
+        for ours, theirs in names.items():
+            for kind in ("weight",) if ours.endswith("key") else ("weight", "bias"):
+                found[f"{stack}.blocks.{i}.{ours}.{kind}"] = f"model.{stack}.layers.{i}.{theirs}.{kind}"
+    return found
+
+
+def mlx_folder(source: Path, folder: Path, file: str, bits: int | None = None) -> Path:
+    """Write a Hugging Face folder as mlx-whisper does: without tokenizer and encoder positions."""
+    raw = json.loads((source / "config.json").read_text())
+    tensors: Any = mx.load(str(source / "model.safetensors"))
+    names = mlx_names("encoder", raw["encoder_layers"]) | mlx_names("decoder", raw["decoder_layers"])
+    norms = {"encoder.ln_post": "encoder.layer_norm", "decoder.ln": "decoder.layer_norm"}
+    for ours, theirs in (norms | {f"encoder.conv{i}": f"encoder.conv{i}" for i in (1, 2)}).items():
+        names |= {f"{ours}.{kind}": f"model.{theirs}.{kind}" for kind in ("weight", "bias")}
+    names["decoder.token_embedding.weight"] = "model.decoder.embed_tokens.weight"
+    names["decoder.positional_embedding"] = "model.decoder.embed_positions.weight"
+    arrays = {ours: tensors[theirs] for ours, theirs in names.items()}
+    for each in ("encoder.conv1.weight", "encoder.conv2.weight"):
+        arrays[each] = arrays[each].swapaxes(1, 2)
+    if bits is not None:
+        for each in [each for each in arrays if arrays[each].ndim == 2 and each.endswith(".weight")]:
+            parts = mx.quantize(arrays[each], group_size=32, bits=bits)
+            layer = each.removesuffix("weight")
+            arrays |= dict(zip((each, f"{layer}scales", f"{layer}biases"), parts, strict=True))
+    arrays["alignment_heads"] = mx.array([[0, 1], [1, 0]])
+    folder.mkdir()
+    if file.endswith(".npz"):
+        mx.savez(str(folder / file), **arrays)
+    else:
+        mx.save_safetensors(str(folder / file), arrays)
+    sizes = {
+        "n_mels": raw["num_mel_bins"], "n_audio_ctx": 30, "n_audio_state": 32, "n_audio_head": 2, "n_audio_layer": 2,
+        "n_vocab": raw["vocab_size"], "n_text_ctx": 70, "n_text_state": 32, "n_text_head": 2, "n_text_layer": 2,
+    }  # fmt: skip
+    ids = {name: raw[name] for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
+    (folder / "config.json").write_text(json.dumps(sizes | ids))
+    return folder
+
+
+@pytest.mark.parametrize(("file", "bits"), [("weights.npz", None), ("weights.safetensors", 8)])
+def test_folders_of_mlx_whisper_hold_the_same_model(file: str, bits: int | None, tmp_path: Path) -> None:
+    """They load with the tokenizer of another folder; converted, they keep the alignment heads."""
+    config = WHISPER | {"d_model": 32, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    model = tiny_whisper(scale=0.2, **config)
+    model.encoder.positions.weight = mx.array(sinusoids(0, 30, 32, includes_longest=True))
+    source = save_whisper(model, tmp_path / "hf", config)
+    folder = mlx_folder(source, tmp_path / "mlx", file, bits)
+    output = convert(str(folder), tmp_path / "out", Storage("float32"), tokenizer=str(source))
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    opened = [load(each).model for each in (source, folder, output)]
+    tokens = mx.array([[41, 5, 9, 33]])
+    logits = [np.array(each.decode(tokens, each.make_cache(each.encode_rows([audio_frames()])[0]))) for each in opened]
+    assert np.abs(logits[1] - logits[0]).max() < (1e-5 if bits is None else 0.05 * logits[0].std())
+    assert np.array_equal(logits[1], logits[2])
+    assert [each.audio.alignment_heads for each in opened[1:]] == [[(0, 1), (1, 0)]] * 2
+    assert opened[1].audio.languages == {} and not opened[1].audio.is_multilingual  # by the size of the vocabulary
+
+
+def test_sinusoids_are_those_of_hugging_face() -> None:
+    """Hugging Face initializes the encoder's positions with OpenAI's sinusoids, which the goldens keep."""
+    for name in NAMES:
+        model, _ = opened(name)
+        expected = sinusoids(0, 30, 16, includes_longest=True)
+        assert np.abs(np.array(model.encoder.positions.weight) - expected).max() < 1e-6
+
+
+def test_the_tokenizer_of_a_folder_without_one_follows_from_its_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def fetch(name: str, *, only_tokenizer: bool) -> Path:
+        assert only_tokenizer
+        asked.append(name)
+        return tmp_path / name
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    for size, name in ((51864, "openai/whisper-tiny.en"), (51865, "openai/whisper-tiny"),
+                       (51866, "openai/whisper-large-v3")):  # fmt: skip
+        raw = {"model_type": "whisper", "vocab_size": size}
+        assert tokenizer_folder(tmp_path, raw) == tmp_path / name
+    assert tokenizer_folder(tmp_path, raw, "someone/other") == tmp_path / "someone/other"
+    assert tokenizer_folder(tmp_path, {"model_type": "whisper", "vocab_size": 99}) == tmp_path
+    (tmp_path / "tokenizer.json").touch()
+    assert tokenizer_folder(tmp_path, raw) == tmp_path
+    assert asked == [*TOKENIZERS.values(), "someone/other"]
