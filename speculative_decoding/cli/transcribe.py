@@ -47,6 +47,11 @@ def transcribe(chosen: argparse.Namespace) -> int:
     config = run_config_from(shared, may_sample="temperature" not in chosen)
     pair = config.open()
     audio = pair.target.model.audio
+    if audio is None:
+        raise InputError(
+            f"--audio: {pair.target.folder.name} reads text and cannot transcribe; name a speech model, such as "
+            "--model openai/whisper-base"
+        )
     with naming_flags():
         language = language_code(audio, TranscriptionOptions(**options))
     say(config.describe())

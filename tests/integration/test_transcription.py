@@ -18,7 +18,7 @@ from speculative_decoding.sampling import History, scores
 from speculative_decoding.session import Session
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import Scheduler
-from speculative_decoding.speech.segments import Window
+from speculative_decoding.speech.segments import Segment, Window
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.speech.transcription import Attempt, Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
@@ -111,6 +111,27 @@ def check_equal(found: Transcription, expected: Transcription) -> None:
                     if name in value:
                         value[name] = pytest.approx(value[name], abs=1e-4)
     assert one == other
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_chunks_equal_clips_that_do_not_continue_the_text(slots: int) -> None:
+    """Chunks of 0.6 s, the window of this model."""
+    options = GREEDY | {"drafter": "none", "word_timestamps": True, "condition_on_previous_text": False}
+    clips = [each / 10 for start in range(0, 30, 6) for each in (start, start + 6)]
+    expected = session().transcribe(RECORDINGS[0], clip_timestamps=clips, **options)
+    events = [*session().transcribe_chunks(RECORDINGS[0], slots=slots, **options)]
+    result = events[-1].result
+    assert result is not None and len(expected.segments) >= 5
+    assert [segment for event in events for segment in event.segments] == result.segments
+    for segments in (result.segments, expected.segments):
+        segments[:] = [rounded(segment) for segment in segments]
+    check_equal(result, expected)
+
+
+def rounded(segment: Segment) -> Segment:
+    """Times of chunks are sums, which differ in their last bits."""
+    words = [replace(word, start=round(word.start, 6), end=round(word.end, 6)) for word in segment.words or ()]
+    return replace(segment, start=round(segment.start, 6), end=round(segment.end, 6), words=words)
 
 
 @pytest.mark.parametrize("options", [{}, {"word_timestamps": True, "temperature": (0.0, 0.9), "acceptance": "coupled"}])

@@ -72,7 +72,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         *arguments: str, events: Sequence[TranscriptionEvent] = (), audio: AudioConfig | None = MULTILINGUAL
     ) -> tuple[int, str, str, dict[str, Any]]:
         session = FakeSession(events)
-        target = SimpleNamespace(model=SimpleNamespace(audio=audio))
+        target = SimpleNamespace(model=SimpleNamespace(audio=audio), folder=Path("t5"))
 
         @contextmanager
         def open_session(pair: Any) -> Iterator[FakeSession]:
@@ -229,7 +229,7 @@ def test_unsuitable_flags_are_one_line(arguments: str, message: str, run: Any) -
 @pytest.mark.parametrize(
     ("arguments", "audio", "message"),
     [
-        ((), None, "this model reads text"),
+        ((), None, "--audio: t5 reads text and cannot transcribe; name a speech model, such as --model openai/"),
         (("--task", "translate"), ENGLISH, "--task translate: this model knows English only"),
         (("--source-language", "de"), ENGLISH, "--source-language 'de': this model knows English only"),
     ],
