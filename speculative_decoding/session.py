@@ -48,7 +48,7 @@ from .speech.chunks import transcribe_chunks
 from .speech.keywords import TranscriptionKeywords, shows_transcription_options, split_options
 from .speech.mel import open_audio
 from .speech.options import TranscriptionOptions
-from .speech.scheduler import Scheduler, TranscriptionEvent
+from .speech.scheduler import Scheduler, Task, TranscriptionEvent
 from .speech.transcription import Transcription
 
 Audio = str | os.PathLike[str] | NDArray[np.floating]  # a file, or samples at 16 kHz
@@ -271,23 +271,31 @@ class Session:
 
     @shows_transcription_options
     def transcribe_batch(
-        self, recordings: Iterable[Audio], *, slots: int | None = None, **options: Unpack[TranscriptionKeywords]
+        self,
+        recordings: Iterable[Audio | Mapping[str, Any]],
+        *,
+        slots: int | None = None,
+        **options: Unpack[TranscriptionKeywords],
     ) -> Iterator[TranscriptionEvent]:
         """Transcribe several recordings together: yield the segments of each as soon as they are finished.
 
         Each result equals that of `transcribe` for the same recording.
 
         Args:
-            recordings: files, or float samples at 16 kHz.
+            recordings: files, float samples at 16 kHz, or mappings with "audio" and options for this recording.
             slots: how many recordings are transcribed together (default: the session's).
             options: see `transcribe`.
 
         Raises:
             InputError: an argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
         """
-        scheduler = self._scheduler(*split_options(options), slots)
-        bins = scheduler.audio.num_mel_bins
-        return scheduler.run(partial(open_audio, audio, bins) for audio in recordings)
+        scheduler = self.scheduler(*split_options(options), slots)
+
+        def opened(recording: Audio | Mapping[str, Any]) -> Task:
+            own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
+            return scheduler.task(open_audio(own.pop("audio", ""), scheduler.audio.num_mel_bins), own)
+
+        return scheduler.run(partial(opened, each) for each in recordings)
 
     @shows_transcription_options
     def transcribe_chunks(
@@ -304,17 +312,29 @@ class Session:
             InputError: the recording or an option cannot be used.
         """
         own, decoding = split_options(options)
-        config = self._scheduler(own, decoding, slots).audio
+        config = self.scheduler(own, decoding, slots).audio
 
         def scheduler(language: str | None) -> Scheduler:
-            return self._scheduler(replace(own, language=language or own.language), decoding, slots)
+            return self.scheduler(replace(own, language=language or own.language), decoding, slots)
 
         recording = open_audio(audio, config.num_mel_bins)
         return map(raise_error, transcribe_chunks(recording, config.window_frames, scheduler))
 
-    def _scheduler(self, options: TranscriptionOptions, decoding: dict[str, Any], slots: int | None) -> Scheduler:
+    def scheduler(
+        self, options: TranscriptionOptions, decoding: Mapping[str, Any], slots: int | None = None
+    ) -> Scheduler:
+        """A scheduler of recordings with its own engines.
+
+        Args:
+            options: how to transcribe.
+            decoding: options of decoding that differ from the session's.
+            slots: how many recordings are transcribed together (default: the session's).
+
+        Raises:
+            InputError: this model cannot transcribe with these options.
+        """
         if (hottest := max(options.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
-            decoding = decoding | {"temperature": hottest}  # options of sampling have an effect
+            decoding = {**decoding, "temperature": hottest}  # options of sampling have an effect
         return Scheduler(
             self.model,
             self.tokenizer,
@@ -322,7 +342,7 @@ class Session:
             self.options_with(decoding),
             validate("slots", Int(1), self.slots if slots is None else slots),
             new_engine=self.engine,
-            new_draft_length=self.planner.draft_length,
+            draft_length=self.planner.draft_length,
         )
 
     def score(self, source: str, target: str | Sequence[int], *, allow_long_prompt: bool = False) -> Score:

@@ -77,6 +77,12 @@ def split_options(options: Mapping[str, Any]) -> tuple[TranscriptionOptions, dic
     Raises:
         InputError: There is no such option, or it does not accept the value.
     """
+    own, decoding = split_names(options)
+    return TranscriptionOptions(**own), decoding
+
+
+def split_names(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same as two mappings, whose values are not checked. Raises `InputError` for an unknown name."""
     own: dict[str, Any] = {}
     decoding: dict[str, Any] = {}
     known = [*transcription_specs(), *DECODING]
@@ -90,7 +96,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[TranscriptionOptions, dic
             similar = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, 1)), "")
             meant = f"did you mean {similar}?" if similar in known else f"there are {', '.join(known)}"
             raise InputError(f"transcriptions have no option {name!r}; {meant}")
-    return TranscriptionOptions(**own), decoding
+    return own, decoding
 
 
 def shows_transcription_options(function: Callable[P, R]) -> Callable[P, R]:

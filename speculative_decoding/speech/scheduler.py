@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -17,6 +17,7 @@ from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder
 from ..sampling import GenerationOptions
 from ..sampling.options import short_repr
+from .keywords import split_names
 from .options import TranscriptionOptions
 from .segments import FRAMES_PER_SECOND, DecodedWindow, Segment
 from .speech_text import SpeechText
@@ -51,11 +52,20 @@ class TranscriptionEvent(NamedTuple):
         return self.result is not None or self.error is not None
 
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A recording, and how to transcribe it."""
+
+    recording: Recording
+    options: TranscriptionOptions
+    decoding: GenerationOptions  # drafts, sampling, beams
+
+
 @dataclass
 class Running:
     """A recording that is being transcribed."""
 
-    index: int
+    number: int
     transcriber: Transcriber
     requests: WindowRequests
     attempts: Generator[Attempt, DecodedWindow, None]
@@ -68,7 +78,7 @@ class Running:
         frames = found.recording.num_frames
         position, seconds = min(found.seek, frames) / FRAMES_PER_SECOND, frames / FRAMES_PER_SECOND
         result = found.result() if is_last else None
-        return TranscriptionEvent(self.index, new, position, seconds, found.language, result)
+        return TranscriptionEvent(self.number, new, position, seconds, found.language, result)
 
 
 @dataclass
@@ -78,11 +88,11 @@ class Scheduler:
     Args:
         model: a speech model.
         tokenizer: the model's.
-        options: how to transcribe.
-        decoding: how to decode: drafts, sampling, beams.
+        options: how to transcribe recordings without a `Task`.
+        decoding: how to decode them: drafts, sampling, beams.
         slots: how many recordings are transcribed together.
         new_engine: makes an engine for requests with these options.
-        new_draft_length: chooses the draft lengths of requests with these options.
+        draft_length: chooses the draft lengths of a request with these options.
     """
 
     model: EncoderDecoder
@@ -91,62 +101,84 @@ class Scheduler:
     decoding: GenerationOptions
     slots: int
     new_engine: Callable[[GenerationOptions, int], Engine]
-    new_draft_length: Callable[[GenerationOptions, int], DraftLength]
-    _engines: dict[int, tuple[Engine, DraftLength]] = field(init=False, default_factory=dict)  # by number of beams
+    draft_length: Callable[[GenerationOptions, int], DraftLength]
+    _engines: dict[int, Engine] = field(init=False, default_factory=dict)  # by number of beams
+    _running: dict[Request, Running] = field(init=False, default_factory=dict)  # by the request for its window
 
     def __post_init__(self) -> None:
-        self._language = language_code(self.model.audio, self.options)
+        language_code(self.model.audio, self.options)
         assert self.model.audio is not None
         self.audio = self.model.audio
         self._text = SpeechText(self.tokenizer, self.audio)
 
-    def run(self, recordings: Iterable[Callable[[], Recording]]) -> Iterator[TranscriptionEvent]:
+    def task(self, recording: Recording, overrides: Mapping[str, Any]) -> Task:
+        """A recording with its own options. Raises `InputError` that names one that cannot be used for it."""
+        own, decoding = split_names(overrides)
+        return Task(recording, replace(self.options, **own), self.decoding.override_for_row(decoding))
+
+    @property
+    def running(self) -> int:
+        """The number of recordings that are being transcribed."""
+        return len(self._running)
+
+    def run(self, recordings: Iterable[Callable[[], Recording | Task]]) -> Iterator[TranscriptionEvent]:
         """Transcribe recordings, which are opened when a slot is free. Their events alternate."""
         waiting = enumerate(recordings)
-        running: dict[Request, Running] = {}
         has_more = True
-        while has_more or running:
-            while has_more and len(running) < self.slots:
-                index, open_recording = next(waiting, (-1, None))
+        while has_more or self._running:
+            while has_more and self.running < self.slots:
+                number, open_recording = next(waiting, (-1, None))
                 if open_recording is None:
                     has_more = False
                     break
                 try:
-                    one = self._start(index, open_recording())
+                    opened = open_recording()
+                    task = opened if isinstance(opened, Task) else Task(opened, self.options, self.decoding)
+                    yield from self.start(number, task)
                 except InputError as error:
-                    yield TranscriptionEvent(index, [], 0.0, 0.0, None, error=str(error))
-                    continue
-                yield one.event()
-                yield from self._advance(one, None, running)
-            for engine, _ in [*self._engines.values()]:
-                for event in engine.step():
-                    request = event.request
-                    if request.finish_reason:
-                        one = running.pop(request)
-                        one.transcriber.stats.add(request.stats)
-                        if request.error:
-                            yield one.event()._replace(error=request.error)
-                        else:
-                            yield from self._advance(one, one.requests.decoded(request), running)
+                    yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=str(error))
+            yield from self.step()
 
-    def _start(self, index: int, recording: Recording) -> Running:
-        language, opening = self._language, None
+    def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
+        """Use a slot for a recording. Raises `InputError` if it cannot be transcribed with its options."""
+        recording, options = task.recording, task.options
+        language, opening = language_code(self.audio, options), None
         if language is None:
             language, opening = self._detect(recording)
-        requests = WindowRequests(self.model, self._text, language, self.options, self.decoding)
+        requests = WindowRequests(self.model, self._text, language, options, task.decoding)
         most = requests.max_positions // 2 - 1
-        transcriber = Transcriber(recording, self._text, language, self.options, requests.align, most, opening)
-        return Running(index, transcriber, requests, transcriber.attempts())
+        transcriber = Transcriber(recording, self._text, language, options, requests.align, most, opening)
+        one = Running(number, transcriber, requests, transcriber.attempts())
+        yield one.event()
+        yield from self._advance(one, None)
 
-    def _detect(self, recording: Recording) -> tuple[str, AudioFrames | None]:
+    def step(self) -> Iterator[TranscriptionEvent]:
+        """Run a round of every recording that has been started."""
+        for engine in [*self._engines.values()]:
+            for event in engine.step():
+                request = event.request
+                if request.finish_reason:
+                    one = self._running.pop(request)
+                    one.transcriber.stats.add(request.stats)
+                    if request.error:
+                        yield one.event()._replace(error=request.error)
+                    else:
+                        yield from self._advance(one, one.requests.decoded(request))
+
+    def cancel(self, number: int) -> None:
+        """Drop a recording and free its slot. A finished one is ignored."""
+        for request, one in [*self._running.items()]:
+            if one.number == number:
+                self._engine(request.options).cancel(request)
+                del self._running[request]
+
+    def _detect(self, recording: Recording) -> tuple[str, AudioFrames]:
         """The language of the first 30 seconds, and their frames."""
         opening = AudioFrames(mx.array(recording.frames(0, self.audio.window_frames)))
         found = language_probabilities(self.model, self.audio, opening)
         return max(found, key=found.__getitem__), opening
 
-    def _advance(
-        self, one: Running, output: DecodedWindow | None, running: dict[Request, Running]
-    ) -> Iterator[TranscriptionEvent]:
+    def _advance(self, one: Running, output: DecodedWindow | None) -> Iterator[TranscriptionEvent]:
         """Give a recording an output, and submit what it decodes next."""
         seek = one.transcriber.seek
         try:
@@ -158,15 +190,14 @@ class Scheduler:
             yield one.event()._replace(error=str(error))
             return
         start = one.requests.decoder_prompt(attempt)
-        engine, draft_length = self._engine(start.options)
-        running[engine.submit(attempt.window.audio, start.options, draft_length, start)] = one
+        length = self.draft_length(start.options, self.slots)
+        self._running[self._engine(start.options).submit(attempt.window.audio, start.options, length, start)] = one
         if one.transcriber.seek != seek:
             yield one.event()
 
-    def _engine(self, options: GenerationOptions) -> tuple[Engine, DraftLength]:
+    def _engine(self, options: GenerationOptions) -> Engine:
         if options.num_beams not in self._engines:
-            engine = self.new_engine(options, self.slots), self.new_draft_length(options, self.slots)
-            self._engines[options.num_beams] = engine
+            self._engines[options.num_beams] = self.new_engine(options, self.slots)
         return self._engines[options.num_beams]
 
 

@@ -16,6 +16,7 @@ from speculative_decoding.loading.tokenizer import Vocabulary
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import History, scores
 from speculative_decoding.session import Session
+from speculative_decoding.speech.mel import open_audio
 from speculative_decoding.speech.options import TranscriptionOptions
 from speculative_decoding.speech.scheduler import Scheduler
 from speculative_decoding.speech.segments import Segment, Window
@@ -268,3 +269,31 @@ def test_scheduler_opens_recordings_when_slots_are_free() -> None:
         done += event.result is not None
         assert len(opened) <= done + 3
     assert done == 5
+
+
+def test_recordings_have_their_own_options_and_can_be_cancelled() -> None:
+    rows: list[Any] = [
+        {"audio": RECORDINGS[0], "language": "de", "word_timestamps": True},
+        {"audio": RECORDINGS[1], "task": "translate", "num_draft_tokens": 3},
+        {"audio": RECORDINGS[1], "clip": "3"},
+        {"audio": RECORDINGS[1], "num_beams": 2},
+        {"audio": RECORDINGS[1], "temperature": (0.9, 1.2), "seed": 3, "acceptance": "coupled"},
+    ]
+    own = session(draft_model=DRAFT)
+    events = [*own.transcribe_batch(rows, slots=2, drafter="model", **GREEDY)]
+    found = {event.number: event.result for event in events if event.result}
+    for number in (0, 1, 4):
+        options = {name: value for name, value in rows[number].items() if name not in ("audio", "num_draft_tokens")}
+        check_equal(found[number], transcribe(rows[number]["audio"], **options))
+    errors = {event.number: event.error for event in events if event.error}
+    assert "no option 'clip'; did you mean clip_timestamps?" in errors[2] and "num_beams" in errors[3]
+
+    scheduler = own.scheduler(TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
+    for number, audio in enumerate(RECORDINGS[:2]):
+        assert len([*scheduler.start(number, scheduler.task(open_audio(audio, 6), {}))]) == 1
+    scheduler.cancel(0)
+    results = []
+    while scheduler.running:
+        results += [event for event in scheduler.step() if event.result]
+    assert [event.number for event in results] == [1]
+    check_equal(results[0].result, BASELINE[1])
