@@ -21,17 +21,14 @@ from .parser import File, Parser, add_flags, flag, naming_flags, refuse_removed_
 from .run_config import DraftFlags, ModelFlags
 
 PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
-NO_SPEECH_FLAGS = (  # options of a transcription without a flag of their own: --source-language, --temperature, -m
-    "language",
-    "temperature",
-    "sample_len",
-    "prepend_punctuations",
-    "append_punctuations",
-)
-SPEECH_OPTIONS = [each.name for each in fields(TranscriptionOptions) if each.name not in NO_SPEECH_FLAGS]
-SHARED_FLAGS = {"src_lang": "language", "max_tokens": "sample_len"}  # decoding option -> option of a transcription
+PUNCTUATION = ("prepend_punctuations", "append_punctuations")  # also without a flag
+SHARED_FLAGS = {"src_lang": "language", "max_tokens": "sample_len", "temperature": "temperature"}
+# decoding options whose flags set options of a transcription
+SPEECH_ONLY = [
+    each.name for each in fields(TranscriptionOptions) if each.name not in (*PUNCTUATION, *SHARED_FLAGS.values())
+]
 TEXT_ONLY = [  # decoding options without effect on a transcription
-    each.name for each in fields(GenerationOptions) if each.name not in (*DECODING, *SHARED_FLAGS, "temperature")
+    each.name for each in fields(GenerationOptions) if each.name not in (*DECODING, *SHARED_FLAGS)
 ]
 CONFLICTS = {  # flags that cannot be combined with these
     "input": ("prompt", "verify", "interactive", "compare", "show_draft", "trace"),
@@ -43,7 +40,7 @@ CONFLICTS = {  # flags that cannot be combined with these
     "chunked": ("clip_timestamps",),
 }
 REQUIRES = {  # flags that have no effect without another
-    **dict.fromkeys([*SPEECH_OPTIONS, "output_format", "chunked"], "audio"),
+    **dict.fromkeys([*SPEECH_ONLY, "output_format", "chunked"], "audio"),
     "output": "input",
     "max_memory": "input",
     "input_format": "input",
@@ -138,7 +135,7 @@ def main_parser(program: str = "main.py") -> Parser:
     add_flags(parser, "prompt and output", Views)
     add_flags(parser, "files of prompts", Files)
     add_flags(parser, "speech", Recordings, lists=("audio",))
-    add_flags(parser, "transcription", TranscriptionOptions, without=NO_SPEECH_FLAGS)
+    add_flags(parser, "transcription", TranscriptionOptions, without=(*PUNCTUATION, *SHARED_FLAGS.values()))
     add_flags(parser, "diagnosis", Doctor)
     add_flags(parser, "several processes, started by mlx.launch", Together)
     add_decoding_flags(parser)
@@ -159,22 +156,26 @@ def transcribe_parser(program: str) -> Parser:
     parser = Parser(prog=program, description="Transcribe recordings with a speech model such as Whisper.")
     parser.add_argument("audio", nargs="+", metavar="FILE", help=AUDIO)
     add_flags(parser, "output", Recordings, without=("audio",))
-    add_flags(parser, "transcription", TranscriptionOptions, without=NO_SPEECH_FLAGS)
-    for kind, own in ((Files, "slots"), (Views, "stats_json")):
-        add_flags(parser, own, kind, without=[each.name for each in fields(kind) if each.name != own])
-    add_decoding_flags(parser, without=TEXT_ONLY)
+    add_flags(parser, "transcription", TranscriptionOptions, without=PUNCTUATION)
+    for title, kind, own in (("several recordings", Files, "slots"), ("statistics", Views, "stats_json")):
+        add_flags(parser, title, kind, without=[each.name for each in fields(kind) if each.name != own])
+    add_decoding_flags(parser, without=[*TEXT_ONLY, *SHARED_FLAGS])
     return parser
 
 
 def transcription_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a transcription that were given, by name. Raises `InputError`."""
     given = vars(args)
-    options = {name: given[name] for name in (*SPEECH_OPTIONS, "temperature") if name in given}
+    options = {name: given[name] for name in (*SPEECH_ONLY, *SHARED_FLAGS.values()) if name in given}
     options |= {name: given[other] for other, name in SHARED_FLAGS.items() if other in given}
     if "temperature" in given and "compression_ratio_threshold" in given:
         raise InputError(
             "--compression-ratio-threshold has no effect with --temperature, which turns the fallback to higher "
             "temperatures off; leave one of them out"
+        )
+    if given.get("num_beams", 1) > 1 and given.get("temperature", 0) > 0:
+        raise InputError(
+            f"--num-beams {given['num_beams']} has no effect at --temperature {given['temperature']:g}; leave one out"
         )
     if "carry_initial_prompt" in given and "initial_prompt" not in given:
         raise InputError("--carry-initial-prompt has no effect without --initial-prompt; give both, or leave it out")

@@ -27,7 +27,7 @@ FLAG_NAMES = {  # fields whose flags have a different name, such as the short fo
     "language": "source_language",
     "sample_len": "max_tokens",
 }
-SHORT_FLAGS = {"max_tokens": "-m", "interactive": "-i"}
+SHORT_FLAGS = {"max_tokens": "-m", "sample_len": "-m", "interactive": "-i"}
 FORMER_FLAGS = {
     "model": "--model-name",
     "draft_model": "--draft-model-name",

@@ -43,8 +43,8 @@ def transcribe(chosen: argparse.Namespace) -> int:
     slots = flags_from(Files, chosen).slots if flags.chunked or len(flags.audio) > 1 else 1
     require_a_recording(flags.audio)
 
-    shared = argparse.Namespace(**{name: value for name, value in vars(chosen).items() if name not in SHARED_FLAGS})
-    config = run_config_from(shared, may_sample="temperature" not in chosen)
+    decoding = argparse.Namespace(**{name: value for name, value in vars(chosen).items() if name not in SHARED_FLAGS})
+    config = run_config_from(decoding, may_sample=options.get("temperature") != 0)
     pair = config.open()
     audio = pair.target.model.audio
     if audio is None:

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from speculative_decoding.cli import main as main_py
-from speculative_decoding.cli import transcribe
+from speculative_decoding.cli import programs, transcribe
+from speculative_decoding.cli.flags import main_parser
 from speculative_decoding.decoding.stats import GenerationStats
+from speculative_decoding.errors import InputError
 from speculative_decoding.models.audio import AudioConfig
 from speculative_decoding.sampling import GenerationOptions
 from speculative_decoding.speech.chunks import in_order, transcribe_chunks
@@ -185,6 +187,33 @@ def test_flags_become_options(run: Any) -> None:
     assert run("--audio", JFK, "--chunked", events=progress_of(0, ["eins"]))[3] == {"chunks": JFK, "slots": 8}
 
 
+@pytest.mark.parametrize("command", [transcribe.main, lambda arguments: programs.main(["transcribe", *arguments])])
+def test_the_command_has_the_same_flags(command: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_py, "main", command)
+    flags = ("--source-language", "de", "-m", "40", "--temperature", "0.5", "--top-k", "3")
+    status, out, _, given = run(*flags, JFK, events=progress_of(0, ["eins"]))
+    assert (status, out) == (0, "eins\n")
+    expected = {"language": "de", "sample_len": 40, "temperature": 0.5}
+    assert given == {"recordings": [JFK], "slots": 1, **expected}
+    assert run("--stop", "x", JFK)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--top-k 3", ""),
+        ("--top-k 3 --temperature 0.5", ""),
+        ("--top-k 3 --temperature 0", "--top-k has no effect at --temperature 0"),
+        ("--num-beams 5 --draft-model t5-web-docs-draft", "--draft-model t5-web-docs-draft: has no effect with"),
+    ],
+)
+def test_options_of_sampling_have_an_effect_if_windows_may_be_sampled(flags: str, message: str) -> None:
+    """The bundled model reads text, which is the error if the flags are suitable."""
+    arguments = ["--audio", JFK, "--model", "t5-web-docs", *flags.split()]
+    with pytest.raises(InputError, match=message or "reads text"):
+        transcribe.transcribe(main_parser().parse_args(arguments))
+
+
 def test_statistics_are_written(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "stats.json"
     assert run("--audio", JFK, "--stats-json", str(path), events=progress_of(0, ["eins"]))[0] == 0
@@ -213,6 +242,7 @@ def test_statistics_are_written(run: Any, tmp_path: Path) -> None:
         ("--audio JFK --chunked --clip-timestamps 1", "--clip-timestamps cannot be combined with --chunked"),
         ("--audio JFK --hallucination-silence-threshold 1", "has no effect without --word-timestamps"),
         ("--audio JFK --temperature 0 --compression-ratio-threshold 2", "has no effect with --temperature"),
+        ("--audio JFK --temperature 0.5 --num-beams 5", "--num-beams 5 has no effect at --temperature 0.5"),
         ("--audio JFK --carry-initial-prompt", "--carry-initial-prompt has no effect without --initial-prompt"),
         ("--audio JFK --clip-timestamps x", "--clip-timestamps must be"),
         ("--audio JFK --source-language xx", "--source-language 'xx': unknown; choose one of the 2 languages"),
