@@ -65,6 +65,11 @@ def bart(width: int, d_ff: int, heads: int, layers: int, **fields: Any) -> dict[
     return {**BART_IDS, "d_model": width, **sizes, **fields}
 
 
+def whisper(width: int, heads: int, layers: int, decoder_layers: int, **fields: Any) -> dict[str, Any]:
+    sizes = bart(width, 4 * width, heads, layers, model_type="whisper", num_mel_bins=80, vocab_size=51_865)
+    return {**sizes, "decoder_layers": decoder_layers, **fields}
+
+
 def gemma_stack(width: int, d_ff: int, heads: int, kv_heads: int, layers: int, **fields: Any) -> dict[str, Any]:
     return {
         "vocab_size": 256_000,
@@ -93,6 +98,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "bart-large": bart(1024, 4096, 16, 12),
     "nllb-600m": bart(1024, 4096, 16, 12, model_type="m2m_100", vocab_size=256_206),
     "nllb-3.3b": bart(2048, 8192, 16, 24, model_type="m2m_100", vocab_size=256_206),
+    "whisper-base": whisper(512, 8, 6, 6),
+    "whisper-large-v3": whisper(1280, 20, 32, 32, num_mel_bins=128, vocab_size=51_866),
+    "distil-large-v3": whisper(1280, 20, 32, 2, num_mel_bins=128, vocab_size=51_866),
     "t5gemma-2b": {"model_type": "t5gemma", "encoder": GEMMA_2B, "decoder": GEMMA_2B},
     "t5gemma2-270m": {"model_type": "t5gemma2", "encoder": {"text_config": GEMMA_3_270M}, "decoder": GEMMA_3_270M},
     "t5gemma2-4b": {"model_type": "t5gemma2", "encoder": {"text_config": GEMMA_3_4B}, "decoder": GEMMA_3_4B},
@@ -213,7 +221,8 @@ def set_weights(module: nn.Module) -> None:
 
 
 def new_cache(model: EncoderDecoder, rows: int) -> Any:
-    encoder_output = mx.broadcast_to(mx.zeros((), mx.bfloat16), (rows, SOURCE_TOKENS, model.encoder_width))
+    length = SOURCE_TOKENS if model.audio is None else model.audio.window_frames // 2
+    encoder_output = mx.broadcast_to(mx.zeros((), mx.bfloat16), (rows, length, model.encoder_width))
     return model.make_cache(encoder_output)
 
 

@@ -2,7 +2,8 @@
 
 The formula is speculative_decoding/draft_length/predicted_costs.py. Bytes come from the models' configurations, kernels
 from tools/dispatches.py, and draft lengths from `recommend_length`. Drafts come from a draft head of the target, or
-from a small model of the family. Encoders, the attention's keys and values, and text are not counted.
+from a small model of the family. Encoders, the attention's keys and values, and text are not counted, except for the
+cross-attention's keys and values of a speech model's window.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.simulated_devices import CURVES
 from speculative_decoding.draft_length.adaptive import recommend_length
 from speculative_decoding.draft_length.costs import RoundCosts
 from speculative_decoding.draft_length.predicted_costs import CHIPS, Chip, Work, predicted_costs, relative_costs
+from speculative_decoding.models import EncoderDecoder
 
 from . import dispatches
 
@@ -35,6 +37,9 @@ TARGETS = (  # name, bits, draft model
     ("flan-t5-xl", 4, "flan-t5-small"),
     ("nllb-3.3b", 16, "nllb-600m"),
     ("nllb-3.3b", 4, "nllb-600m"),
+    ("whisper-base", 16, None),
+    ("whisper-large-v3", 16, "distil-large-v3"),
+    ("whisper-large-v3", 4, "distil-large-v3"),
     ("t5gemma2-4b", 16, "t5gemma2-270m"),
     ("t5gemma2-4b", 4, "t5gemma2-270m"),
 )
@@ -42,20 +47,29 @@ TARGETS = (  # name, bits, draft model
 
 @lru_cache
 def work_of_pass(name: str, bits: int, width: int, generation: int) -> Work:
+    model = dispatches.weightless(name, bits)
     return Work(
-        bytes_per_pass(dispatches.weightless(name, bits)),
+        bytes_per_pass(model) + model.config.decoder_layers * window_bytes(model),
         dispatches.count(name, width, generation=generation, bits=bits).total(),
     )
 
 
+def window_bytes(model: EncoderDecoder) -> int:
+    """Return the size of one layer's cross keys and values for a whole window, or 0 for a model that reads text."""
+    decoder = model.config.decoder
+    positions = 0 if model.audio is None else model.audio.window_frames // 2
+    return 2 * 2 * positions * decoder.num_kv_heads * decoder.head_dim
+
+
 def work_of_head(name: str, bits: int, generation: int) -> tuple[Work, Work]:
     """Return the work of a step of a draft head in 16 bits, with 4,096 output ids, and of starting a draft."""
-    head = dispatches.head_for(dispatches.weightless(name, bits))
+    model = dispatches.weightless(name, bits)
+    head = dispatches.head_for(model)
     output = dispatches.DRAFT_VOCABULARY * head.config.d_model
     combine = head.combine.weight.size
     weights = head.nbytes // 4  # lazy weights are float32
     step = dispatches.count_head_step(name, generation=generation, bits=bits).total()
-    return Work(2 * (weights - combine + output), step), Work(2 * combine, HEAD_START_DISPATCHES)
+    return Work(2 * (weights - combine + output) + window_bytes(model), step), Work(2 * combine, HEAD_START_DISPATCHES)
 
 
 def costs_on(chip: Chip, name: str, bits: int, draft: str | None) -> RoundCosts:

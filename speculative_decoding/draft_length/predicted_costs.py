@@ -17,7 +17,8 @@ from .costs import ALL_WIDTHS, RoundCosts
 
 DISPATCH_SECONDS = 2.75e-6  # of a tiny kernel that depends on the one before it (ml-explore/mlx#4521, M3 Ultra)
 HOST_SECONDS = 1.5e-4  # half of what an x86-64 server takes (docs/decisions/host-time.md)
-DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "T5Gemma": 32, "T5Gemma2": 30}  # about; tools/dispatches.py counts them
+# About; tools/dispatches.py counts them.
+DISPATCHES_PER_LAYER = {"T5": 14, "BART": 17, "Whisper": 17, "T5Gemma": 32, "T5Gemma2": 30}
 
 
 class Chip(NamedTuple):
@@ -33,6 +34,7 @@ class Chip(NamedTuple):
 
 CHIPS: Mapping[str, Chip] = {
     "M1": Chip(68e9, 1),
+    "M1 Pro": Chip(200e9, 1),
     "M4": Chip(120e9, 4),
     "M4 Pro": Chip(273e9, 4),
     "M4 Max": Chip(546e9, 4),

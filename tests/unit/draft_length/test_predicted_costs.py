@@ -78,7 +78,7 @@ def test_the_table_has_a_line_for_each_target(monkeypatch: pytest.MonkeyPatch) -
     assert len([*predicted_speed.compared()]) == 7
 
 
-@pytest.mark.parametrize("name", ["t5-base", "nllb-600m", "t5gemma-2b", "t5gemma2-4b"])
+@pytest.mark.parametrize("name", ["t5-base", "nllb-600m", "whisper-base", "t5gemma-2b", "t5gemma2-4b"])
 def test_the_doctor_counts_about_as_many_dispatches_as_the_graph_has(name: str) -> None:
     model = predicted_speed.dispatches.weightless(name, 16)
     exact = predicted_speed.work_of_pass(name, 16, 1, 4)
