@@ -19,6 +19,7 @@ from ..loading.pair import require_same_tokens
 from ..sampling.values import Bool, Int, Number, Text
 from ..session import Session
 from ..training.options import TrainingOptions
+from ..training.recordings import Prompt, read_manifest
 from ..training.trainer import HISTORY, NUM_DRAFT_TOKENS, Report, Schedule
 from ..training.training_run import TrainingRun
 from . import common
@@ -73,8 +74,17 @@ def train_parser(program: str) -> Parser:
         description="Train a draft head for a target, or distill a small model, on the target's own outputs.",
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument(
-        "--prompts", nargs="+", type=Path, required=True, metavar="FILE", help="files with one prompt per line"
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--prompts", nargs="+", type=Path, default=[], metavar="FILE", help="files with one prompt per line"
+    )
+    source.add_argument(
+        "--audio-manifest",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="for a speech model: files with one transcribed recording per line, in JSON (docs/training.md)",
     )
     add_flags(parser, "training", TrainFlags)
     return parser
@@ -86,14 +96,17 @@ def train(chosen: argparse.Namespace) -> int:
     assert flags.model is not None and flags.output is not None
     folder = find(flags.model, "--model")
     conversion.require_replaceable(flags.output, folder, flags.force)
-    prompts = {str(path): common.read_prompts(path, "--prompts") for path in chosen.prompts}
+    prompts: dict[str, Sequence[Prompt]] = {}
+    prompts |= {str(path): common.read_prompts(path, "--prompts") for path in chosen.prompts}
+    prompts |= {str(path): read_manifest(path) for path in chosen.audio_manifest}
     target = open_model(folder, dtype="float32")
+    require_readable(target, flags, bool(chosen.audio_manifest))
     draft = open_initial_draft(flags, target)
     work = flags.output.with_name(flags.output.name + ".training")
     processes = TrainingGroup.join()
     session = Session(target.model, target.tokenizer)
     run = TrainingRun(session, prompts, work, flags.schedule, flags, draft, processes)
-    run.begin(flags.settings(chosen.prompts), resume=flags.resume)
+    run.begin(flags.settings([*chosen.prompts, *chosen.audio_manifest]), resume=flags.resume)
     target.load_weights()
     if draft is not None:
         draft.load_weights()
@@ -107,8 +120,9 @@ def train(chosen: argparse.Namespace) -> int:
     num_held_out = sum(map(len, run.held_out.values()))
     num_prompts = len(run.training_prompts)
     process_count = f"{processes.size} processes; " if processes.size > 1 else ""
+    what = "recordings" if chosen.audio_manifest else "prompts"
     say_once(
-        f"{num_prompts} training prompts, {num_held_out} held out; about {run.memory_needed / 1e9:.1f} GB of memory; "
+        f"{num_prompts} training {what}, {num_held_out} held out; about {run.memory_needed / 1e9:.1f} GB of memory; "
         f"{process_count}work in {work}"
     )
     with progress(is_shown=is_first) as show:
@@ -134,6 +148,16 @@ def train(chosen: argparse.Namespace) -> int:
     if is_first:
         finish(run, flags.output, folder.name)
     return 0
+
+
+def require_readable(target: ModelHandle, flags: TrainFlags, has_recordings: bool) -> None:
+    """Raise `InputError` if the target cannot read the prompts, or its draft cannot be trained on them."""
+    if has_recordings and target.model.audio is None:
+        raise InputError(f"--audio-manifest: {flags.model} reads text; give it --prompts, or name a speech model")
+    if not has_recordings and target.model.audio is not None:
+        raise InputError(f"--prompts: {flags.model} transcribes speech; give it an --audio-manifest")
+    if has_recordings and flags.kind == "model":
+        raise InputError("--kind model: only a draft head can be trained on recordings; leave --kind out")
 
 
 def finish(run: TrainingRun, output: Path, made_for: str) -> None:

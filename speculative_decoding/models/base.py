@@ -217,6 +217,13 @@ class EncoderDecoder(nn.Module):
         layers = [CrossAttentionCache(keys, values) for keys, values in self.cross_projections(encoder_output)]
         return self.decoder_hidden(tokens, mx.array([0]), table, padding_mask(mask, encoder_output.dtype), layers)
 
+    def head_weights(self, d_ff: int) -> dict[str, mx.array]:
+        """Return weights of this target with which a draft head of `d_ff` units starts. Its others are random.
+
+        See docs/decisions/head-initialisation.md.
+        """
+        return {}
+
     def finalize(self) -> Compiled:
         """Prepare `states` for the current weights. Call this after changing the weights of a model that has decoded.
 

@@ -96,6 +96,7 @@ class DraftHead(nn.Module):
         output_head = target.head_of(ids)
         products = (output_head(probe) - output_head(-probe)) / 0.02  # cancels the bias, and stays below any soft cap
         weights = head.initial_weights(root_mean_square(target.embed(ids[None])), root_mean_square(products), seed)
+        weights |= target.head_weights(head.config.d_ff)
         head.load_weights([*weights.items()])
         head.hidden_epsilon = EPSILON * target.residual_scale**2
         mx.eval(head.parameters())

@@ -230,6 +230,25 @@ class Whisper(EncoderDecoder):
             x = layer(x, 1, mask, source_mask, cache)
         return mx.stack([scores[layer][0, head] for layer, head in heads]), self.final_states(x)[None]
 
+    def head_weights(self, d_ff: int) -> dict[str, mx.array]:
+        """Return the cross-attention and the strongest feed-forward units of the last layer.
+
+        The norms before them are folded into the weights, without their biases. The head's state is about twice as
+        large as the layer's.
+        """
+        layer = self.decoder.layers[-1]
+        attention = layer.cross_attention
+        wi = layer.ff.wi.weight * layer.ff_norm.weight
+        wo = layer.ff.wo.weight
+        strongest = mx.argsort(-mx.linalg.norm(wi, axis=1) * mx.linalg.norm(wo, axis=0))[:d_ff]
+        size = 0.65
+        return {
+            "q.weight": attention.q.weight * layer.cross_norm.weight * self.config.decoder.scale,
+            "o.weight": attention.o.weight / size,
+            "wi.weight": wi[strongest],
+            "wo.weight": wo[:, strongest] / size,
+        }
+
     @classmethod
     def parameter_sources(cls, config: WhisperConfig, names: Set[str]) -> Sources:
         kinds = ("weight", "bias")

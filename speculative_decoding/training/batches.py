@@ -15,10 +15,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..models.audio import token_ids
+from .options import BATCH_SIZE
 from .outputs import Example
 from .teacher import TeacherTargets
 
-BATCH_SIZE = 24  # examples in a step
 DRAFT_STEPS = 5  # tokens that a head drafts after each anchor
 FREQUENT_CANDIDATES = 1536  # the most frequent ids, in every step
 LIKELY_CANDIDATES = 768  # further ids with the highest probability in the labels
@@ -118,19 +119,20 @@ class Sampler:
 
     examples: Sequence[Example]
     seed: int
+    batch_size: int = BATCH_SIZE
 
     @cached_property
     def _lengths(self) -> NDArray[np.float64]:
         return np.array([len(each.output) + 0.1 * len(each.source) for each in self.examples])
 
     def indices(self, step: int) -> list[int]:
-        batches = -(-len(self.examples) // BATCH_SIZE)
+        batches = -(-len(self.examples) // self.batch_size)
         epoch, batch = divmod(step, batches)
         rng = np.random.default_rng([self.seed, epoch])
         noise = np.exp(0.1 * rng.standard_normal(len(self._lengths)))
         order = np.argsort(self._lengths * noise, kind="stable")
         batch = int(rng.permutation(batches)[batch])
-        return [int(index) for index in order[batch * BATCH_SIZE : (batch + 1) * BATCH_SIZE]]
+        return [int(index) for index in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
 
     def rng(self, step: int) -> np.random.Generator:
         """Return the generator for a step's other random choices."""
@@ -217,7 +219,7 @@ def make_head_batch(
     for b, (example, target, anchor) in enumerate(zip(examples, targets, anchors, strict=True)):
         count = len(anchor)
         length = len(example.output)
-        sequence = np.array([start_token, *example.output], np.int32)
+        sequence = np.array([*example.decoder_input(start_token), example.output[-1]], np.int32)[-length - 1 :]
         positions = np.arange(DRAFT_STEPS)[:, None] + anchor
         is_inside = positions < length
         positions = np.minimum(positions, length - 1)
@@ -269,7 +271,7 @@ def make_sequence_batch(
 
     for b, (example, target) in enumerate(zip(examples, targets, strict=True)):
         length = len(example.output)
-        source[b, : len(example.source)] = example.source
+        source[b, : len(example.source)] = token_ids(example.read_source())
         mask[b, : len(example.source)] = True
         tokens[b, :length] = [start_token, *example.output[:-1]]
         written[b, :length] = example.output

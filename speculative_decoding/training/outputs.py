@@ -8,22 +8,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ..decoding.prompt import encode_prompt
 from ..distributed.training_group import SINGLE_PROCESS, TrainingGroup
 from ..errors import InputError
+from ..models.audio import AudioFrames, Source
 from ..sampling.options import MAX_SEED
 from ..session import Session
 from .options import TrainingOptions
 
 
+@dataclass(frozen=True, eq=False)
+class SpeechWindow:
+    """The source of an example for a speech model.
+
+    frames: Log-mel frames (T, mel bands), T even.
+    """
+
+    frames: NDArray[np.float16]
+
+    def __len__(self) -> int:
+        """Return the number of encoder positions."""
+        return len(self.frames) // 2
+
+
 @dataclass(frozen=True)
 class Example:
-    """The source tokens of a prompt, and the target's output without the start token."""
+    """A source with an output of the target.
 
-    source: list[int]
-    output: list[int]
+    Args:
+        source: Token ids, or a window of a recording.
+        output: Without the start token and other given ids.
+        prefix: The given ids before the output, if they are more than the start token.
+    """
+
+    source: Sequence[int] | SpeechWindow
+    output: Sequence[int]
+    prefix: Sequence[int] = ()
+
+    def read_source(self) -> Source:
+        """Return the source for the model. Audio frames are new, because they keep their encoder output."""
+        if isinstance(self.source, SpeechWindow):
+            return AudioFrames(mx.array(self.source.frames.astype(np.float32)))
+        return self.source
+
+    def decoder_input(self, start_token: int) -> list[int]:
+        """Return the ids before each id of the output, and the prefix before them."""
+        return [*(self.prefix or [start_token]), *self.output[:-1]]
 
 
 def output_request(options: TrainingOptions, index: int, prompt: str) -> dict[str, Any]:
@@ -84,18 +118,23 @@ def read_all(folder: Path, vocab_size: int) -> dict[int, Example | None]:
 
 def read_outputs(path: Path, vocab_size: int) -> dict[int, Example | None]:
     """Read a file of outputs and cut off an incomplete last line. Raises `InputError` for a damaged line."""
-    content = path.read_bytes()
-    complete = content[: content.rfind(b"\n") + 1]
-    if len(complete) < len(content):
-        path.write_bytes(complete)
     known: dict[int, Example | None] = {}
-    for number, line in enumerate(complete.splitlines(), start=1):
+    for number, line in enumerate(complete_lines(path), start=1):
         try:
             index, *parts = json.loads(line)
             known[int(index)] = Example(*(checked_ids(part, vocab_size) for part in parts)) if parts else None
         except (ValueError, TypeError) as error:
             raise InputError(f"{path}, line {number}: damaged ({error}); delete the file to decode it again") from error
     return known
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """Read the lines of a file, and cut off an incomplete last line. Returns none if there is no file."""
+    content = path.read_bytes() if path.exists() else b""
+    complete = content[: content.rfind(b"\n") + 1]
+    if len(complete) < len(content):
+        path.write_bytes(complete)
+    return complete.splitlines()
 
 
 def checked_ids(value: object, vocab_size: int) -> list[int]:

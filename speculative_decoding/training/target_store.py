@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..loading.atomic_io import atomic_write
 from .outputs import Example
-from .teacher import TEACHER_BATCH, Teacher, TeacherTargets
+from .teacher import TEACHER_BATCH, TEACHER_POSITIONS, Teacher, TeacherTargets
 
 
 class TargetStore:
@@ -66,12 +66,12 @@ class TargetStore:
                 if file.tell() < self._field_bytes(name, done):
                     raise InputError(f"{file.name}: shorter than {state_file.name} says; delete {folder}")
                 file.truncate(self._field_bytes(name, done))
-            for start in range(done, len(self.examples), TEACHER_BATCH):
-                for targets in self.teacher.compute(self.examples[start : start + TEACHER_BATCH]):
+            for number, end in enumerate(batch_ends(self.examples, done), start=1):
+                for targets in self.teacher.compute(self.examples[done:end]):
                     for name, array in targets._asdict().items():
                         files[name].write(np.ascontiguousarray(array).tobytes())
-                done = min(start + TEACHER_BATCH, len(self.examples))
-                if (start // TEACHER_BATCH) % 16 == 15 or done == len(self.examples):
+                done = end
+                if number % 16 == 0 or done == len(self.examples):
                     for file in files.values():
                         file.flush()
                         os.fsync(file.fileno())  # before the state file counts them
@@ -95,6 +95,19 @@ class TargetStore:
             )
             for i in indices
         ]
+
+
+def batch_ends(examples: Sequence[Example], start: int) -> Iterator[int]:
+    """Yield the end of each batch of examples for the teacher, from `start`."""
+    longest = count = 0
+    for end in range(start, len(examples)):
+        longest = max(longest, len(examples[end].source))
+        if count and (count == TEACHER_BATCH or (count + 1) * longest > TEACHER_POSITIONS):
+            yield end
+            longest, count = len(examples[end].source), 0
+        count += 1
+    if count:
+        yield len(examples)
 
 
 def read_done(state_file: Path, facts: dict[str, Any]) -> int:

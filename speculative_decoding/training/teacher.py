@@ -16,6 +16,7 @@ from ..sampling.distribution import BLOCK, in_blocks
 from .outputs import Example
 
 TEACHER_BATCH = 32  # examples in a forward pass
+TEACHER_POSITIONS = 1 << 14  # padded source positions in a forward pass of several examples
 
 Halfs = NDArray[np.float16]
 
@@ -24,7 +25,7 @@ class TeacherTargets(NamedTuple):
     """Training targets of one example with L output tokens and S source tokens.
 
     Args:
-        hidden: (L, layers * d) normalized states; row i belongs to the i-th decoder input, the start token first.
+        hidden: (L, layers * d) normalized states; row i belongs to the decoder input before output token i.
         ids: (L, 16) the most likely next tokens.
         probs: (L, 16) their probabilities.
         encoder_output: (S, encoder width).
@@ -60,11 +61,14 @@ class Teacher:
 
     def compute(self, examples: Sequence[Example]) -> list[TeacherTargets]:
         """Compute the targets of several examples in one forward pass."""
-        source, mask, tokens = pad_examples(self.target, examples)
-        encoder_output = self.target.encode(source, mask)
+        encoder_output, mask = encode_examples(self.target, examples)
+        inputs = [example.decoder_input(self.target.config.decoder_start_token_id) for example in examples]
+        tokens = mx.array(padded(inputs, self.target.config.pad_token_id))
         hidden = self.target.teacher_forced_hidden(tokens, encoder_output, mask)
         lengths = [len(example.output) for example in examples]
-        rows = np.flatnonzero(np.arange(tokens.shape[1]) < np.array(lengths)[:, None])  # without the padding
+        places = [slice(len(each) - length, len(each)) for each, length in zip(inputs, lengths, strict=True)]
+        numbers = np.arange(tokens.size).reshape(tokens.shape)
+        rows = np.concatenate([numbers[i, place] for i, place in enumerate(places)])  # that predict the outputs
         final = self.target.final_states(hidden[-1]).flatten(0, 1)[mx.array(rows)]
         ids, probs = most_likely(self.target.logits(final), self._label_ids)
         states = [normed(hidden[layer]) for layer in self.layers]
@@ -75,7 +79,7 @@ class Teacher:
         ends = np.cumsum(lengths)
         return [
             TeacherTargets(
-                numpy_states[i, : lengths[i]],
+                numpy_states[i, places[i]],
                 ids[ends[i] - lengths[i] : ends[i]],
                 probs[ends[i] - lengths[i] : ends[i]],
                 numpy_encoder_output[i, : len(example.source)],
@@ -111,13 +115,14 @@ def largest(values: mx.array, k: int) -> mx.array:
     return mx.argpartition(-values, min(k, values.shape[-1]) - 1, axis=-1)[:, :k]
 
 
-def pad_examples(target: EncoderDecoder, examples: Sequence[Example]) -> tuple[mx.array, mx.array, mx.array]:
-    """Return source tokens (B, S), their mask (B, S) and decoder input (B, L), which starts with the start token."""
-    start = target.config.decoder_start_token_id
-    pad = target.config.pad_token_id
-    source_length = max(len(each.source) for each in examples)
-    length = max(len(each.output) for each in examples)
-    sources = [each.source + [pad] * (source_length - len(each.source)) for each in examples]
-    tokens = [[start, *each.output[:-1]] + [pad] * (length - len(each.output)) for each in examples]
-    mask = mx.arange(source_length) < mx.array([len(each.source) for each in examples])[:, None]
-    return mx.array(sources), mask, mx.array(tokens)
+def encode_examples(target: EncoderDecoder, examples: Sequence[Example]) -> tuple[mx.array, mx.array]:
+    """Return the encoder outputs of the examples, padded with zeros (B, S, d), and their mask (B, S)."""
+    rows = target.encode_rows([example.read_source() for example in examples])
+    longest = max(row.shape[1] for row in rows)
+    mask = mx.arange(longest) < mx.array([row.shape[1] for row in rows])[:, None]
+    return mx.concatenate([mx.pad(row, [(0, 0), (0, longest - row.shape[1]), (0, 0)]) for row in rows]), mask
+
+
+def padded(rows: Sequence[Sequence[int]], value: int) -> list[list[int]]:
+    longest = max(map(len, rows))
+    return [[*row, *[value] * (longest - len(row))] for row in rows]

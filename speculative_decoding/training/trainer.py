@@ -25,6 +25,7 @@ from ..loading.atomic_io import sync
 from ..session import Session
 from .batches import Sampler
 from .loss import training_loss
+from .recordings import Prompt, Recording
 from .students import Batch, Student
 from .target_store import TargetStore
 
@@ -88,7 +89,7 @@ class Trainer:
         sampler: chooses the examples of each step.
         schedule: learning rate and length.
         session: decodes the held-out prompts.
-        held_out: prompts to measure on during the run.
+        held_out: prompts or recordings to measure on during the run.
         checkpoint: the file to save to and resume from.
         processes: the ranks of this run.
     """
@@ -98,7 +99,7 @@ class Trainer:
     sampler: Sampler
     schedule: Schedule
     session: Session
-    held_out: Sequence[str]
+    held_out: Sequence[Prompt]
     checkpoint: Path
     processes: TrainingGroup = SINGLE_PROCESS
     step: int = field(init=False, default=0)
@@ -228,12 +229,18 @@ def storable(array: mx.array) -> mx.array:
     return (array.astype(mx.uint32) if mx.issubdtype(array.dtype, mx.integer) else array).reshape(-1)
 
 
-def measure_draft(session: Session, student: Student, prompts: Sequence[str]) -> GenerationStats:
-    """Decode prompts greedily with the student as draft. Returns the statistics of all prompts together."""
+def measure_draft(session: Session, student: Student, prompts: Sequence[Prompt]) -> GenerationStats:
+    """Decode prompts or transcribe recordings greedily with the student as draft. Returns the total statistics."""
     drafting = Session(session.model, session.tokenizer, student.draft(), slots=16)
     stats = GenerationStats()
     # strict=False: only counts matter, so there is no need to calibrate exact passes
-    for each in drafting.batch(prompts, drafter="model", num_draft_tokens=NUM_DRAFT_TOKENS, strict=False):
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for each in drafting.batch(texts, drafter="model", num_draft_tokens=NUM_DRAFT_TOKENS, strict=False):
         if each.result is not None:
             stats.add(each.result.stats)
+    if recordings := [prompt.audio for prompt in prompts if isinstance(prompt, Recording)]:
+        options: Any = {"drafter": "model", "num_draft_tokens": NUM_DRAFT_TOKENS, "strict": False}
+        for event in drafting.transcribe_batch(recordings, temperature=0.0, **options):
+            if event.result is not None:
+                stats.add(event.result.stats)
     return stats

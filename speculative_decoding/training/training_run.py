@@ -28,11 +28,11 @@ from ..loading.atomic_io import atomic_directory, atomic_write
 from ..loading.draft_head import DraftHeadHandle, write_draft_head
 from ..loading.load import DTYPES, WEIGHTS, ModelHandle
 from ..loading.tokenizer import TOKENIZER_FILES
+from ..models.audio import token_ids
 from ..models.base import EncoderDecoder
 from ..models.draft_head import DraftHead, default_layers
 from ..session import Session
 from .batches import (
-    BATCH_SIZE,
     DRAFT_STEPS,
     FREQUENT_CANDIDATES,
     LIKELY_CANDIDATES,
@@ -41,13 +41,16 @@ from .batches import (
 )
 from .options import TrainingOptions
 from .outputs import Example, write_outputs
+from .recordings import Prompt, Recording, write_windows
 from .students import HeadStudent, ModelStudent, Student
 from .target_store import TargetStore
 from .teacher import Teacher
 from .trainer import NUM_DRAFT_TOKENS, Report, Schedule, Trainer, measure_draft
 
-FORMAT = 3  # of the work folder
+FORMAT = 4  # of the work folder
 WAY_OUT = "free disk space, or name another --output"
+FREQUENT = 512  # ids that a head may propose for any source
+FREQUENT_SPEECH = 3072  # audio suggests no other ids
 Progress = Callable[[int], None]
 
 
@@ -57,7 +60,7 @@ class TrainingRun:
 
     Args:
         session: the target.
-        prompts: by the name of their file.
+        prompts: by the name of their file: texts, or transcribed recordings for a speech model.
         work: the folder for unfinished work.
         schedule: learning rate and length.
         options: see `TrainingOptions`.
@@ -71,14 +74,14 @@ class TrainingRun:
     """
 
     session: Session
-    prompts: Mapping[str, Sequence[str]]
+    prompts: Mapping[str, Sequence[Prompt]]
     work: Path
     schedule: Schedule
     options: TrainingOptions = field(default_factory=TrainingOptions)
     draft: ModelHandle | DraftHeadHandle | None = None
     processes: TrainingGroup = SINGLE_PROCESS
-    training_prompts: list[str] = field(init=False, default_factory=list)
-    held_out: dict[str, list[str]] = field(init=False, default_factory=dict)
+    training_prompts: list[Prompt] = field(init=False, default_factory=list)
+    held_out: dict[str, list[Prompt]] = field(init=False, default_factory=dict)
     examples: list[Example] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,17 +112,23 @@ class TrainingRun:
                 )
 
     def write_outputs(self, progress: Progress) -> None:
-        """Decode the training prompts with the target."""
+        """Decode the training prompts with the target, or cut the training recordings to windows."""
+        texts = [prompt for prompt in self.training_prompts if isinstance(prompt, str)]
+        recordings = [prompt for prompt in self.training_prompts if isinstance(prompt, Recording)]
         session = replace(self.session, options=replace(self.session.options, drafter="ngram"))
         with writing("training", self.work, WAY_OUT):
-            outputs = write_outputs(
-                session, self.training_prompts, self.work, self.options, processes=self.processes, progress=progress
-            )
-        if len(outputs) < BATCH_SIZE:
-            raise InputError(
-                f"--prompts: too few prompts could be decoded (got {len(outputs)}, need {BATCH_SIZE}); add prompts"
-            )
-        self.examples = sorted(outputs.values(), key=lambda each: len(each.output) + len(each.source))
+            if recordings:
+                with self.processes.first_before_others():
+                    outputs = write_windows(session, recordings, self.work, self.options.seed, progress)
+            else:
+                decoded = write_outputs(
+                    session, texts, self.work, self.options, processes=self.processes, progress=progress
+                )
+                outputs = [*decoded.values()]
+        if len(outputs) < self.options.batch_size:
+            name = "--audio-manifest: too few windows" if recordings else "--prompts: too few prompts could be decoded"
+            raise InputError(f"{name} (got {len(outputs)}, need {self.options.batch_size}); add more")
+        self.examples = sorted(outputs, key=lambda each: len(each.output) + len(each.source))
 
     @cached_property
     def store(self) -> TargetStore:
@@ -150,16 +159,27 @@ class TrainingRun:
     def student(self) -> Student:
         target = self.session.model
         eos = target.config.eos_token_ids
-        pairs = [(each.source, each.output) for each in self.examples]
-        outputs = (output for _, output in pairs)
+        outputs = [each.output for each in self.examples]
         frequent = np.array(DraftVocabulary.most_frequent(FREQUENT_CANDIDATES, outputs, eos).ids, np.int32)
         if isinstance(self.draft, ModelHandle):
             return ModelStudent(target, self.draft.model, frequent)
-        vocabulary = DraftVocabulary.learned(self.options.frequent, pairs, eos)
+        if target.audio is None:
+            pairs = [(token_ids(each.read_source()), each.output) for each in self.examples]
+            vocabulary = DraftVocabulary.learned(self.frequent, pairs, eos)
+        else:
+            common = DraftVocabulary.most_frequent(self.frequent, outputs, eos).ids
+            timestamps = range(target.audio.timestamp_begin, target.config.vocab_size)
+            vocabulary = DraftVocabulary((*common, *sorted(set(timestamps).difference(common))))
         if self.draft is not None:
             return HeadStudent(target, self.draft.model, frequent, vocabulary)
         head = DraftHead.for_target(target, self.layers, self.options.seed)
         return HeadStudent(target, head, frequent, vocabulary)
+
+    @property
+    def frequent(self) -> int:
+        """The number of frequent ids that a head may propose. The source of a speech model suggests no others."""
+        default = FREQUENT if self.session.model.audio is None else FREQUENT_SPEECH
+        return default if self.options.frequent is None else self.options.frequent
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -167,7 +187,7 @@ class TrainingRun:
         trainer = Trainer(
             self.student,
             self.store,
-            Sampler(self.examples, self.options.seed),
+            Sampler(self.examples, self.options.seed, self.options.batch_size),
             self.schedule,
             self.session,
             [prompt for prompts in self.held_out.values() for prompt in prompts[:per_file]],
@@ -202,7 +222,9 @@ class TrainingRun:
         width = self.session.model.config.d_model
         candidates = FREQUENT_CANDIDATES + LIKELY_CANDIDATES + RANDOM_CANDIDATES
         student = nbytes(self.draft.model) if isinstance(self.draft, ModelHandle) else 12 * width * width * 4
-        return nbytes(self.session.model) + 4 * student + 4 * BATCH_SIZE * 16 * DRAFT_STEPS * candidates * 4
+        return (
+            nbytes(self.session.model) + 4 * student + 4 * self.options.batch_size * 16 * DRAFT_STEPS * candidates * 4
+        )
 
     def finish(self, output: Path, draw: Callable[[Path], None], **facts: Any) -> None:
         """Write the output folder, completely or not at all.

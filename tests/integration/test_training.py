@@ -32,7 +32,6 @@ from speculative_decoding.training import teacher as teacher_module
 from speculative_decoding.training import trainer as trainer_module
 from speculative_decoding.training import training_run as training_run_module
 from speculative_decoding.training.batches import (
-    BATCH_SIZE,
     LIKELY_CANDIDATES,
     RANDOM_CANDIDATES,
     Labels,
@@ -41,7 +40,7 @@ from speculative_decoding.training.batches import (
     make_labels,
 )
 from speculative_decoding.training.loss import distance, numpy_distance, training_loss
-from speculative_decoding.training.options import TrainingOptions
+from speculative_decoding.training.options import BATCH_SIZE, TrainingOptions
 from speculative_decoding.training.outputs import Example, output_request, read_outputs, write_outputs
 from speculative_decoding.training.students import HeadStudent, ModelStudent, Student
 from speculative_decoding.training.target_store import TargetStore

@@ -1,0 +1,196 @@
+"""Windows of transcribed recordings, which train the draft of a speech model.
+
+The transcripts are the outputs; the target decodes nothing. They may come from this package, or be texts that were read
+aloud: the labels are the target's distributions in both cases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import InputError
+from ..models.audio import AudioConfig
+from ..models.base import EncoderDecoder
+from ..session import Session
+from ..speech.mel import open_audio
+from ..speech.segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
+from ..speech.speech_text import SpeechText
+from .outputs import Example, SpeechWindow, checked_ids, complete_lines
+
+TIMED = 0.85  # share of outputs with timestamps
+PROMPTED = 0.5  # share of windows with the text before them
+ROW = np.dtype("<f2")  # of stored frames
+
+
+class Spoken(NamedTuple):
+    """A part of a transcript. start, end: in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording with its transcript, in order."""
+
+    audio: Path
+    language: str
+    segments: Sequence[Spoken]
+
+
+def read_manifest(path: Path) -> list[Recording]:
+    """Read transcribed recordings, one JSON object per line. Raises `InputError` naming the line."""
+    recordings = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            spoken = [Spoken(float(each["start"]), float(each["end"]), str(each["text"])) for each in entry["segments"]]
+            recordings.append(Recording(path.parent / entry["audio"], str(entry["language"]), spoken))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"--audio-manifest {path}: line {number} is no transcript ({error!r}); write "
+                '{"audio": FILE, "language": CODE, "segments": [{"start": SECONDS, "end": SECONDS, "text": TEXT}, ...]}'
+            ) from error
+    return recordings
+
+
+Prompt = str | Recording  # what a draft is trained or measured on
+
+
+@dataclass(frozen=True)
+class WindowMaker:
+    """Cuts recordings to windows of up to 30 s, with as many whole segments as fit.
+
+    Windows that are at least half full are padded to 30 s, as when transcribing. Shorter ones are not, because encoding
+    takes most of the time.
+    """
+
+    model: EncoderDecoder
+    text: SpeechText
+
+    def windows(self, recording: Recording, previous: Sequence[int], rng: np.random.Generator) -> Iterator[Example]:
+        """Yield the windows of a recording. previous: output ids before it."""
+        audio = self.text.audio
+        longest = audio.window_frames
+        mel = open_audio(recording.audio, audio.num_mel_bins)
+        rest = list(recording.segments)
+        start = 0
+        while rest:
+            if frame(rest[0].end) > start + longest:  # after a pause
+                start = frame(rest[0].start)
+            inside = [each for each in rest if frame(each.end) <= start + longest]
+            rest = rest[max(1, len(inside)) :]  # a segment that is longer than a window is left out
+            end = min(frame(rest[0].start) if rest else mel.num_frames, mel.num_frames, start + longest)
+            if not inside or end <= start:
+                continue
+            is_timed = rng.random() < TIMED
+            prefix = self._prefix(recording.language, is_timed, previous, rng)
+            output = [*self._ids(inside, start, is_timed), audio.end]
+            if len(prefix) + len(output) <= (self.model.max_positions or len(prefix + output)):
+                length = longest if 2 * (end - start) >= longest else end - start + (end - start) % 2
+                frames = np.zeros((length, audio.num_mel_bins), ROW)
+                frames[: end - start] = mel.frames(start, end - start)
+                yield Example(SpeechWindow(frames), output, prefix)
+            previous = [*previous, *output[:-1]]
+            start = frame(inside[-1].end)
+
+    def _prefix(self, language: str, is_timed: bool, previous: Sequence[int], rng: np.random.Generator) -> list[int]:
+        audio = self.text.audio
+        prefix = spoken_prefix(audio, language)
+        if not is_timed:
+            prefix.append(audio.no_timestamps)
+        if previous and rng.random() < PROMPTED:
+            half = (self.model.max_positions or 448) // 2
+            prefix = [audio.previous, *previous[-int(rng.integers(1, half)) :], *prefix]
+        return prefix
+
+    def _ids(self, segments: Sequence[Spoken], window_start: int, is_timed: bool) -> list[int]:
+        def timestamp(seconds: float) -> list[int]:
+            position = round((seconds * FRAMES_PER_SECOND - window_start) / FRAMES_PER_POSITION)
+            last = self.text.audio.window_frames // FRAMES_PER_POSITION
+            return [self.text.audio.timestamp_begin + min(max(position, 0), last)] * is_timed
+
+        ids: list[int] = []
+        for each in segments:
+            ids += [*timestamp(each.start), *self.text.encode(" " + each.text.strip()), *timestamp(each.end)]
+        return ids
+
+
+def frame(seconds: float) -> int:
+    return round(FRAMES_PER_SECOND * seconds)
+
+
+def spoken_prefix(audio: AudioConfig, language: str) -> list[int]:
+    """Return the ids that begin a transcript with timestamps. Raises `InputError` for an unknown language."""
+    if not audio.is_multilingual:
+        return [audio.start]
+    if language not in audio.languages:
+        raise InputError(f"--audio-manifest: {language!r} is no language of this model; use a code such as en")
+    return [audio.start, audio.languages[language], audio.transcribe]
+
+
+def write_windows(
+    session: Session,
+    recordings: Sequence[Recording],
+    folder: Path,
+    seed: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Example]:
+    """Cut the recordings that the folder lacks to windows. Returns the windows of all recordings.
+
+    Frames are appended to frames.bin, and a line for each recording to windows.jsonl, from which a killed run resumes.
+    `progress` receives the number of finished recordings.
+    """
+    audio = session.model.audio
+    assert audio is not None
+    maker = WindowMaker(session.model, SpeechText(session.tokenizer, audio))
+    windows = read_windows(folder / "windows.jsonl", session.model.config.vocab_size)
+    previous = [token for lines in windows for _, _, output in lines for token in output[:-1]]
+    position = sum(count for lines in windows for count, _, _ in lines)
+    with (folder / "frames.bin").open("ab") as frames_file, (folder / "windows.jsonl").open("a") as file:
+        if frames_file.tell() < position * audio.num_mel_bins * ROW.itemsize:
+            raise InputError(f"{frames_file.name}: shorter than {file.name} says; delete {folder}")
+        frames_file.truncate(position * audio.num_mel_bins * ROW.itemsize)
+        for index in range(len(windows), len(recordings)):
+            lines = []
+            rng = np.random.default_rng([seed, 2, index])
+            for each in maker.windows(recordings[index], previous, rng):
+                assert isinstance(each.source, SpeechWindow)
+                frames_file.write(each.source.frames.tobytes())
+                lines.append((len(each.source.frames), [*each.prefix], [*each.output]))
+                previous += each.output[:-1]
+            frames_file.flush()
+            file.write(json.dumps(lines) + "\n")
+            file.flush()
+            windows.append(lines)
+            progress(index + 1)
+
+    examples = []
+    frames = np.memmap(folder / "frames.bin", ROW, "r").reshape(-1, audio.num_mel_bins)
+    position = 0
+    for count, prefix, output in (each for lines in windows for each in lines):
+        examples.append(Example(SpeechWindow(frames[position : position + count]), output, prefix))
+        position += count
+    return examples
+
+
+def read_windows(path: Path, vocab_size: int) -> list[list[tuple[int, list[int], list[int]]]]:
+    """Read the number of frames, the prefix and the output of each recording's windows; see `read_outputs`."""
+    windows = []
+    for number, line in enumerate(complete_lines(path), start=1):
+        try:
+            windows.append(
+                [(int(n), checked_ids(a, vocab_size), checked_ids(b, vocab_size)) for n, a, b in json.loads(line)]
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path}, line {number}: damaged ({error}); delete {path.parent} to start anew") from error
+    return windows
