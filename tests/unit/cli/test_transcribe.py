@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +28,7 @@ from speculative_decoding.speech.scheduler import TranscriptionEvent
 from speculative_decoding.speech.segments import Segment, Word
 from speculative_decoding.speech.transcription import Transcription
 from tests.support.paths import ROOT
+from tests.support.terminal import read_terminal
 
 JFK = str(ROOT / "data" / "jfk.wav")
 STATS = GenerationStats(generated_tokens=30, target_calls=10, drafted_tokens=40, accepted_tokens=20)
@@ -212,6 +215,29 @@ def test_options_of_sampling_have_an_effect_if_windows_may_be_sampled(flags: str
     arguments = ["--audio", JFK, "--model", "t5-web-docs", *flags.split()]
     with pytest.raises(InputError, match=message or "reads text"):
         transcribe.transcribe(main_parser().parse_args(arguments))
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_text_scrolls_above_the_bar_at_a_terminal(
+    is_piped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    ours, theirs = os.openpty()
+    with open(theirs, "w", buffering=1) as terminal, (tmp_path / "text").open("w") as pipe:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(sys, "stdout", pipe if is_piped else terminal)
+        output = transcribe.Output([JFK], "text", shows_language=False)
+        output.print(progress_of(0, ["eins", "zwei"]))
+        monkeypatch.undo()
+        seen = ""
+        while "\x1b[?25h" not in seen:  # the bar ends with showing the cursor
+            seen += read_terminal(ours).decode(errors="replace")
+    os.close(ours)
+    text = (tmp_path / "text").read_text()
+    assert "0:02 of 0:02" in seen and "100%" in seen
+    assert [*map(seen.count, ("eins\r\n", "zwei\r\n"))] == ([0, 0] if is_piped else [1, 1])
+    assert text == ("eins\nzwei\n" if is_piped else "")
 
 
 def test_statistics_are_written(run: Any, tmp_path: Path) -> None:
