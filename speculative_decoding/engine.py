@@ -31,6 +31,7 @@ from .errors import InputError, compiling
 from .loading.tokenizer import Tokenizer
 from .models.audio import Source
 from .models.base import EncoderDecoder
+from .models.cache import DecoderCache
 from .models.device import on_gpu
 from .models.memory_budget import require_reservable
 from .sampling import GenerationOptions
@@ -297,12 +298,18 @@ class Engine:
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache
-        cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams)
+        capacity = request.prefix_length + request.options.max_tokens + self._widths.max_width(slots)
+
+        def prefill(fresh: DecoderCache) -> None:
+            if self._widths.fixed_capacity:
+                fresh.reserve(capacity)
+            prefill_prefix(self._model, fresh, request, self._widths)
+
+        cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
-            self._batch = batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
+            self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
         if self._widths.fixed_capacity:
-            cache.reserve(request.prefix_length + request.options.max_tokens + self._widths.max_width(slots))
-        prefill_prefix(batch, request)
+            cache.reserve(capacity)
         self._drafter.begin(request, encoder_output)
 
     def _resize(self, wanted: int) -> None:

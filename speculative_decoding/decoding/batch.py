@@ -83,20 +83,18 @@ class Batch:
         self.cache.trim_to([each for each in kept for _ in range(self.cache.beams)])
 
 
-def prefill_prefix(batch: Batch, request: Request) -> None:
-    """Feed a forced prefix except its last token, which the first round feeds. Other rows do not change. Lazy."""
-    model = batch.model
-    cache = batch.cache
-    before = cache.offsets
-    own = cache.rows_of(request.slot)
+def prefill_prefix(model: EncoderDecoder, cache: DecoderCache, request: Request, widths: PassWidths) -> None:
+    """Feed a forced prefix except its last token, which the first round feeds. Lazy.
+
+    cache: of this request alone, so that other rows are not computed.
+    """
     evidence = request.evidence
-    prefix = request.decoder_tokens[: max(request.prefix_length - 1, 0 if evidence is None else evidence.position)]
-    padding = model.config.pad_token_id
-    for start, count, width in batch.widths.chunks(len(batch.requests), len(prefix)):
-        ids = prefix[start : start + count] + [padding] * (width - count)
-        states = model.states(mx.array([ids if i in own else [padding] * width for i in range(cache.rows)]), cache)
-        cache.trim_to([start + count if i in own else offset for i, offset in enumerate(before)])
+    prefix = request.decoder_tokens[: max(request.num_cached, 0 if evidence is None else evidence.position)]
+    for start, count, width in widths.chunks(1, len(prefix)):
+        ids = prefix[start : start + count] + [model.config.pad_token_id] * (width - count)
+        states = model.states(mx.array([ids] * cache.rows), cache)
+        cache.trim_to([start + count] * cache.rows)
         if evidence is not None and start < evidence.position <= start + count:
-            logits = model.logits(states[own.start, evidence.position - 1 - start]).astype(mx.float32)  # (V,)
+            logits = model.logits(states[0, evidence.position - 1 - start]).astype(mx.float32)  # (V,)
             evidence.probability = mx.exp(token_logprobs(logits, mx.array(evidence.token)))
-    cache.trim_to([request.num_cached if i in own else offset for i, offset in enumerate(before)])
+    cache.trim_to([request.num_cached] * cache.rows)

@@ -6,7 +6,7 @@ Knows nothing of speculation or of text.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import mlx.core as mx
@@ -268,7 +268,13 @@ class EncoderDecoder(nn.Module):
         return [encoder_output[i : i + 1, :length] for i, length in enumerate(lengths)]
 
     def assign_slot(
-        self, cache: DecoderCache | None, slot: int, slots: int, encoder_output: mx.array, beams: int = 1
+        self,
+        cache: DecoderCache | None,
+        slot: int,
+        slots: int,
+        encoder_output: mx.array,
+        beams: int = 1,
+        prefill: Callable[[DecoderCache], None] = lambda cache: None,
     ) -> DecoderCache:
         """Put a new request with this encoder output (1, S, M) into a slot of the cache.
 
@@ -278,8 +284,10 @@ class EncoderDecoder(nn.Module):
             slots: The number of requests in a new cache.
             encoder_output: (1, S, M).
             beams: Rows per request.
+            prefill: Called with the cache of this request alone, to decode tokens that it begins with.
         """
         fresh = self.make_cache(encoder_output, beams=beams)
+        prefill(fresh)
         if cache is None:
             if slots == 1:
                 return fresh

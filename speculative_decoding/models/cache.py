@@ -242,7 +242,7 @@ class DecoderCache:
         self.offsets = [self.offsets[row] for row in rows]
 
     def assign(self, slots: Sequence[int], fresh: DecoderCache) -> None:
-        """Replace the requests in these slots by those of `fresh`, which must not have decoded anything.
+        """Replace the requests in these slots by those of `fresh`, with the tokens that they have decoded.
 
         Other requests are neither moved nor copied, unless a new source exceeds the source capacity, which then grows.
         """
@@ -250,8 +250,7 @@ class DecoderCache:
         size = self.rows // self.beams
         if len(set(slots)) != len(slots) or len(slots) != count or not all(0 <= slot < size for slot in slots):
             raise ValueError(f"cannot assign {count} requests to slots {list(slots)} of {size}")
-        if fresh.offset != 0:
-            raise ValueError("cannot assign from a cache that has already decoded tokens")
+        self.reserve(fresh.offset)
         length = fresh.source_capacity
         if (extra := length - self.source_capacity) > 0:
             self.source_mask = mx.pad(self.source_mask, [*[(0, 0)] * 3, (0, extra)], constant_values=-mx.inf)
@@ -260,5 +259,9 @@ class DecoderCache:
                 layer.assign_prompt(slot, fresh_layer, i)
             self.source_mask[slot, :, :, length:] = -mx.inf
             self.source_mask[slot, :, :, :length] = fresh.source_mask[i]
-            for row in self.rows_of(slot):
-                self.offsets[row] = 0
+            rows, own = self.rows_of(slot), fresh.rows_of(i)
+            if fresh.offset:
+                for layer, fresh_layer in zip(self.layers, fresh.layers, strict=True):
+                    decoded = fresh_layer.keys_values[:, own.start : own.stop, :, : fresh.offset]
+                    layer.keys_values[:, rows.start : rows.stop, :, : fresh.offset] = decoded
+            self.offsets[rows.start : rows.stop] = fresh.offsets[own.start : own.stop]

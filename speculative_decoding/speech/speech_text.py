@@ -35,6 +35,9 @@ class SpeechText:
         for token, piece in self._tokenizer.vocabulary.pieces.items():
             if token >= self.audio.end and piece in text:
                 raise InputError(f"{name} contains the special token {piece}; remove it")
+        return self._tokens_of(text)
+
+    def _tokens_of(self, text: str) -> list[int]:
         return [token for token in self._tokenizer.encode_output(text) if token < self.audio.end]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -81,9 +84,9 @@ class SpeechText:
     def suppressed(self) -> list[int]:
         """Tokens that openai-whisper never writes: symbols, descriptions of sounds, and special tokens but the end."""
         audio = self.audio
-        found = {self.encode(" -")[0], self.encode(" '")[0]}
+        found = {self._tokens_of(" -")[0], self._tokens_of(" '")[0]}
         for symbol in [*SYMBOLS, *NOTES]:
-            for tokens in (self.encode(symbol), self.encode(" " + symbol)):
+            for tokens in (self._tokens_of(symbol), self._tokens_of(" " + symbol)):
                 if len(tokens) == 1 or symbol in NOTES:
                     found.add(tokens[0])
         special = (audio.transcribe, audio.translate, audio.start, audio.previous, audio.previous - 1, audio.no_speech)
@@ -92,4 +95,4 @@ class SpeechText:
     @cached_property
     def blank(self) -> list[int]:
         """Tokens that an output never begins with."""
-        return [*self.encode(" "), self.audio.end]
+        return [*self._tokens_of(" "), self.audio.end]
