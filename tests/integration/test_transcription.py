@@ -275,7 +275,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled() -> None:
     rows: list[Any] = [
         {"audio": RECORDINGS[0], "language": "de", "word_timestamps": True},
         {"audio": RECORDINGS[1], "task": "translate", "num_draft_tokens": 3},
-        {"audio": RECORDINGS[1], "clip": "3"},
+        {"audio": RECORDINGS[1], "clip_timestamp": "3"},
         {"audio": RECORDINGS[1], "num_beams": 2},
         {"audio": RECORDINGS[1], "temperature": (0.9, 1.2), "seed": 3, "acceptance": "coupled"},
     ]
@@ -286,7 +286,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled() -> None:
         options = {name: value for name, value in rows[number].items() if name not in ("audio", "num_draft_tokens")}
         check_equal(found[number], transcribe(rows[number]["audio"], **options))
     errors = {event.number: event.error for event in events if event.error}
-    assert "no option 'clip'; did you mean clip_timestamps?" in errors[2] and "num_beams" in errors[3]
+    assert "no option 'clip_timestamp'; did you mean clip_timestamps?" in errors[2] and "num_beams" in errors[3]
 
     scheduler = own.scheduler(TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
     for number, audio in enumerate(RECORDINGS[:2]):
