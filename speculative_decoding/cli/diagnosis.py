@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import checkpoints
 from ..checkpoints import Checkpoint
 from ..comparison.divergence import first_divergence
 from ..decoding.prompt import build_decoder_prompt
@@ -23,13 +22,15 @@ from ..draft_length.calibration import CALIBRATION_VARIABLE
 from ..draft_length.costs import RoundCosts
 from ..draft_length.predicted_costs import chip_named, pass_seconds
 from ..errors import InputError
-from ..loading.load import BUNDLED, HUB_NAME, Storage, build_unread, checked_config
+from ..loading.load import BUNDLED, HUB_NAME, Storage, build_unread, read_folder
+from ..models.audio import AudioConfig, AudioFrames
 from ..models.base import EncoderDecoder, checked_sources
 from ..models.device import uses_tf32
 from ..models.draft_head import DraftHead
 from ..models.kernel_checks import KernelCheck, kernel_checks
 from ..models.memory_budget import fits
-from ..session import Session
+from ..session import Prompt, Session
+from ..speech.mel import open_audio
 from .common import read_prompts, say
 from .device import device_facts, mlx_notes, versions
 from .run_config import BUNDLED_PAIR, RunConfig
@@ -118,9 +119,10 @@ def diagnose(config: RunConfig) -> dict[str, Any]:
     if draft is not None and config.models.draft is not None:
         kind = "draft head" if isinstance(draft.model, DraftHead) else "draft model"
         found["draft"] = {"name": public_name(draft.folder), "kind": kind, "bytes": draft_bytes}
+    audio = pair.target.model.audio
     del pair, draft  # free memory before loading the models below
 
-    prompts = list(self_test_prompts(public_name(folder)))
+    prompts = list(self_test_prompts(public_name(folder), audio))
     precisions = []
     for precision in precisions_to_test(own_sizes):
         entry = size_entry(precision, own_sizes, config, draft_bytes, device)
@@ -189,6 +191,7 @@ def size_entry(
         "fits": None,
         "skipped": None,
     }
+    is_speech_model = False
     if precision.name == own.precision:
         sizes = own
     elif own.bits is not None:
@@ -197,8 +200,9 @@ def size_entry(
         try:
             storage = Storage(precision.dtype or own.dtype, precision.quantize)
             folder = config.models.target
-            model, _, checkpoint = build_unread(checked_config(folder), checkpoints.read(folder), storage)
+            model, _, checkpoint = build_unread(*read_folder(folder), storage)
             sizes = weight_sizes(model, checkpoint)
+            is_speech_model = model.audio is not None
         except InputError as error:
             say(f"{precision.name}: {error}")  # not part of the report, because it may name a path
             return entry | {"skipped": "this model has no such precision"}
@@ -211,7 +215,7 @@ def size_entry(
         precision.name != own.precision
         and precision.is_tested
         and device["kind"] == "CPU"
-        and sizes.nbytes > 500e6  # MLX has no fast 16-bit or quantized matmul on a CPU
+        and (is_speech_model or sizes.nbytes > 500e6)  # MLX has no fast 16-bit or quantized matmul on a CPU
     ):
         entry["skipped"] = "too slow on a CPU for a model of this size"
     return entry
@@ -226,7 +230,7 @@ def predicted_pass(device: Mapping[str, Any], target: Mapping[str, Any], pass_by
 
 
 def check_precision(
-    config: RunConfig, precision: Precision, prompts: Sequence[str], *, has_tf32: bool
+    config: RunConfig, precision: Precision, prompts: Sequence[Prompt], *, has_tf32: bool
 ) -> dict[str, Any]:
     """Load the models in this precision, then measure and check them."""
     config = replace(config, models=replace(config.models, dtype=precision.dtype or config.models.dtype))
@@ -283,7 +287,7 @@ def summarize_kernel(name: str, checks: Iterable[KernelCheck]) -> dict[str, Any]
     }
 
 
-def self_test(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
+def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Compare greedy decoding with and without a draft, in exact passes."""
     widest = max(session.planner.calibration(session.options_with({})).exact_costs(1).passes, default=1)
     length = min(5, widest - 1)
@@ -300,6 +304,9 @@ def self_test(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     if not length:
         return found | {"skipped": "no exact pass has room for a draft"}
     settings: dict[str, Any] = {"strict": True, "max_tokens": 40}
+    if (audio := session.model.audio) is not None:
+        language = [audio.languages["en"], audio.transcribe] if audio.is_multilingual else []
+        settings["decoder_prefix"] = [*language, audio.no_timestamps]
     for number, prompt in enumerate(prompts, start=1):
         try:
             baseline = session.generate(prompt, drafter="none", **settings)
@@ -350,8 +357,15 @@ def public_name(folder: Path) -> str | None:
     return None
 
 
-def self_test_prompts(target: str | None) -> Iterable[str]:
-    """Return two prompts from each bundled file for a bundled target, and generic prompts for other targets."""
+def self_test_prompts(target: str | None, audio: AudioConfig | None) -> Iterable[Prompt]:
+    """Return prompts for a self-test.
+
+    These are two prompts from each bundled file for a bundled target, the bundled recording for a speech model, and
+    generic prompts for other targets.
+    """
+    if audio is not None:
+        frames = open_audio(PROMPTS / "jfk.wav", audio.num_mel_bins).frames(0, audio.window_frames)
+        return [AudioFrames(mx.array(frames))]
     files = sorted(PROMPTS.glob("*.txt")) if target in BUNDLED_NAMES else []
     if not files:
         return GENERIC_PROMPTS

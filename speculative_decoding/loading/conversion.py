@@ -14,14 +14,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .. import checkpoints, models
 from ..checkpoints import Checkpoint
 from ..checkpoints.npz import write_npz
 from ..errors import InputError, writing
 from ..models.base import checked_sources
 from . import hub, manifest
 from .atomic_io import atomic_directory
-from .load import MODELS, WEIGHTS, Storage, build_model, checked_config, checked_generation_config, tokenizer_folder
+from .load import MODELS, WEIGHTS, Storage, build_model, checked_generation_config, read_folder, tokenizer_folder
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 Progress = Callable[[str, int, int], None]  # tensor name, bytes read so far, total bytes
@@ -60,7 +59,7 @@ def convert(
     require_replaceable(output, local, force)
     folder = local if os.path.isdir(source) else hub.fetch(source, revision)
 
-    config, original = models.adapt(checked_config(folder), checkpoints.read(folder))
+    config, original = read_folder(folder)
     tokenizer_files = tokenizer_folder(folder, config, tokenizer)
     load_tokenizer(tokenizer_files)
     model, raw, checkpoint = build_model(config, original, storage)

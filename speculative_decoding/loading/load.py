@@ -112,8 +112,7 @@ def open_model(
             raise InputError(f"gguf_file {str(gguf_file)!r}: no such file, here or in {folder}; name a GGUF file")
     storage = Storage(dtype, quantize, group_size)
     manifest.check_sizes(folder)
-    raw = checked_config(folder, gguf)
-    raw, checkpoint = models.adapt(raw, checkpoints.read(folder, gguf))
+    raw, checkpoint = read_folder(folder, gguf)
     storage = replace(storage, dtype=storage.dtype or default_dtype(checkpoint))
     if gguf is None and manifest.read(folder).get("dtype") == storage.dtype:
         storage = replace(storage, dtype=None)  # the weights have this type already
@@ -137,6 +136,11 @@ def open_model(
         decoder = model.config.decoder_layers, model.config.decoder.num_heads
         model.audio = model.audio.resolved(tokenizer.vocabulary.pieces, generation_config, decoder, file)
     return ModelHandle(folder, model, tokenizer, checkpoint)
+
+
+def read_folder(folder: Path, gguf: Path | None = None) -> tuple[Mapping[str, Any], Checkpoint]:
+    """Return the `checked_config` and the weights of a folder, with Hugging Face's names."""
+    return models.adapt(checked_config(folder, gguf), checkpoints.read(folder, gguf))
 
 
 def checked_config(folder: Path, gguf: Path | None = None) -> Mapping[str, Any]:

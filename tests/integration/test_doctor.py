@@ -28,7 +28,7 @@ from speculative_decoding.models.kernel_checks import kernel_checks
 from tests.parity.test_families import FOLDERS
 from tests.parity.test_t5 import load_golden
 from tests.support.paths import ROOT
-from tests.support.tiny import CONFIG, noisy_copy, save_hugging_face, tiny_model
+from tests.support.tiny import CONFIG, WHISPER, noisy_copy, save_hugging_face, save_whisper, tiny_model, tiny_whisper
 
 SIZES = {"d_model": 64, "d_kv": 32, "d_ff": 128}  # multiples of the quantization group size
 SECTIONS = ("Device", "Models", "Target passes", "Draft", "Predicted", "Precisions", "Fused", "Self-test", "Result")
@@ -82,6 +82,16 @@ def test_the_report_has_all_sections_and_the_json_has_no_private_facts(
         assert (each not in words) if each.isalnum() else each not in text, each
 
 
+def test_a_speech_model_is_tested_with_the_bundled_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_precision_only(monkeypatch)
+    config = WHISPER | {"num_mel_bins": 80, "max_target_positions": 120}
+    folder = save_whisper(tiny_whisper(**config), tmp_path / "hf", config)
+    assert main_command.main(["--doctor", "--model", str(folder)]) == 0
+    assert "1 of 1 identical" in capsys.readouterr().out
+
+
 def test_only_json_goes_to_standard_output(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +118,7 @@ def test_bundled_models_are_named_and_their_prompts_are_not_quoted(
     found = json.loads(text := capsys.readouterr().out)
     assert (found["target"]["name"], found["draft"]["name"]) == ("t5-web-docs", "t5-web-docs-head")
     assert found["precisions"][0]["self_test"]["identical"] == 6
-    assert not any(prompt in text for prompt in diagnosis.self_test_prompts("t5-web-docs"))
+    assert not any(prompt in text for prompt in diagnosis.self_test_prompts("t5-web-docs", None))
 
 
 @pytest.mark.usefixtures("device")

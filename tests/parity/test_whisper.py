@@ -178,7 +178,7 @@ def mlx_folder(source: Path, folder: Path, file: str, bits: int | None = None) -
             parts = mx.quantize(arrays[each], group_size=32, bits=bits)
             layer = each.removesuffix("weight")
             arrays |= dict(zip((each, f"{layer}scales", f"{layer}biases"), parts, strict=True))
-    arrays["alignment_heads"] = mx.array([[0, 1], [1, 0]])
+    arrays["alignment_heads"] = mx.array([[0, 1], [1, 0]], mx.int64)
     folder.mkdir()
     if file.endswith(".npz"):
         mx.savez(str(folder / file), **arrays)

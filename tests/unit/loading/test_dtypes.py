@@ -11,10 +11,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from speculative_decoding import checkpoints
-from speculative_decoding.loading.load import Storage, build_model, default_dtype, open_model
+from speculative_decoding.loading.load import Storage, build_model, default_dtype, open_model, read_folder
 from tests.parity.test_families import FOLDERS
 from tests.support.pretended_gpu import pretend_gpu
-from tests.support.tiny import TOKENIZER
+from tests.support.tiny import TOKENIZER, whisper_tokenizer
 
 M1, M2, M3 = "applegpu_g13g", "applegpu_g14s", "applegpu_g15d"
 NO_FLOAT16 = ("m2m_100", "mbart", "pegasus", "t5gemma", "t5gemma-unequal", "t5gemma2")
@@ -38,7 +38,9 @@ def store_mixed(source: Path, folder: Path, dtype: mx.Dtype) -> Path:
         tensors[name] = mx.contiguous(checkpoint[name].astype(mx.float32 if in_float32 else dtype))
     mx.save_safetensors(str(folder / "model.safetensors"), tensors)
     (folder / "config.json").write_bytes((source / "config.json").read_bytes())
-    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    raw = checkpoints.read_config(source)
+    tokenizer = whisper_tokenizer(raw) if raw["model_type"] == "whisper" else TOKENIZER
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 
 
@@ -50,7 +52,7 @@ def test_a_gpu_computes_in_one_dtype(
 ) -> None:
     """Weights, quantization scales, masks, caches, activations and logits."""
     folder = store_mixed(FOLDERS[family], tmp_path / "mixed", mx.bfloat16)
-    raw, checkpoint = checkpoints.read_config(folder), checkpoints.read(folder)
+    raw, checkpoint = read_folder(folder)
     if bits is not None:
         _, raw, checkpoint = build_model(raw, checkpoint, Storage(None, bits, 32))  # with mixed scales
     pretend_gpu(monkeypatch, M3)
@@ -65,7 +67,8 @@ def test_a_gpu_computes_in_one_dtype(
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", record)
     tokens = mx.array([[5, 9, 3, 7], [4, 6, 0, 0]])
-    encoder_output = model.encode(tokens, mx.array([[True] * 4, [True, True, False, False]]))
+    source = tokens if model.audio is None else mx.ones((2, 8, model.audio.num_mel_bins))
+    encoder_output = model.encode(source, mx.array([[True] * 4, [True, True, False, False]]))
     cache = model.make_cache(encoder_output)
     logits = model.decode(tokens, cache)
     dtypes |= {encoder_output.dtype, logits.dtype, cache.source_mask.dtype, *(each.dtype for each in cache.arrays)}
