@@ -22,8 +22,8 @@ from .run_config import DraftFlags, ModelFlags
 
 PYTHON_ONLY = ("logprobs", "timed")  # options without a flag
 PUNCTUATION = ("prepend_punctuations", "append_punctuations")  # also without a flag
-SHARED_FLAGS = {"src_lang": "language", "max_tokens": "sample_len", "temperature": "temperature"}
 # decoding options whose flags set options of a transcription
+SHARED_FLAGS = {"src_lang": "language", "max_tokens": "sample_len", "temperature": "temperature"}
 SPEECH_ONLY = [
     each.name for each in fields(TranscriptionOptions) if each.name not in (*PUNCTUATION, *SHARED_FLAGS.values())
 ]
@@ -225,6 +225,7 @@ def require_suitable_recordings(given: Mapping[str, Any]) -> None:
 def require_different_files(given: Mapping[str, Any]) -> None:
     """Raise `InputError` if a file to write is also given for another purpose."""
     read = [(flag(name), Path(given[name])) for name in READ_FILES if name in given]
+    read += [("--audio", Path(name)) for name in given.get("audio", ())]
     written = [(flag(name), Path(given[name])) for name in WRITTEN_FILES if name in given]
     if "output" in given:
         written.append(("--output's journal", journal_path(given["output"])))

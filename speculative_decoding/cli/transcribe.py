@@ -40,7 +40,9 @@ def transcribe(chosen: argparse.Namespace) -> int:
     stats_json = flags_from(Views, chosen).stats_json
     require_writable("stats_json", stats_json)
     options = transcription_options(chosen)
-    slots = flags_from(Files, chosen).slots if flags.chunked or len(flags.audio) > 1 else 1
+    slots = flags_from(Files, chosen).slots
+    if not flags.chunked:
+        slots = min(slots, len(flags.audio))
     require_a_recording(flags.audio)
 
     decoding = argparse.Namespace(**{name: value for name, value in vars(chosen).items() if name not in SHARED_FLAGS})

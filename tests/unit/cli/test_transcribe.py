@@ -118,7 +118,7 @@ def test_recordings_are_printed_one_after_the_other(run: Any) -> None:
         progress_of(i, [f"{i}a", f"{i}b"], language) for i, language in enumerate(["de", "en", "de"])
     )
     events = [second[0], first[0], second[1], third[0], first[1], *third[1:], second[2], first[2]]
-    status, out, err, given = run("--audio", "a", JFK, "c", "--slots", "3", events=events)
+    status, out, err, given = run("--audio", "a", JFK, "c", events=events)
     assert status == 0 and given["slots"] == 3
     assert out == f"==> a <==\n0a\n0b\n\n==> {JFK} <==\n1a\n1b\n\n==> c <==\n2a\n2b\n"
     assert "a: detected language: de" in err and f"{JFK}: detected language: en" in err and "0:06 of audio" in err
@@ -273,6 +273,7 @@ def test_statistics_are_written(run: Any, tmp_path: Path) -> None:
         ("--audio JFK --clip-timestamps x", "--clip-timestamps must be"),
         ("--audio JFK --source-language xx", "--source-language 'xx': unknown; choose one of the 2 languages"),
         ("--audio JFK --no-speech-threshold 2", "--no-speech-threshold: must be"),
+        ("--audio JFK --stats-json JFK", "is already used by --audio; name another"),
         ("--audio JFK --stats-json /nowhere/a.json", "--stats-json /nowhere/a.json: cannot be written"),
     ],
 )
