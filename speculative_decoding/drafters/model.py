@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
-from ..sampling import GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
+from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
 from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, token_rows
@@ -163,6 +163,9 @@ class DraftSampler:
             places = [(request.options.seed, len(request.decoder_tokens), Use.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
+        if head.ids is not None:  # checking the rules for speech takes longer than a step, and the outputs taught them
+            own = [Constraints() if each.timestamps else each for each in whole_draft.constraints]
+            whole_draft = whole_draft._replace(constraints=own)
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self._longest)
 
     @property
