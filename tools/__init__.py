@@ -2,6 +2,7 @@
 
 attack_server          unfinished requests on many connections, while another client uses the server
 check_beams            beam search against Hugging Face's, on recorded outputs
+compare_openai_whisper transcripts compared with openai-whisper's, on the same weights and samples
 concepts               size of the package: classes, functions, constants, import paths, records
 default_runs           speed of main.py with its defaults compared with baseline decoding, in fresh processes
 dispatches             kernels that a pass dispatches on Metal, counted without a Mac

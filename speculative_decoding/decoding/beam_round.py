@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..sampling import History, scores
 from ..sampling.distribution import logsumexp
 from .batch import Batch
-from .beam import BeamSearch, Continuation, best_continuations
+from .beam import BeamSearch, Continuation, TranscriptBeamSearch, best_continuations
 from .request import Request
 from .stats import Round
 
@@ -34,6 +34,9 @@ def beam_search_step(batch: Batch) -> dict[int, Round]:
             for row in rows:
                 batch.cache.zero_after(row, 0)
         tokens = request.commit(search.best(1)[0].tokens) if search.is_over else []
+        if tokens and request.evidence is not None and isinstance(search, TranscriptBeamSearch):
+            winner = search.best(1)[0]
+            request.evidence.sum_logprob = winner.score * search.length_of(winner.tokens)
         rounds[request.slot] = Round(tokens, [], 0, finish_reason=request.finish_reason)
     batch.cache.reorder(order)
     batch.rewind()
@@ -57,6 +60,8 @@ def continuations(batch: Batch) -> list[mx.array]:
     states = batch.model.states(mx.array([ids[-1:] for ids in tokens], mx.uint32), batch.cache)  # (P * N, 1, d)
     logits = batch.model.logits(states).astype(mx.float32)
     logprobs = scores(logits - logsumexp(logits)[..., None], options, history)
+    if isinstance(placeholder.search, TranscriptBeamSearch):
+        logprobs = logprobs - logsumexp(logprobs)[..., None]
     beam_scores = mx.array([require_search(request).scores for request in requests])
     count = max(require_search(request).num_continuations for request in requests)
     found = best_continuations(logprobs.reshape(slots, beams, -1), beam_scores, count)

@@ -14,7 +14,7 @@ from ..models.base import EncoderDecoder
 from ..models.memory_budget import require_encodable
 from ..sampling import Constraints, GenerationOptions
 from ..sampling.options import short_repr
-from .beam import BeamSearch
+from .beam import BeamSearch, TranscriptBeamSearch
 from .request import Evidence, Request
 from .text_streamer import TextStreamer
 
@@ -39,7 +39,8 @@ def make_request(
     search = None
     if options.num_beams > 1:
         assert options.length_penalty is not None and options.early_stopping is not None  # filled in by with_defaults
-        search = BeamSearch(
+        kind = BeamSearch if start.evidence is None else TranscriptBeamSearch
+        search = kind(
             options.num_beams,
             options.length_penalty,
             options.early_stopping,

@@ -167,12 +167,16 @@ def test_a_recording_that_cannot_be_read_does_not_stop_the_others() -> None:
         session().transcribe(damaged)
 
 
-def requests_of(options: dict[str, Any] | None = None) -> WindowRequests:
+def requests_of(options: dict[str, Any] | None = None, decoding: dict[str, Any] | None = None) -> WindowRequests:
     assert MODEL.audio is not None
     text = SpeechText(Letters(), MODEL.audio)
     own = session()
     return WindowRequests(
-        MODEL, text, "en", TranscriptionOptions(**options or {}), own.options_with({"drafter": "none"})
+        MODEL,
+        text,
+        "en",
+        TranscriptionOptions(**options or {}),
+        own.options_with({"drafter": "none"} | (decoding or {})),
     )
 
 
@@ -202,6 +206,64 @@ def test_measured_probabilities_equal_those_of_one_pass(previous: list[int]) -> 
         total += float(values[0, 0, tokens[i]] - mx.logsumexp(values[0, 0]))
     assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
     assert found.tokens == request.tokens[: len(found.tokens)] and found.tokens[0] >= ZERO
+
+
+def naive_beam_search(requests: WindowRequests, attempt: Attempt, num_beams: int) -> tuple[list[int], float]:
+    """openai-whisper's beam search, one sequence at a time: the tokens and their log-probability per token."""
+    start = requests.decoder_prompt(attempt)
+    encoder_output = MODEL.encode_rows([attempt.window.audio])[0]
+    beams, finished = {tuple(start.tokens): 0.0}, {}
+    for _ in range(start.options.max_tokens):
+        candidates = {}
+        for beam, score in beams.items():
+            logits = MODEL.logits(MODEL.teacher_forced(mx.array([beam]), encoder_output))[:, -1:]
+            values = scores(logits, [start.options], History([list(beam)], None, [start.constraints]))[0, 0]
+            logprobs = np.array(values - mx.logsumexp(values))
+            for token in np.argsort(-logprobs)[: num_beams + 1].tolist():
+                candidates[(*beam, token)] = score + float(logprobs[token])
+        beams = {}
+        for beam in sorted(candidates, key=candidates.__getitem__, reverse=True):
+            if beam[-1] != END:
+                beams[beam] = candidates[beam]
+                if len(beams) == num_beams:
+                    break
+            elif len(finished) < num_beams:
+                finished[beam] = candidates[beam]
+        if len(finished) == num_beams:
+            break
+    for beam in beams:
+        if len(finished) < num_beams:
+            finished[(*beam, END)] = beams[beam]
+    first = len(start.tokens)
+    best = max(finished, key=lambda beam: finished[beam] / (len(beam) - first - 1))
+    return [*best[first:-1]], finished[best] / (len(best) - first)
+
+
+def test_beams_equal_a_naive_search() -> None:
+    requests = requests_of(decoding={"num_beams": 3})
+    own = session()
+    ended = 0
+    for seed in range(4):
+        attempt = Attempt(Window(0, 60, audio_frames(seed)), [7, 3] * (seed % 2), 0.0)
+        start = requests.decoder_prompt(attempt)
+        engine = own.engine(start.options, 1)
+        request = engine.submit(attempt.window.audio, start.options, own.planner.draft_length(start.options, 1), start)
+        while not request.finish_reason:
+            engine.step()
+        tokens, avg_logprob = naive_beam_search(requests, attempt, 3)
+        found = requests.decoded(request)
+        assert found.tokens == tokens
+        assert found.avg_logprob == pytest.approx(avg_logprob, rel=1e-4)
+        ended += request.tokens[-1] == END
+    assert ended
+
+
+def test_recordings_with_beams_fall_back_to_sampling() -> None:
+    options = {"num_beams": 2, "temperature": (0.0, 0.8), "logprob_threshold": 0.0, "no_speech_threshold": None}
+    found = list(session().transcribe_batch(RECORDINGS[:2], slots=2, **options))
+    results = [event.result for event in found if event.result is not None]
+    assert len(results) == 2
+    assert all(segment.temperature == 0.8 for result in results for segment in result.segments)
 
 
 def test_outputs_fit_into_the_positions_of_the_decoder() -> None:
