@@ -180,13 +180,18 @@ def requests_of(options: dict[str, Any] | None = None, decoding: dict[str, Any] 
     )
 
 
+@pytest.mark.parametrize("is_multilingual", [True, False])
 @pytest.mark.parametrize("previous", [[], [3, ZERO + 4, ZERO + 4, 7]], ids=["no previous text", "previous text"])
-def test_measured_probabilities_equal_those_of_one_pass(previous: list[int]) -> None:
+def test_measured_probabilities_equal_those_of_one_pass(
+    previous: list[int], is_multilingual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mean log-probability counts the end token and all constraints; the start token predicts silence."""
+    assert MODEL.audio is not None
+    monkeypatch.setattr(MODEL, "audio", replace(MODEL.audio, is_multilingual=is_multilingual))
     requests = requests_of()
     attempt = Attempt(Window(0, 60, audio_frames(4)), previous, 0.0)
     start = requests.decoder_prompt(attempt)
-    prefix = [START, ENGLISH, TRANSCRIBE]
+    prefix = [START, ENGLISH, TRANSCRIBE] if is_multilingual else [START]
     assert start.tokens == ([PREVIOUS, *previous] if previous else []) + prefix
     own = session()
     engine = own.engine(start.options, 1)
