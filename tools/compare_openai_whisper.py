@@ -139,8 +139,10 @@ def compare(model: Path, recorded: Path, draft: str | None, decoding: dict[str, 
         print(f"{each['path']}: {len(result.segments)} segments, {calls}: {'; '.join(problems) or 'equal'}")
         different += bool(problems)
         log = next((log for log in logs if log and fits(log, each["attempts"])), None)
-        if problems and log is not None:
-            print("   ", first_gap(session.model, log, each["attempts"]))
+        if log is not None:
+            print(
+                "   ", first_gap(session.model, log, each["attempts"]) if problems else margins(log, each["attempts"])
+            )
     return different
 
 
@@ -172,6 +174,16 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
         if problems:
             break
     return problems
+
+
+def margins(log: list[tuple[Any, Any, Any]], attempts: list[dict[str, Any]]) -> str:
+    """The largest differences of the values that decide on fallback, over all attempts."""
+    outputs = [output for _, _, output in log]
+    found = [
+        max(abs(getattr(output, name) - other[name]) for output, other in zip(outputs, attempts, strict=False))
+        for name in ("avg_logprob", "no_speech_prob")
+    ]
+    return f"{len(outputs)} attempts; log-probabilities differ by {found[0]:.1e}, silence by {found[1]:.1e}"
 
 
 def first_gap(model: Any, log: list[tuple[Any, Any, Any]], attempts: list[dict[str, Any]]) -> str:

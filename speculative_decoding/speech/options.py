@@ -88,7 +88,7 @@ class TranscriptionOptions:
                 seconds = ListOf(Number(0)).accept([float(each) for each in seconds.split(",") if seconds])
             except ValueError:
                 raise InputError(f"clip_timestamps must be numbers with commas, not {self.clip_timestamps!r}") from None
-        points = [round(each * 100) for each in seconds] or [0]
+        points = [min(round(each * 100), num_frames) for each in seconds] or [0]
         if len(points) % 2:
             points.append(num_frames)
         return list(zip(points[::2], points[1::2], strict=True))
