@@ -29,16 +29,18 @@ def run_in_group(rank: int, command: str, say: Callable[[str], None], run: Calla
 
     def end_with(peer: int, status: int | None, why: str) -> None:
         """End this process at once, because its main thread may be waiting for the lost rank's numbers."""
-        if rank == 0:
-            processes.channel.leave(status or 1)
-        # Only one rank reports the loss: rank 0, or rank 1 if rank 0 was lost.
-        if rank == 0 or (rank == 1 and status is None):
-            why = why or (
-                "has ended, or has been unreachable for 20 seconds; "
-                "the output so far is kept, and a job continues with --resume"
-            )
-            say(f"{command}: error: process {peer + 1}: {why}")
-        os._exit(status or 1)
+        try:
+            if rank == 0:
+                processes.channel.leave(status or 1)
+            # Only one rank reports the loss: rank 0, or rank 1 if rank 0 was lost.
+            if rank == 0 or (rank == 1 and status is None):
+                why = why or (
+                    "has ended, or has been unreachable for 20 seconds; "
+                    "the output so far is kept, and a job continues with --resume"
+                )
+                say(f"{command}: error: process {peer + 1}: {why}")
+        finally:  # `say` fails if mlx.launch, which reads standard error, was killed too
+            os._exit(status or 1)
 
     if rank == 0:
         say(f"{command}: waiting up to {JOIN_SECONDS} seconds for the other processes")
