@@ -147,7 +147,7 @@ def upper_half(layers: int, heads: int) -> list[tuple[int, int]]:
 
 
 def alignment_heads(raw: Any, layers: int, heads: int, file: str) -> list[tuple[int, int]]:
-    """Parse the alignment heads of generation_config.json. Raises `CheckpointError` for heads that do not exist."""
+    """Parse the alignment heads of generation_config.json. Raises `CheckpointError` for unknown heads."""
     if raw is None:
         return []
     pairs = require("alignment_heads", ListOf(ListOf(Int(0))), raw, file)
