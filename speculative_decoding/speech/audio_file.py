@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import warnings
 import wave
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import BufferedReader, BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +144,7 @@ def decode_any(file: BinaryIO, name: str) -> Iterator[NDArray[np.int16]]:
     try:
         # A playlist could otherwise open other files and addresses.
         options = {"protocol_whitelist": "none"}
-        with av.open(file, metadata_errors="replace", container_options=options) as container:
+        with av.open(file, "r", metadata_errors="replace", container_options=options) as container:
             for frame in chain(decoded_frames(container, name), [None]):
                 before, setup = setup, frame and (frame.format.name, frame.layout.name, frame.sample_rate)
                 if before not in (None, setup):  # a change, or the end
@@ -172,7 +172,7 @@ def decoded_frames(container: InputContainer, name: str) -> Iterator[AudioFrame]
     try:
         for packet in container.demux(stream):
             try:
-                frames = packet.decode()
+                frames: Sequence[Any] = packet.decode()  # of an audio stream
             except av.FFmpegError as error:
                 damage = error
                 continue
