@@ -24,6 +24,7 @@ from .completions import completions
 from .errors import ServerError
 from .guard import Guard
 from .service import READY, Service
+from .transcriptions import transcriptions, translations
 from .translation import Prefixes, languages, translate
 
 LOG = logging.getLogger("speculative_decoding.server")
@@ -32,7 +33,10 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
 }
-NO_PATH = "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported)"
+NO_PATH = (
+    "no such path; send a prompt to POST /v1/completions (messages of a chat are not supported), or a recording to "
+    "POST /v1/audio/transcriptions"
+)
 CLIENT_DISCONNECTED = 499  # nginx's status; it appears in the log only
 
 
@@ -85,6 +89,8 @@ def make_app(service: Service, settings: ServerSettings) -> Starlette:
 
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
+        Route("/v1/audio/translations", translations, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/translate", translate, methods=["POST"]),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -33,12 +34,9 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != JSON and not (accept_form and content_type == FORM):
         raise ServerError(415, f"Content-Type must be {JSON}, not {content_type[:80]!r}")
+    body = await read_body(request, max_bytes)
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            text = (await read_body(request, max_bytes)).decode("utf-8")
-    except TimeoutError:
-        headers = {"Connection": "close"}
-        raise ServerError(408, f"the body was not received within {BODY_SECONDS:g} s", headers=headers) from None
+        text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ServerError(400, f"the body is not UTF-8 ({error.reason}, byte {error.start + 1})") from None
 
@@ -61,16 +59,35 @@ async def read_fields(request: Request, max_bytes: int, *, accept_form: bool = F
     return {name: value for name, value in fields.items() if value is not None}
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a body. Raises `ServerError` as soon as it is known to be larger than `max_bytes`."""
+async def read_body(
+    request: Request,
+    max_bytes: int,
+    *,
+    seconds: float = BODY_SECONDS,
+    count: Callable[[int], None] = lambda size: None,
+) -> bytes:
+    """Read a body. Raises `ServerError` as soon as it is known to be larger than `max_bytes`, or too slow.
+
+    Args:
+        request: The request.
+        max_bytes: Largest body.
+        seconds: Time limit.
+        count: Called with the size of each part that is received. It may raise `ServerError`.
+    """
     error = ServerError(413, f"the body must have at most {max_bytes} bytes", code="body_too_large")
     if int(request.headers.get("content-length", 0)) > max_bytes:
         raise error
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise error
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                count(len(chunk))
+                body += chunk
+                if len(body) > max_bytes:
+                    raise error
+    except TimeoutError:
+        headers = {"Connection": "close"}
+        raise ServerError(408, f"the body was not received within {seconds:g} s", headers=headers) from None
     return bytes(body)
 
 
@@ -117,21 +134,29 @@ class EventStream(StreamingResponse):
     Args:
         events: Contents of `data:` lines. None sends a comment, which keeps the connection open.
         seconds: Time limit, plus 30 seconds for slow clients. It closes connections whose clients do not read.
+        held: Closed after the last event.
     """
 
-    def __init__(self, events: AsyncGenerator[Mapping[str, Any] | str | None], seconds: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[Mapping[str, Any] | str | None],
+        seconds: float,
+        held: ExitStack | None = None,
+    ) -> None:
         lines = (event_line(event) async for event in events)
         super().__init__(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._events = events
         self._seconds = seconds
+        self._held = held or ExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await cancel_on_disconnect(receive, self.stream_response(send), self._seconds + 30.0)
-        except (ClientDisconnect, TimeoutError, OSError):
-            pass  # the client cannot be told
-        finally:
-            await self._events.aclose()
+        with self._held:
+            try:
+                await cancel_on_disconnect(receive, self.stream_response(send), self._seconds + 30.0)
+            except (ClientDisconnect, TimeoutError, OSError):
+                pass  # the client cannot be told
+            finally:
+                await self._events.aclose()
 
 
 def event_line(event: Mapping[str, Any] | str | None) -> str:

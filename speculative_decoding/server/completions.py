@@ -18,7 +18,7 @@ from .service import Service
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     model: str = request.app.state.settings.model
-    service.require_ready()
+    service.require_text()
     fields = await read_fields(request, service.limits.max_body)
     completion = parse_completion_request(fields, service, model)
     request.scope["prompts"] = [prompt for prompt, _ in completion.prompts]

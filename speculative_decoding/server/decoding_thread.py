@@ -21,11 +21,13 @@ from ..distributed import ShardedModel
 from ..draft_length.adaptive import LONGEST
 from ..draft_length.base import FixedLength
 from ..errors import InputError
+from ..models.audio import AudioFrames
 from ..session import Session
 from .client_request import Call, Served
 from .errors import FAILED, ServerError
 from .limits import Limits
 from .prompts import PromptWork
+from .recordings import RecordingWork
 
 LOG = logging.getLogger("speculative_decoding.server")
 MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
@@ -138,7 +140,8 @@ class DecodingThread:
     def _decode(self, session: Session) -> Exception | None:
         """Decode until `stop` is called. Returns the error if too many rounds fail."""
         while not self._is_stopping:
-            work: Work = PromptWork(session, self._limits)
+            new_work = PromptWork if session.model.audio is None else RecordingWork
+            work: Work = new_work(session, self._limits)
             try:
                 while self._take(work):
                     self._call_on_loop(work.step())
@@ -184,13 +187,15 @@ def warm_up(session: Session, slots: int) -> None:
     """Calibrate the device, and compile a row's passes with drafts of each length, so that no client waits for that."""
     session.calibrate(slots)
     defaults = session.options_with({})
+    audio = session.model.audio
     language = defaults.tgt_lang or next(iter(session.tokenizer.languages), None)
     # Copies for so short a text would be too short
     drafter = "model" if defaults.drafter == "auto" and session.draft_model is not None else defaults.drafter
     options = replace(defaults, drafter=drafter, min_tokens=0, tgt_lang=language, decoder_prefix="")
     engine = session.engine(options, slots)
     fixed = options.num_draft_tokens
+    source = "a" if audio is None else AudioFrames(mx.zeros((audio.window_frames, audio.num_mel_bins)))
     for length in (0, fixed) if isinstance(fixed, int) else range(LONGEST + 1):
-        engine.submit("a", replace(options, max_tokens=length + 1), FixedLength(length))
+        engine.submit(source, replace(options, max_tokens=length + 1), FixedLength(length))
         while not engine.is_idle:
             engine.step()

@@ -8,9 +8,14 @@ from typing import Any
 
 from ..errors import InputError
 from ..sampling.options import option_specs
+from ..speech.options import transcription_specs
 
 FAILED = "the server failed while decoding this request; see its log"
-FIELDS = {"prompt", "model", "n", "stream", "rounds", "q", "source", "target", *option_specs()}
+FIELDS = {
+    *("prompt", "model", "n", "stream", "rounds", "q", "source", "target", "file"),
+    *option_specs(),
+    *transcription_specs(),
+}
 
 
 class ServerError(Exception):
@@ -43,7 +48,7 @@ class ServerError(Exception):
     def of(cls, error: InputError) -> ServerError:
         """Convert the error of an option or prompt. Its message begins with the name or "there is no option 'NAME'"."""
         message = str(error)
-        unknown = re.match(r"there is no option '(\w+)'", message)
+        unknown = re.match(r"(?:there is|transcriptions have) no option '(\w+)'", message)
         if unknown:
             return cls(400, message, unknown[1], "unknown_field")
         words = re.findall(r"\w+", message)

@@ -21,6 +21,8 @@ class Limits:
     slots: A[int, Int(1), "prompts to decode together"] = 8
     queue: A[int, Int(0), "prompts that may wait for a slot; further requests are answered 429"] = 64
     max_body: A[int, Int(1 << 10), "bytes of a request"] = 1 << 20
+    max_audio: A[int, Int(1 << 10), "bytes of a recording"] = 25 << 20
+    max_audio_seconds: A[float, Number(0, exclusive=True), "duration of a recording"] = 3600.0
     max_connections: A[int, Int(1), "connections of one address; this machine has no limit"] = 100
     max_prompts: A[int, Int(1), "prompts of a request, each counted n times"] = 16
     max_prompt_tokens: A[int, Int(1), "tokens of a prompt, if the model does not have a lower limit"] = 1024

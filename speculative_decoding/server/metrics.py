@@ -17,7 +17,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.responses = self._counter("responses", "Responses by path and HTTP status", "path", "status")
-        self._prompts = self._counter("prompts", "Prompts by how they ended", "finish_reason")
+        self._prompts = self._counter("prompts", "Prompts and recordings by how they ended", "finish_reason")
         self.errors = self._counter("errors", "Requests answered with an error, by code", "code")
         # Named like the attributes of GenerationStats
         self._counts = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..models.audio import AudioConfig
 from ..sampling import GenerationOptions
 from ..session import Session
 from .client_request import ClientRequest, Item
@@ -20,6 +21,7 @@ LOADING = "loading"
 READY = "ready"
 STOPPING = "stopping"
 FAILED_STATE = "failed"
+MAX_UPLOADS = 16  # recordings of the largest size that may be in memory
 
 
 class Service:
@@ -43,6 +45,7 @@ class Service:
         self._thread = thread
         self._requests: set[ClientRequest[Any]] = set()
         self._seconds_per_item = 1.0  # a running mean; this is a guess for the first ones
+        self._uploaded = 0  # bytes of recordings in memory
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         metrics.watch(decoding=lambda: thread.decoding, waiting=lambda: thread.waiting, slots=limits.slots)
@@ -56,6 +59,22 @@ class Service:
     def require_ready(self) -> None:
         if self.state != READY:
             raise ServerError(503, f"the server is {self.state}", code=self.state, headers={"Retry-After": "5"})
+
+    def require_speech(self) -> AudioConfig:
+        """Return the speech model's config. Raises `ServerError` if the server is not ready or its model reads text."""
+        self.require_ready()
+        audio = self.session.model.audio
+        if audio is None:
+            message = "this model reads text and cannot transcribe; send a prompt to POST /v1/completions"
+            raise ServerError(404, message, code="not_a_speech_model")
+        return audio
+
+    def require_text(self) -> None:
+        """Raise `ServerError` if the server is not ready or its model transcribes speech."""
+        self.require_ready()
+        if self.session.model.audio is not None:
+            message = "this model transcribes speech; send a recording to POST /v1/audio/transcriptions"
+            raise ServerError(404, message, code="speech_model")
 
     @property
     def admitted(self) -> int:
@@ -73,6 +92,27 @@ class Service:
                 code="queue_full",
                 headers={"Retry-After": str(retry_after)},
             )
+
+    @contextmanager
+    def upload(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that counts the bytes of a recording, which are in memory until the context is left.
+
+        It raises `ServerError` if the recordings of all clients become too large.
+        """
+        size = 0
+
+        def add(count: int) -> None:
+            nonlocal size
+            if self._uploaded + count > MAX_UPLOADS * self.limits.max_audio:
+                message = "too many recordings are being transcribed; try again later"
+                raise ServerError(429, message, code="queue_full", headers={"Retry-After": "5"})
+            size += count
+            self._uploaded += count
+
+        try:
+            yield add
+        finally:
+            self._uploaded -= size
 
     @contextmanager
     def request(self, items: Sequence[Item]) -> Iterator[ClientRequest[Item]]:

@@ -77,7 +77,7 @@ def translation_prompt(
 
 async def translate(request: Request) -> Response:
     service: Service = request.app.state.service
-    service.require_ready()
+    service.require_text()
     fields = await read_fields(request, service.limits.max_body, accept_form=True)
     require_token(request.scope, str(fields.get("api_key", "")))
     is_form = request.headers["content-type"].startswith(FORM)
@@ -129,5 +129,5 @@ async def translate_all(service: Service, prompts: list[tuple[str, GenerationOpt
 
 async def languages(request: Request) -> Response:
     service: Service = request.app.state.service
-    service.require_ready()
+    service.require_text()
     return JSONResponse(translation_languages(service.session, request.app.state.settings.prefixes))

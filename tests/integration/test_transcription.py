@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from speculative_decoding.errors import InputError
-from speculative_decoding.loading.tokenizer import Vocabulary
-from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.sampling import History, scores
 from speculative_decoding.session import Session
 from speculative_decoding.speech.mel import open_audio
@@ -23,38 +20,8 @@ from speculative_decoding.speech.segments import Segment, Window
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.speech.transcription import Attempt, Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
-from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model, tiny_whisper
-
-SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"]
-END, START, ENGLISH, TRANSCRIBE, PREVIOUS, NO_SPEECH, ZERO = 40, 41, 42, 45, 47, 48, 50
-
-
-class Letters:
-    """Writes a letter for most ids; 37 is a space."""
-
-    languages: dict[str, int] = {}  # noqa: RUF012
-    vocabulary = Vocabulary({piece: END + i for i, piece in enumerate(SPECIAL)})
-
-    def encode(self, text: str, language: str | None = None) -> list[int]:
-        raise NotImplementedError
-
-    def encode_output(self, text: str) -> list[int]:
-        ids = [
-            [37] if each == " " else [ord(each) - 97] if each.isalpha() and each.isascii() else [39, 38]
-            for each in text
-        ]
-        return [START, *(token for own in ids for token in own), END]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join("abcdefghijklmnopqrstuvwxyz0123456789.  -"[token] for token in tokens if token < END)
-
-
-def speech_model(seed: int = 5) -> EncoderDecoder:
-    model = tiny_whisper(seed=seed)
-    assert model.audio is not None
-    model.audio = replace(model.audio, is_multilingual=True, languages={"en": ENGLISH, "de": ENGLISH + 1})
-    return model
-
+from tests.support.speech import ENGLISH, NO_SPEECH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
+from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model
 
 MODEL = speech_model()
 DRAFT = noisy_copy(MODEL)

@@ -1,0 +1,189 @@
+"""OpenAI's format of transcriptions and translations of speech: parses forms, and builds responses and events.
+
+Options of `TranscriptionOptions`, and options of decoding that may differ between recordings, are additional fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from ..errors import InputError
+from ..models.audio import AudioConfig
+from ..sampling import GenerationOptions
+from ..sampling.options import option_specs, refusal
+from ..sampling.values import Bool, Text, Value
+from ..speech import formats
+from ..speech.keywords import split_options
+from ..speech.options import transcription_specs
+from ..speech.scheduler import language_code
+from ..speech.segments import Segment
+from ..speech.transcription import Transcription
+from .errors import ServerError
+from .multipart import Part
+
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+MEDIA_TYPES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
+GRANULARITIES = ("word", "segment")
+UNSUPPORTED = {  # OpenAI's fields, and why they are refused
+    "include": "log-probabilities are only returned as averages, with response_format verbose_json",
+    "chunking_strategy": "windows follow the speech",
+    "known_speaker_names": "speakers are not told apart",
+    "known_speaker_references": "speakers are not told apart",
+}
+# Options that this API has under other names, or that would let a client read a file again and again
+OTHER_OPTIONS = {
+    "task": "send the recording to /v1/audio/translations",
+    "word_timestamps": "use timestamp_granularities[]",
+    "initial_prompt": "use prompt",
+    "src_lang": "use language",
+    "clip_timestamps": "send only this part of the recording",
+}
+FIELDS: Mapping[str, Value] = {
+    **{name: spec.type for name, spec in option_specs().items() if spec.per_row},
+    **{name: spec.type for name, spec in transcription_specs().items()},
+    "model": Text(may_be_empty=True),
+    "prompt": Text(may_be_empty=True),
+    "response_format": Text(FORMATS),
+    "stream": Bool(),
+    "timestamp_granularities": Text(GRANULARITIES),
+}
+
+
+@dataclass(frozen=True)
+class TranscriptionRequest:
+    """The fields of a request."""
+
+    content: bytes  # of the file
+    options: Mapping[str, Any]  # for `Scheduler.task`
+    response_format: str
+    granularities: Sequence[str]
+    stream: bool
+
+    @property
+    def is_translation(self) -> bool:
+        return bool(self.options["task"] == "translate")
+
+
+def parse_transcription_request(
+    parts: Sequence[Part], task: str, model: str, audio: AudioConfig, defaults: GenerationOptions
+) -> TranscriptionRequest:
+    """Parse a form. Raises `ServerError` that names the field.
+
+    Args:
+        parts: The fields.
+        task: One of `TASKS`.
+        model: The name of the served model.
+        audio: Of this model.
+        defaults: The server's options of decoding.
+    """
+    content, granularities, fields = parse_fields(parts)
+    requested = fields.pop("model", model)
+    if requested != model:
+        message = f"model {requested[:80]!r} does not exist (expected {model!r})"
+        raise ServerError(404, message, "model", "model_not_found")
+    response_format = fields.pop("response_format", "json")
+    stream = fields.pop("stream", False)
+    if stream and response_format != "json":
+        raise ServerError(400, f"stream must be false with response_format {response_format}; use json", "stream")
+    if granularities and response_format != "verbose_json":
+        message = f"timestamp_granularities has no effect with response_format {response_format}; use verbose_json"
+        raise ServerError(400, message, "timestamp_granularities")
+
+    options = fields | {"task": task, "word_timestamps": "word" in granularities}
+    if "prompt" in options:
+        options["initial_prompt"] = options.pop("prompt")
+    if options.get("temperature") == 0:
+        del options["temperature"]  # in this API, 0 raises the temperature where necessary, as the default does
+    try:
+        own, decoding = split_options(options)
+        language_code(audio, own)
+        defaults.override_for_row(decoding)
+    except InputError as error:
+        raise ServerError.of(error) from None
+    return TranscriptionRequest(content, options, response_format, granularities or ["segment"], stream)
+
+
+def parse_fields(parts: Sequence[Part]) -> tuple[bytes, list[str], dict[str, Any]]:
+    """Return the content of the file, the granularities, and the values of all other fields."""
+    content: bytes | None = None
+    granularities: list[str] = []
+    fields: dict[str, Any] = {}
+    for part in parts:
+        name = part.name.removesuffix("[]")
+        if name in fields or (name == "file" and content is not None):
+            raise ServerError(400, f"{name} is given twice", name)
+        if part.is_file != (name == "file"):
+            raise ServerError(400, f"{name[:80]} must {'not ' if part.is_file else ''}be a file", name[:80])
+        if name == "file":
+            content = part.content
+        elif name == "timestamp_granularities":
+            granularities.append(parse_value(name, part.content))
+        else:
+            fields[name] = parse_value(name, part.content)
+    if content is None:
+        raise ServerError(400, "file is missing; send a recording", "file")
+    return content, granularities, fields
+
+
+def parse_value(name: str, content: bytes) -> Any:
+    """Parse the text of a field. Raises `ServerError` that names it."""
+    if name in UNSUPPORTED:
+        raise ServerError(400, f"{name} is not supported: {UNSUPPORTED[name]}", name, "unsupported_value")
+    if name in OTHER_OPTIONS:
+        raise ServerError(400, f"{name} is not a field of this API; {OTHER_OPTIONS[name]}", name, "unsupported_value")
+    if name not in FIELDS:
+        raise ServerError(400, f"there is no field {name[:80]!r}", name[:80], "unknown_field")
+    try:
+        text = content.decode()
+        return FIELDS[name].parse(text)
+    except UnicodeDecodeError:
+        raise ServerError(400, f"{name} is not UTF-8", name, "invalid_value") from None
+    except (ValueError, TypeError, OverflowError):
+        raise ServerError(400, f"{name} {refusal(FIELDS[name], text)}", name, "invalid_value") from None
+
+
+def transcription_response(request: TranscriptionRequest, result: Transcription) -> Response:
+    """Return the response in the format that the client asked for."""
+    text = result.text.strip()
+    match request.response_format:
+        case "json":
+            return JSONResponse({"text": text, "usage": usage(result)})
+        case "verbose_json":
+            return JSONResponse(verbose(request, result))
+        case "text":
+            return PlainTextResponse(text + "\n")
+        case name:
+            return PlainTextResponse("".join(formats.STREAMED[name](result.segments)), media_type=MEDIA_TYPES[name])
+
+
+def verbose(request: TranscriptionRequest, result: Transcription) -> dict[str, Any]:
+    fields = {
+        "task": request.options["task"],
+        "language": "en" if request.is_translation else result.language,  # of the text
+        "duration": result.seconds,
+        "text": result.text.strip(),
+    }
+    if "segment" in request.granularities:
+        segments = [segment.as_dict() for segment in result.segments]
+        fields["segments"] = [{name: value for name, value in each.items() if name != "words"} for each in segments]
+    if "word" in request.granularities:
+        words = [word for segment in result.segments for word in segment.words or ()]
+        fields["words"] = [{"word": word.word.strip(), "start": word.start, "end": word.end} for word in words]
+    return fields | {"usage": usage(result)}
+
+
+def usage(result: Transcription) -> dict[str, Any]:
+    return {"type": "duration", "seconds": result.seconds}
+
+
+def delta_event(segments: Sequence[Segment], *, is_first: bool) -> dict[str, Any]:
+    text = "".join(segment.text for segment in segments)
+    return {"type": "transcript.text.delta", "delta": text.lstrip() if is_first else text}
+
+
+def done_event(result: Transcription) -> dict[str, Any]:
+    return {"type": "transcript.text.done", "text": result.text.strip()}
