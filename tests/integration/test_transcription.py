@@ -20,7 +20,7 @@ from speculative_decoding.speech.segments import Segment, Window
 from speculative_decoding.speech.speech_text import SpeechText
 from speculative_decoding.speech.transcription import Attempt, Transcription
 from speculative_decoding.speech.window_requests import WindowRequests
-from tests.support.speech import ENGLISH, NO_SPEECH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
+from tests.support.speech import END, ENGLISH, NO_SPEECH, PREVIOUS, START, TRANSCRIBE, ZERO, Letters, speech_model
 from tests.support.tiny import audio_frames, noisy_copy, tiny_head, tiny_model
 
 MODEL = speech_model()
