@@ -18,11 +18,10 @@ from .text_streamer import TextStreamer
 
 @dataclass(eq=False)
 class Evidence:
-    """What a transcription has to know of an output besides its tokens.
+    """Probabilities of an output that a transcription needs.
 
     Args:
-        position: the number of decoder tokens after which the probability of `token` is measured, at most those of the
-            prefix.
+        position: measure the probability of `token` after this many decoder tokens, which belong to the prefix.
         token: its id.
 
     Attributes:

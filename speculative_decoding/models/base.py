@@ -284,7 +284,7 @@ class EncoderDecoder(nn.Module):
             slots: The number of requests in a new cache.
             encoder_output: (1, S, M).
             beams: Rows per request.
-            prefill: Called with the cache of this request alone, to decode tokens that it begins with.
+            prefill: Decodes the first tokens of this request with a cache for it alone.
         """
         fresh = self.make_cache(encoder_output, beams=beams)
         prefill(fresh)

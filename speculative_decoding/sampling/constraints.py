@@ -299,7 +299,7 @@ def keep_timestamp_rules(logits: mx.array, history: History) -> mx.array:
 
 
 def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:
-    """The last timestamp that was generated and the last two ids; PADDING if there is none."""
+    """The last generated timestamp and the last two ids, or PADDING in their places."""
     if rules is None:
         return [PADDING] * 3
     begin = rules.begin

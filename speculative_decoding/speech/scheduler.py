@@ -179,7 +179,7 @@ class Scheduler:
         return max(found, key=found.__getitem__), opening
 
     def _advance(self, one: Running, output: DecodedWindow | None) -> Iterator[TranscriptionEvent]:
-        """Give a recording an output, and submit what it decodes next."""
+        """Give a recording an output, and submit its next attempt."""
         seek = one.transcriber.seek
         try:
             attempt = next(one.attempts) if output is None else one.attempts.send(output)

@@ -108,7 +108,7 @@ class Transcriber:
         prompt = self.options.initial_prompt
         self._initial = [] if prompt is None else self.text_tokens.encode(" " + prompt.strip(), "initial_prompt")
         self._tokens = [*self._initial]  # of all segments
-        self._previous_from = 0  # the index of the first token that later windows continue
+        self._previous_from = 0  # the index of the first token to put before later windows
         self._last_speech = 0.0  # when the last word ended, in seconds
 
     def result(self) -> Transcription:

@@ -117,7 +117,7 @@ def replay(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def differs(case: dict[str, Any]) -> bool:
-    """Whether the transcript or what is decoded differs from the recorded one."""
+    """Whether the transcript or an attempt differs from the recorded one."""
     try:
         return replay(case) != case["result"]
     except (AssertionError, StopIteration):

@@ -96,7 +96,7 @@ def random_clips(rng: random.Random, num_frames: int) -> str:
 
 
 class Script:
-    """Stands for the model: outputs and word times from a random number generator, and a log of them."""
+    """Takes the place of the model: random outputs and word times, which are recorded."""
 
     dims = type("Dims", (), {"n_mels": 1, "n_audio_ctx": 1500, "n_text_ctx": 448})()
     device = torch.device("cpu")
@@ -178,7 +178,7 @@ def case(seed: int) -> dict[str, Any]:
 
 
 class Attention(torch.nn.Module):
-    """Stands for a layer's cross-attention: returns scores that were made before."""
+    """Takes the place of a layer's cross-attention and returns given scores."""
 
     def __init__(self, scores: torch.Tensor) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Attention(torch.nn.Module):
 
 
 class Aligned(torch.nn.Module):
-    """Stands for a model of two layers with two heads each."""
+    """Takes the place of a model of two layers with two heads each."""
 
     dims = type("Dims", (), {"n_text_layer": 2})()
     device = torch.device("cpu")

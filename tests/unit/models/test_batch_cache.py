@@ -240,7 +240,7 @@ def test_a_pass_copies_no_cache(offsets: list[int]) -> None:
 
 @pytest.mark.usefixtures("device")
 def test_a_request_brings_the_tokens_that_it_has_decoded() -> None:
-    """They are more than the other row's buffer holds. Both rows continue as they would alone."""
+    """One row has more tokens than the batch's buffer holds. Both rows continue as in separate caches."""
     model = tiny_model()
     sources, read = [[5, 9, 1], [4, 2, 7, 8, 1]], [[3, 5], [6, 2, 4, 9, 3] * 8]
     caches = [model.make_cache(model.encode(mx.array([source]))) for source in sources]
