@@ -293,7 +293,9 @@ class Session:
 
         def opened(recording: Audio | Mapping[str, Any]) -> Task:
             own = dict(recording) if isinstance(recording, Mapping) else {"audio": recording}
-            return scheduler.task(open_audio(own.pop("audio", ""), scheduler.audio.num_mel_bins), own)
+            if "audio" not in own:
+                raise InputError("audio is missing: this model transcribes speech; name a file")
+            return scheduler.task(open_audio(own.pop("audio"), scheduler.audio.num_mel_bins), own)
 
         return scheduler.run(partial(opened, each) for each in recordings)
 
@@ -466,6 +468,8 @@ class Session:
         self, engine: Engine, prompt: str | AudioFrames | Mapping[str, Any], options: GenerationOptions, slots: int
     ) -> list[Request]:
         overrides = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+        if "audio" in overrides:
+            raise InputError("audio: this model reads text and cannot transcribe; give a prompt")
         text = overrides.pop("prompt", "")
         row = options.override_for_row(overrides)
         warn_without_effect(row, overrides)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -18,16 +18,18 @@ from ..distributed import ProcessGroup, decode_on_all_ranks, serve_rows
 from ..engine import QUEUE_PER_SLOT
 from ..errors import InputError
 from ..jobs import InputLine, Job, JobTotals, ResumableOutput, choose_format, parse_line, read_lines
-from ..jobs.job import DecodeRows
+from ..jobs.job import DecodeRows, RecordingResult
 from ..jobs.messages import parse_batch_result
 from ..loading import manifest
 from ..loading.draft_head import DraftHeadHandle
 from ..loading.load import ModelHandle
 from ..loading.pair import ModelPair
+from ..sampling import GenerationOptions
+from ..sampling.options import default
 from ..session import Session
 from .common import open_text, printing, say, write_stats
 from .compare import note_exactness
-from .flags import Files
+from .flags import SHARED_FLAGS, TEXT_ONLY, Files
 from .progress import progress
 from .run_config import RunConfig
 from .summary import job_summary
@@ -43,6 +45,8 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
         file = stack.enter_context(open_input(files.input))
         size = os.fstat(file.fileno()).st_size or None
         pair = config.open()
+        if pair.target.model.audio is not None:
+            require_recordings(config.options, files, processes)
         say(config.describe())
         file_format = files.input_format or choose_format(files.input, file.peek().split(b"\n")[0])
         settings = record_settings(config, pair, file_format)
@@ -65,6 +69,8 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
         session = stack.enter_context(config.session(pair))
         note_exactness(session, files.slots)
         decode_rows = row_decoder(session, files)
+        if session.model.audio is not None:
+            decode_rows = partial(transcribe_rows, session, files)
         slots = files.slots
         if processes is not None:
             decode_rows = row_decoder_of_all_ranks(decode_rows, slots, processes)
@@ -95,6 +101,26 @@ def decode_file(config: RunConfig, files: Files, stats_json: Path | None, proces
 
 def row_decoder(session: Session, files: Files) -> DecodeRows:
     return lambda rows: session.batch_as_completed(rows, slots=files.slots, max_memory_gb=files.max_memory)
+
+
+def require_recordings(options: GenerationOptions, files: Files, processes: ProcessGroup | None) -> None:
+    """Raise `InputError` for flags that have no effect on a job with recordings."""
+    if processes is not None:
+        raise InputError("--input: recordings are transcribed by one process; start it without mlx.launch")
+    if files.max_memory is not None:
+        raise InputError("--max-memory has no effect on recordings; lower --slots")
+    for name in (*TEXT_ONLY, *SHARED_FLAGS, "temperature"):
+        if getattr(options, name) != default(name):
+            raise InputError(f"{name} has no effect on a file of recordings; set options in its lines")
+
+
+def transcribe_rows(session: Session, files: Files, rows: Iterator[Mapping[str, Any]]) -> Iterator[RecordingResult]:
+    """Transcribe the rows of a job. Their paths are relative to the folder of the job's file."""
+    folder = Path() if files.input == "-" else Path(files.input).parent
+    found = ({**row, "audio": folder / row["audio"]} if "audio" in row else row for row in rows)
+    for event in session.transcribe_batch(found, slots=files.slots):
+        if event.is_last:
+            yield RecordingResult(event.number, event.result, event.error)
 
 
 def row_decoder_of_all_ranks(decode_rows: DecodeRows, slots: int, processes: ProcessGroup) -> DecodeRows:

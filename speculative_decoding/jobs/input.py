@@ -14,8 +14,19 @@ from typing import Any, BinaryIO
 from ..checkpoints.files import MAX_JSON_DEPTH, is_shallow
 from ..errors import InputError
 from ..sampling import GenerationOptions
-from ..sampling.options import ALIASES, MAX_DRAFT_TOKENS, OTHER_NAMES, REMOVED, current_names, option_specs, short_repr
+from ..sampling.options import (
+    ALIASES,
+    MAX_DRAFT_TOKENS,
+    OTHER_NAMES,
+    REMOVED,
+    current_names,
+    option_specs,
+    short_repr,
+    validate,
+)
 from ..sampling.values import Int, Text, Value
+from ..speech.keywords import DECODING, split_options
+from ..speech.options import transcription_specs
 
 MAX_LINE_BYTES = 2**24  # so that a file without line ends does not fill the memory
 INPUT_FORMATS = ("text", "jsonl")
@@ -30,6 +41,11 @@ LINE_OPTIONS: dict[str, Value] = {
 LINE_OPTIONS["num_draft_tokens"] = Int(0, MAX_DRAFT_TOKENS)
 JOB_OPTIONS = (*(name for name in option_specs() if name not in LINE_OPTIONS), "slots", "draft_model", "dtype")
 LINE_FIELDS = {"prompt": Text(may_be_empty=True), **LINE_OPTIONS}
+AUDIO_FIELDS = (  # of a line with a recording
+    "audio",
+    *transcription_specs(),
+    *(name for name in DECODING if name in LINE_OPTIONS),
+)
 
 DRAFT_COUNTS = ("target_calls", "drafted_tokens", "accepted_tokens")
 RECORD_FIELDS = {
@@ -44,6 +60,9 @@ RECORD_FIELDS = {
     "sequences",
     *DRAFT_COUNTS,
 }
+
+
+AUDIO_RECORD_FIELDS = {*RECORD_FIELDS, "language", "seconds", "segments"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,7 @@ class ParsedLine:
     """A parsed line. It has fields, or an error, or neither if it is blank."""
 
     line: InputLine
-    fields: Mapping[str, Any] | None = None  # the prompt and its options
+    fields: Mapping[str, Any] | None = None  # the prompt or the recording, and its options
     seed: int | None = None  # if the line samples
     carried: Mapping[str, Any] = field(default_factory=dict)  # fields of the user, copied to the record
     error: str | None = None
@@ -115,6 +134,8 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
             given["prompt"] = text
         else:
             given |= current_names(parse_json_object(text))
+            if "audio" in given and "prompt" not in given:
+                return parse_recording(line, given)
             check_fields(given)
             own = {name: value for name, value in given.items() if name in LINE_OPTIONS}
             options.override_for_row(own).require_effect(own)
@@ -124,6 +145,26 @@ def parse_line(line: InputLine, format: str, options: GenerationOptions = Genera
     seed = fields.setdefault("seed", line_seed(options.seed, line.number))
     is_sampled = fields.get("temperature", options.temperature) > 0
     return ParsedLine(line, fields, seed if is_sampled else None, carried_fields(given))
+
+
+def parse_recording(line: InputLine, given: Mapping[str, Any]) -> ParsedLine:
+    """Parse the fields of a line with a recording, which has the options of `Session.transcribe`."""
+    reserved = {*AUDIO_FIELDS, *AUDIO_RECORD_FIELDS}
+    carried = {name: value for name, value in given.items() if name not in reserved and is_json_value([name, value])}
+    fields = {name: value for name, value in given.items() if name in AUDIO_FIELDS}
+    try:
+        validate("audio", Text(), fields["audio"])
+        for name, value in given.items():
+            if not is_json_value([name, value]):
+                raise InputError(f"field {name!a} is not valid JSON (a lone surrogate, NaN or Infinity)")
+            if name in AUDIO_RECORD_FIELDS and name not in AUDIO_FIELDS:
+                raise InputError(f"field {name!r} is also a field of the output; rename it")
+        GenerationOptions().override(
+            split_options({name: value for name, value in fields.items() if name != "audio"})[1]
+        )
+    except InputError as error:
+        return ParsedLine(line, carried=carried, error=str(error))
+    return ParsedLine(line, fields, carried=carried)
 
 
 def decode_line(line: InputLine) -> str:

@@ -16,12 +16,24 @@ from typing import Any
 
 from ..decoding.results import BatchResult, GenerationResult
 from ..decoding.stats import GenerationStats
+from ..speech.segments import Segment
+from ..speech.transcription import Transcription
 from .input import DRAFT_COUNTS, InputLine, ParsedLine
 
 WINDOW_BYTES = 2**26
 
-# Decodes prompts given as mappings from "prompt" and option names to values. BatchResult.index counts from 0.
-DecodeRows = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult]]
+
+@dataclass(frozen=True)
+class RecordingResult:
+    """The transcript of a recording, or why there is none; see `BatchResult`."""
+
+    index: int
+    result: Transcription | None
+    error: str | None = None
+
+
+# Decodes mappings from "prompt" or "audio" and option names to values. The indices of the results count from 0.
+DecodeRows = Callable[[Iterator[Mapping[str, Any]]], Iterable[BatchResult | RecordingResult]]
 
 
 @dataclass
@@ -41,11 +53,11 @@ class JobTotals:
     cut: int = 0  # rows that ended at max_tokens
     stats: GenerationStats = field(default_factory=GenerationStats)
 
-    def add(self, result: GenerationResult) -> None:
+    def add(self, result: GenerationResult | Transcription) -> None:
         self.rows += 1
         self.stats.add(result.stats)
         self.first_token_seconds += result.stats.time_to_first_token
-        self.cut += result.finish_reason == "length"
+        self.cut += isinstance(result, GenerationResult) and result.finish_reason == "length"
 
     @property
     def mean_time_to_first_token(self) -> float:
@@ -151,7 +163,7 @@ class Job:
                 self._decoding[next(index)] = parsed
                 yield parsed.fields
 
-    def _finish(self, parsed: ParsedLine, result: GenerationResult | None, error: str | None) -> None:
+    def _finish(self, parsed: ParsedLine, result: GenerationResult | Transcription | None, error: str | None) -> None:
         """Make the record of a line, and write all records that are next in order."""
         content = record(parsed, result, error, self.with_draft_counts)
         self._finished[parsed.line.number] = content, parsed.line, error is not None
@@ -168,7 +180,10 @@ class Job:
 
 
 def record(
-    parsed: ParsedLine, result: GenerationResult | None, error: str | None, with_draft_counts: bool = True
+    parsed: ParsedLine,
+    result: GenerationResult | Transcription | None,
+    error: str | None,
+    with_draft_counts: bool = True,
 ) -> bytes:
     """Return the output of a line. It depends only on the line and its decoding: no times, nothing of other rows."""
     fields: dict[str, Any] = {"line": parsed.line.number, **parsed.carried}
@@ -176,6 +191,11 @@ def record(
         fields["error"] = error
     elif result is None:
         fields |= {"text": "", "finish_reason": "blank", "prompt_tokens": 0, "generated_tokens": 0}
+    elif isinstance(result, Transcription):
+        segments = [transcript_fields(each) for each in result.segments]
+        fields |= {"text": result.text, "language": result.language, "seconds": result.seconds, "segments": segments}
+        for name in ("generated_tokens", *(DRAFT_COUNTS if with_draft_counts else ())):
+            fields[name] = getattr(result.stats, name)
     else:
         fields |= output_fields(result)
         if result.sequences:
@@ -185,6 +205,13 @@ def record(
         for name in ("prompt_tokens", "generated_tokens", *(DRAFT_COUNTS if with_draft_counts else ())):
             fields[name] = getattr(result.stats, name)
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+def transcript_fields(segment: Segment) -> dict[str, Any]:
+    """Return text and times. Probabilities are left out, because their last digits depend on other rows."""
+    words = [{"word": word.word, "start": word.start, "end": word.end} for word in segment.words or ()]
+    fields = {"start": segment.start, "end": segment.end, "text": segment.text}
+    return fields | ({"words": words} if words else {})
 
 
 def output_fields(result: GenerationResult) -> dict[str, Any]:
