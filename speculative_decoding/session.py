@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import mlx.core as mx
 import numpy as np
@@ -44,12 +44,12 @@ from .sampling.keywords import OptionKeywords, shows_options
 from .sampling.options import accepts_aliases, current_names, default, short_repr, validate
 from .sampling.values import Int, Number
 from .scoring import Score, encode, score
-from .speech.chunks import transcribe_chunks
 from .speech.keywords import TranscriptionKeywords, shows_transcription_options, split_options
-from .speech.mel import open_audio
 from .speech.options import TranscriptionOptions
-from .speech.scheduler import Scheduler, Task, TranscriptionEvent
-from .speech.transcription import Transcription
+
+if TYPE_CHECKING:  # imported when something is transcribed, so that text does not wait for it
+    from .speech.scheduler import Scheduler, Task, TranscriptionEvent
+    from .speech.transcription import Transcription
 
 Audio = str | os.PathLike[str] | NDArray[np.floating]  # a file, or samples at 16 kHz
 Prompt = str | Source  # a text or its source tokens, or audio frames for a speech model
@@ -289,6 +289,8 @@ class Session:
         Raises:
             InputError: an argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
         """
+        from .speech.mel import open_audio
+
         scheduler = self.scheduler(*split_options(options), slots)
 
         def opened(recording: Audio | Mapping[str, Any]) -> Task:
@@ -313,6 +315,9 @@ class Session:
         Raises:
             InputError: the recording or an option cannot be used.
         """
+        from .speech.chunks import transcribe_chunks
+        from .speech.mel import open_audio
+
         own, decoding = split_options(options)
         config = self.scheduler(own, decoding, slots).audio
 
@@ -335,6 +340,8 @@ class Session:
         Raises:
             InputError: this model cannot transcribe with these options.
         """
+        from .speech.scheduler import Scheduler
+
         if (hottest := max(options.temperatures)) and decoding.get("num_beams", self.options.num_beams) == 1:
             decoding = {**decoding, "temperature": hottest}  # options of sampling have an effect
         return Scheduler(
