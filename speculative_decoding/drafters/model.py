@@ -9,6 +9,7 @@ import mlx.core as mx
 from ..models.audio import Source, token_ids
 from ..models.cache import DecoderCache
 from ..sampling import Constraints, GenerationOptions, Use, leaves_logits_unchanged, logprobs, scores
+from ..sampling.constraints import TimestampRules
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
 from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, token_rows
@@ -163,9 +164,12 @@ class DraftSampler:
             places = [(request.options.seed, len(request.decoder_tokens), Use.DRAFT) for request in self._requests]
             self._keys = split(random_keys(places), MAX_DRAFT_TOKENS)  # new keys in every round
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
-        if head.ids is not None:  # checking the rules for speech takes longer than a step, and the outputs taught them
-            own = [Constraints() if each.timestamps else each for each in whole_draft.constraints]
-            whole_draft = whole_draft._replace(constraints=own)
+        rules = [each.timestamps for each in whole_draft.constraints]
+        self._rules: TimestampRules | None = None
+        if head.ids is not None and is_greedy and rules and all(rules):  # all rules would take longer than a step
+            self._rules = rules[0]
+            whole_draft = whole_draft._replace(constraints=[Constraints() for _ in rules])
+            self._last = mx.array([request.decoder_tokens[-2:] for request in self._requests], mx.uint32)  # (B, 2)
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self._longest)
 
     @property
@@ -180,10 +184,34 @@ class DraftSampler:
         """(B, d) states -> the next token of each row, (B, 1)."""
         head = self._head
         logits = head(states)
-        new = head.likeliest(logits) if self._takes_likeliest else self._choose_by_options(head.spread(logits)[:, None])
+        if not self._takes_likeliest:
+            new = self._choose_by_options(head.spread(logits)[:, None])
+        elif self._rules is not None:
+            new = self._choose_with_timestamps(logits, self._rules)
+        else:
+            new = head.likeliest(logits)
         self._ids.append(new.astype(mx.uint32))
         mx.async_eval(self._ids[-1])  # type: ignore[no-untyped-call]  # runs while the host prepares the next step
         return self._ids[-1]
+
+    def _choose_with_timestamps(self, logits: mx.array, rules: TimestampRules) -> mx.array:
+        """Return the most likely id of the draft's ids under two of the rules for timestamps, (B, N) -> (B, 1).
+
+        A timestamp follows if all timestamps together are more likely than every other id. Where one ends a segment,
+        the next segment usually starts with the same one.
+        """
+        head = self._head
+        assert head.ids is not None
+        is_timestamp = head.ids >= rules.zero
+        timestamps = mx.where(is_timestamp, logits, -mx.inf)
+        others = mx.where(is_timestamp, -mx.inf, logits).max(axis=-1, keepdims=True)
+        is_likelier = mx.logsumexp(timestamps, axis=-1, keepdims=True) > others
+        new = head.likeliest(mx.where(is_likelier, timestamps, logits)).astype(mx.uint32)
+        before, last = self._last[:, :1], self._last[:, 1:]
+        ends_segment = (last >= rules.zero) & (before < rules.text_end) & (new != rules.text_end)
+        new = mx.where(ends_segment, last, new)
+        self._last = mx.concatenate([last, new], axis=1)
+        return new
 
     def _choose_by_options(self, logits: mx.array) -> mx.array:
         """(B, 1, V) -> (B, 1)."""
