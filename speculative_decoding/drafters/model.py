@@ -169,7 +169,8 @@ class DraftSampler:
         if head.ids is not None and is_greedy and rules and all(rules):  # all rules would take longer than a step
             self._rules = rules[0]
             whole_draft = whole_draft._replace(constraints=[Constraints() for _ in rules])
-            self._last = mx.array([request.decoder_tokens[-2:] for request in self._requests], mx.uint32)  # (B, 2)
+            last = [[0, *request.decoder_tokens][-2:] for request in self._requests]  # English-only models: one token
+            self._last = mx.array(last, mx.uint32)  # (B, 2)
         self._takes_likeliest = is_greedy and leaves_logits_unchanged(self._options, whole_draft, self._longest)
 
     @property
