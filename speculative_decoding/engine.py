@@ -87,12 +87,12 @@ class Engine:
     runs a round. So at most `slots` encoded requests wait.
 
     Args:
-        model: the target.
-        tokenizer: the target's.
-        drafter: used by this engine only; with beams nothing is drafted.
-        slots: the maximum number of requests in a batch.
-        widths: the widths of the target's passes.
-        num_beams: the same for all requests.
+        model: The target.
+        tokenizer: The target's.
+        drafter: Used by this engine only; with beams nothing is drafted.
+        slots: The maximum number of requests in a batch.
+        widths: The widths of the target's passes.
+        num_beams: The same for all requests.
     """
 
     def __init__(
@@ -159,13 +159,13 @@ class Engine:
         """Queue a prompt, without waiting for the device.
 
         Args:
-            prompt: the text or its source tokens, or audio frames for a speech model.
-            options: with this engine's `num_beams`.
-            draft_length: requests may share one, which then learns from all of them.
+            prompt: The text or its source tokens, or audio frames for a speech model.
+            options: With this engine's `num_beams`.
+            draft_length: Requests may share one, which then learns from all of them.
             start: How the output begins and ends, with its own options, if these options do not say it.
 
         Raises:
-            InputError: the prompt or the options cannot be decoded.
+            InputError: The prompt or the options cannot be decoded.
         """
         if options.num_beams != self._num_beams:
             raise InputError(f"num_beams is {self._num_beams} for all requests of this engine, not {options.num_beams}")

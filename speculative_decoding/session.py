@@ -62,12 +62,12 @@ class Session:
     A session learns from request to request which drafts are worth their cost.
 
     Args:
-        model: the target.
-        tokenizer: the target's.
-        draft_model: a draft model of the same family, or a draft head of the target.
-        options: defaults for all requests.
-        ngram: looks up copies; a new one by default.
-        slots: how many prompts of a batch are decoded together.
+        model: The target.
+        tokenizer: The target's.
+        draft_model: A draft model of the same family, or a draft head of the target.
+        options: Defaults for all requests.
+        ngram: Looks up copies; a new one by default.
+        slots: How many prompts of a batch are decoded together.
     """
 
     model: EncoderDecoder
@@ -124,12 +124,12 @@ class Session:
         Arguments are checked at once, before the first response is requested. A stream may be abandoned at any time.
 
         Args:
-            prompt: a text or its source tokens, or audio frames for a speech model.
-            on_round: called with each `Round`, before its responses.
-            options: see `GenerationOptions`.
+            prompt: A text or its source tokens, or audio frames for a speech model.
+            on_round: Called with each `Round`, before its responses.
+            options: See `GenerationOptions`.
 
         Raises:
-            InputError: the prompt or an option cannot be used.
+            InputError: The prompt or an option cannot be used.
         """
         events = self.rounds(prompt, on_round=on_round, **options)
         return (response for event in events for response in responses(event))
@@ -173,12 +173,12 @@ class Session:
         """Decode a prompt, or several prompts together.
 
         Args:
-            prompt: a text, its source tokens or audio frames; or a list of texts, which gives a list of results.
-            on_round: called with each `Round`, for one prompt.
-            options: see `GenerationOptions`.
+            prompt: A text, its source tokens or audio frames; or a list of texts, which gives a list of results.
+            on_round: Called with each `Round`, for one prompt.
+            options: See `GenerationOptions`.
 
         Raises:
-            InputError: a prompt or an option cannot be used.
+            InputError: A prompt or an option cannot be used.
         """
         if isinstance(prompt, str | AudioFrames) or is_token_list(prompt):
             requests, events = self._submit(prompt, options, on_round)  # type: ignore[arg-type]
@@ -209,13 +209,13 @@ class Session:
         "coupled", otherwise the distribution.
 
         Args:
-            prompts: texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results.
-            slots: how many prompts are decoded together (default: the session's).
-            max_memory_gb: use fewer slots if caches and weights would need more memory.
-            options: see `GenerationOptions`.
+            prompts: Texts, or mappings with "prompt" and options for this prompt. They are read ahead of the results.
+            slots: How many prompts are decoded together (default: the session's).
+            max_memory_gb: Use fewer slots if caches and weights would need more memory.
+            options: See `GenerationOptions`.
 
         Raises:
-            InputError: an argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
+            InputError: An argument cannot be used. A prompt that cannot be decoded has an `error` in its result.
         """
         results = self.batch_as_completed(prompts, slots=slots, max_memory_gb=max_memory_gb, **options)
         return in_order(results)
@@ -251,11 +251,11 @@ class Session:
         """Transcribe a recording with a speech model, as openai-whisper's `transcribe` does.
 
         Args:
-            audio: a file, or float samples at 16 kHz.
-            options: see `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
+            audio: A file, or float samples at 16 kHz.
+            options: See `TranscriptionOptions`, and `GenerationOptions` for drafts, sampling and beams.
 
         Raises:
-            InputError: the recording or an option cannot be used.
+            InputError: The recording or an option cannot be used.
         """
         result = None
         for event in self.transcribe_stream(audio, **options):
@@ -282,12 +282,12 @@ class Session:
         Each result equals that of `transcribe` for the same recording.
 
         Args:
-            recordings: files, float samples at 16 kHz, or mappings with "audio" and options for this recording.
-            slots: how many recordings are transcribed together (default: the session's).
-            options: see `transcribe`.
+            recordings: Files, float samples at 16 kHz, or mappings with "audio" and options for this recording.
+            slots: How many recordings are transcribed together (default: the session's).
+            options: See `transcribe`.
 
         Raises:
-            InputError: an argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
+            InputError: An argument cannot be used. A recording that cannot be transcribed has an `error` in its event.
         """
         from .speech.mel import open_audio
 
@@ -308,12 +308,12 @@ class Session:
         """Transcribe fixed windows of one recording together. The text differs from that of `transcribe`.
 
         Args:
-            audio: a file, or float samples at 16 kHz.
-            slots: how many windows are transcribed together (default: the session's).
-            options: see `transcribe`.
+            audio: A file, or float samples at 16 kHz.
+            slots: How many windows are transcribed together (default: the session's).
+            options: See `transcribe`.
 
         Raises:
-            InputError: the recording or an option cannot be used.
+            InputError: The recording or an option cannot be used.
         """
         from .speech.chunks import transcribe_chunks
         from .speech.mel import open_audio
@@ -333,12 +333,12 @@ class Session:
         """A scheduler of recordings with its own engines.
 
         Args:
-            options: how to transcribe.
-            decoding: options of decoding that differ from the session's.
-            slots: how many recordings are transcribed together (default: the session's).
+            options: How to transcribe.
+            decoding: Options of decoding that differ from the session's.
+            slots: How many recordings are transcribed together (default: the session's).
 
         Raises:
-            InputError: this model cannot transcribe with these options.
+            InputError: This model cannot transcribe with these options.
         """
         from .speech.scheduler import Scheduler
 
@@ -375,7 +375,7 @@ class Session:
         """The options of a request. Warns about an option without effect.
 
         Raises:
-            InputError: there is no such option, or it does not accept the value.
+            InputError: There is no such option, or it does not accept the value.
         """
         overrides = current_names(overrides)
         options = self.options.override(overrides)
@@ -400,7 +400,7 @@ class Session:
         """Measure the device now for up to `slots` rows, instead of during the first request.
 
         Args:
-            again: discard earlier measurements, including those of other processes.
+            again: Discard earlier measurements, including those of other processes.
         """
         self.planner.calibrate(self.options_with({}), slots, again=again)
 
@@ -532,21 +532,21 @@ def load(
     """Load a target, and perhaps a draft: converted folders, or Hugging Face folders as they are.
 
     Args:
-        path_or_name: a folder, the name of one in models/, or a model on the Hub, which is downloaded if necessary.
-        draft: the draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
+        path_or_name: A folder, the name of one in models/, or a model on the Hub, which is downloaded if necessary.
+        draft: The draft model or draft head; or "self-8bit", the target itself in 8 bits, for families without a
             smaller model.
-        drafter: for all requests, see `GenerationOptions`.
-        num_draft_tokens: for all requests, see `GenerationOptions`.
-        dtype: float32, bfloat16 or float16 to compute in (default: as stored on a GPU, but float16 instead of bfloat16
+        drafter: For all requests, see `GenerationOptions`.
+        num_draft_tokens: For all requests, see `GenerationOptions`.
+        dtype: Float32, bfloat16 or float16 to compute in (default: as stored on a GPU, but float16 instead of bfloat16
             on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
         quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
-        group_size: columns per group of quantized weights (default: 64).
-        gguf_file: a path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the
+        group_size: Columns per group of quantized weights (default: 64).
+        gguf_file: A path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the
             folder's. Without a config.json, the file's metadata are used.
 
     Raises:
-        InputError: an argument cannot be used.
-        CheckpointError: a file is damaged or unsupported.
+        InputError: An argument cannot be used.
+        CheckpointError: A file is damaged or unsupported.
     """
     options = GenerationOptions(drafter=drafter, num_draft_tokens=num_draft_tokens)
     pair = open_pair(path_or_name, draft, dtype=dtype, quantize=quantize, group_size=group_size, gguf_file=gguf_file)

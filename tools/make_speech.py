@@ -81,11 +81,11 @@ class Recording:
     """How to make one recording.
 
     Args:
-        sentences: the texts in their order.
-        voice: speaks them.
-        speed: of speaking.
-        pitch: a factor for all frequencies.
-        seed: of pauses and room.
+        sentences: The texts in their order.
+        voice: Speaks them.
+        speed: Of speaking.
+        pitch: A factor for all frequencies.
+        seed: Of pauses and room.
     """
 
     sentences: Sequence[str]

@@ -23,13 +23,13 @@ class Batch:
     """Between rounds, the cache holds every committed token of each request but the last.
 
     Args:
-        model: the target.
-        drafter: has begun every request.
-        cache: the target's cache, with a row for each slot (with beams, a row for each beam).
-        requests: one for each slot, None where the slot is free.
-        widths: the widths that target passes may have; shorter inputs are padded.
-        runs_ahead: whether a round may start the pass of the next one; see `run_ahead`.
-        ahead: that pass.
+        model: The target.
+        drafter: Has begun every request.
+        cache: The target's cache, with a row for each slot (with beams, a row for each beam).
+        requests: One for each slot, None where the slot is free.
+        widths: The widths that target passes may have; shorter inputs are padded.
+        runs_ahead: Whether a round may start the pass of the next one; see `run_ahead`.
+        ahead: That pass.
     """
 
     model: EncoderDecoder

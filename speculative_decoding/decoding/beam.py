@@ -36,7 +36,7 @@ def best_continuations(logprobs: mx.array, scores: mx.array, count: int) -> tupl
     Args:
         logprobs: (P, N, V), log-probabilities after each beam.
         scores: (P, N), of the beams.
-        count: the number of continuations.
+        count: The number of continuations.
 
     Returns:
         Their scores and their numbers beam * V + token, both (P, count).
@@ -56,16 +56,16 @@ class BeamSearch:
 
     Args:
         num_beams: N.
-        length_penalty: see `GenerationOptions`.
-        early_stopping: see `GenerationOptions`.
-        max_tokens: the maximum length of an output.
-        ends: ids that end an output.
-        prefix: the start token and a forced prefix; every output begins with them.
+        length_penalty: See `GenerationOptions`.
+        early_stopping: See `GenerationOptions`.
+        max_tokens: The maximum length of an output.
+        ends: Ids that end an output.
+        prefix: The start token and a forced prefix; every output begins with them.
 
     Attributes:
-        beams: the ids of the beams, with the prefix.
-        scores: of the beams.
-        finished: up to N finished outputs, in the order in which they ended.
+        beams: The ids of the beams, with the prefix.
+        scores: Of the beams.
+        finished: Up to N finished outputs, in the order in which they ended.
     """
 
     num_beams: int
@@ -101,7 +101,7 @@ class BeamSearch:
         """Extend the beams by one token.
 
         Args:
-            continuations: the best `num_continuations`, best first.
+            continuations: The best `num_continuations`, best first.
 
         Returns:
             The previous number of each beam.
@@ -144,8 +144,8 @@ class BeamSearch:
         """Whether the search can stop. Only "never" is exact: longer outputs may have better normalized scores.
 
         Args:
-            best: the score of the best continuation.
-            length: of the continuations.
+            best: The score of the best continuation.
+            length: Of the continuations.
         """
         if len(self.finished) < self.num_beams:
             return False

@@ -64,11 +64,11 @@ class DecoderPrompt(NamedTuple):
     """How an output begins and ends.
 
     Args:
-        options: with the model's defaults filled in.
-        tokens: the start token and a forced prefix.
-        eos_token_ids: of the model and of the options.
-        constraints: on the tokens that follow.
-        evidence: to gather while decoding.
+        options: With the model's defaults filled in.
+        tokens: The start token and a forced prefix.
+        eos_token_ids: Of the model and of the options.
+        constraints: On the tokens that follow.
+        evidence: To gather while decoding.
     """
 
     options: GenerationOptions
@@ -161,14 +161,14 @@ def encode_prompt(
     """Text -> source tokens. Tokens are checked and returned as they are.
 
     Args:
-        model: sets the limits.
-        tokenizer: the model's.
-        prompt: the text, or its source tokens.
-        allow_long: accept more tokens than the model was trained on.
-        language: of the text; by default the tokenizer's.
+        model: Sets the limits.
+        tokenizer: The model's.
+        prompt: The text, or its source tokens.
+        allow_long: Accept more tokens than the model was trained on.
+        language: Of the text; by default the tokenizer's.
 
     Raises:
-        InputError: the prompt is empty or too long, or the model does not read text or know the language.
+        InputError: The prompt is empty or too long, or the model does not read text or know the language.
     """
     if model.audio is not None:
         raise InputError("prompt: this model transcribes speech (got text, expected audio); give it an audio file")

@@ -21,12 +21,12 @@ class Evidence:
     """Probabilities of an output that a transcription needs.
 
     Args:
-        position: measure the probability of `token` after this many decoder tokens, which belong to the prefix.
-        token: its id.
+        position: Measure the probability of `token` after this many decoder tokens, which belong to the prefix.
+        token: Its id.
 
     Attributes:
-        probability: of `token`, (1,); lazy.
-        sum_logprob: the log-probability of the output, with constraints and at temperature 1.
+        probability: Of `token`, (1,); lazy.
+        sum_logprob: The log-probability of the output, with constraints and at temperature 1.
     """
 
     position: int
@@ -49,20 +49,20 @@ class Request(RequestView):
     """One output to decode.
 
     Args:
-        draft_length: chooses how many tokens are drafted; requests may share one, which then learns from all of them.
-        streamer: turns tokens into text and finds the end of the output.
-        search: the beam search, with several beams; its best output is committed when it is finished.
-        evidence: gathered while the request is decoded; None unless requested.
+        draft_length: Chooses how many tokens are drafted; requests may share one, which then learns from all of them.
+        streamer: Turns tokens into text and finds the end of the output.
+        search: The beam search, with several beams; its best output is committed when it is finished.
+        evidence: Gathered while the request is decoded; None unless requested.
 
     Attributes:
-        prefix_length: the number of decoder tokens that were not generated: the start token and a forced prefix.
+        prefix_length: The number of decoder tokens that were not generated: the start token and a forced prefix.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" if the
             target's logits are not finite, "cancelled" for a cancelled request; None while it runs.
-        text: the text released so far.
-        new_texts: the text that each token of the last round released.
-        logprobs: one for each generated token, if the request has `logprobs=True`.
-        stats: updated in place.
-        needs_retry: its logits were not finite in the last round; see `retry_or_fail`.
+        text: The text released so far.
+        new_texts: The text that each token of the last round released.
+        logprobs: One for each generated token, if the request has `logprobs=True`.
+        stats: Updated in place.
+        needs_retry: Its logits were not finite in the last round; see `retry_or_fail`.
     """
 
     draft_length: DraftLength = field(kw_only=True)

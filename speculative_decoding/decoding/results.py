@@ -13,13 +13,13 @@ class GenerationResponse:
     """One token of a stream.
 
     Args:
-        text: the text that it releases; empty while a character or a stop string may be incomplete.
-        token: its id.
-        logprob: its log-probability under the target, at temperature 1; None unless `logprobs=True`.
-        from_draft: whether it is an accepted draft token.
-        accepted: the number of draft tokens that its round accepted.
-        finish_reason: set on the last token; see `Round`.
-        stats: the statistics so far; the same object is updated in place.
+        text: The text that it releases; empty while a character or a stop string may be incomplete.
+        token: Its id.
+        logprob: Its log-probability under the target, at temperature 1; None unless `logprobs=True`.
+        from_draft: Whether it is an accepted draft token.
+        accepted: The number of draft tokens that its round accepted.
+        finish_reason: Set on the last token; see `Round`.
+        stats: The statistics so far; the same object is updated in place.
     """
 
     text: str
@@ -36,13 +36,13 @@ class GenerationResult:
     """A finished generation.
 
     Args:
-        text: the text, without the stop string that ended it.
-        tokens: the generated ids, including the one that ended the output.
-        finish_reason: see `Round`.
-        stats: counts and times; with beams, those of the search.
-        logprobs: one for each token; None unless `logprobs=True`.
-        score: with beams, log-probability / length ** length_penalty.
-        sequences: all outputs, best first, if several were requested; this is the first of them.
+        text: The text, without the stop string that ended it.
+        tokens: The generated ids, including the one that ended the output.
+        finish_reason: See `Round`.
+        stats: Counts and times; with beams, those of the search.
+        logprobs: One for each token; None unless `logprobs=True`.
+        score: With beams, log-probability / length ** length_penalty.
+        sequences: All outputs, best first, if several were requested; this is the first of them.
     """
 
     text: str

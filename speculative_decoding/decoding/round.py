@@ -59,10 +59,10 @@ def commit(
     """Give each request its accepted draft tokens and the next token.
 
     Args:
-        batch: its cache still holds the positions of the pass.
-        verifications: evaluated.
-        draft: evaluated.
-        kinds: where each draft came from ("model" or "copy"), by slot.
+        batch: Its cache still holds the positions of the pass.
+        verifications: Evaluated.
+        draft: Evaluated.
+        kinds: Where each draft came from ("model" or "copy"), by slot.
     """
     rounds = {}
     draft_ids = token_rows(draft.tokens)

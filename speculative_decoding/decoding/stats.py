@@ -13,18 +13,18 @@ class Round:
     """One round of one request. Not frozen, because a frozen one takes three times as long to make.
 
     Args:
-        tokens: the committed ids; the first `accepted` of them are draft tokens. Empty if the target's logits were not
+        tokens: The committed ids; the first `accepted` of them are draft tokens. Empty if the target's logits were not
             finite, and for beams until the search is finished.
-        proposed: the draft tokens; the accepted ones come first.
-        accepted: the number of accepted draft tokens.
-        seconds: wall-clock time of the round; filled in by the engine.
-        kind: the kind of draft, for drafters with several kinds (`BatchDrafter.kind`).
-        draft_seconds: time to draft, for `timed` requests; it takes a second host sync.
-        verify_seconds: time of the target's pass, for `timed` requests. The rest of `seconds` is host time.
+        proposed: The draft tokens; the accepted ones come first.
+        accepted: The number of accepted draft tokens.
+        seconds: Wall-clock time of the round; filled in by the engine.
+        kind: The kind of draft, for drafters with several kinds (`BatchDrafter.kind`).
+        draft_seconds: Time to draft, for `timed` requests; it takes a second host sync.
+        verify_seconds: Time of the target's pass, for `timed` requests. The rest of `seconds` is host time.
         finish_reason: "stop" at an end-of-sequence token or a stop string, "length" at max_tokens, "error" (without
             tokens) if the target's logits are not finite; None if more rounds follow.
-        total_variation: the error of a lossy rule, summed over the tokens (see `AcceptanceResult`).
-        logprobs: the log-probability of each token under the target, if requested.
+        total_variation: The error of a lossy rule, summed over the tokens (see `AcceptanceResult`).
+        logprobs: The log-probability of each token under the target, if requested.
     """
 
     tokens: list[int]

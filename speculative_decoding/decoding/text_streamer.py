@@ -11,11 +11,11 @@ class TextStreamer:
     """The text of one output.
 
     Args:
-        tokenizer: decodes tokens.
-        eos_token_ids: tokens that end the output; they add no text.
-        stop: strings that end the output, wherever token boundaries are. The text ends before the string, and text
+        tokenizer: Decodes tokens.
+        eos_token_ids: Tokens that end the output; they add no text.
+        stop: Strings that end the output, wherever token boundaries are. The text ends before the string, and text
             that may be the start of one is held back.
-        prefix: ids before the first token; they add no text.
+        prefix: Ids before the first token; they add no text.
     """
 
     def __init__(

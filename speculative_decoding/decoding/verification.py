@@ -18,8 +18,8 @@ class Verification(NamedTuple):
     """The decisions for requests with the same kind of rule. Lazy.
 
     Args:
-        requests: one for each row of the arrays; None for a row that takes no part.
-        result: what the rule decided.
+        requests: One for each row of the arrays; None for a row that takes no part.
+        result: What the rule decided.
         max_logits: (B, K + 1), the largest target logit of each position; not finite if the position is undecidable.
         logprobs: (B, K + 1), of the draft tokens and, in the last column, of the next token; None if not requested.
         scores: (B, K + 1, V) float32, the logits with penalties and constraints; None unless a request has `evidence`.
@@ -36,8 +36,8 @@ def verify_draft(batch: Batch, active: Sequence[Request], draft: Draft, logits: 
     """Decide which draft tokens are accepted, with one computation for each kind of rule. Lazy.
 
     Args:
-        batch: the requests of all slots.
-        active: the requests that take part.
+        batch: The requests of all slots.
+        active: The requests that take part.
         draft: (B, K).
         logits: (B, L, V), L >= K + 1, raw.
     """
@@ -62,8 +62,8 @@ def verify(requests: Sequence[Request | None], placeholder: Request, draft: Draf
     """Verify rows with the same kind of rule.
 
     Args:
-        requests: one for each row; None for a row whose result is discarded.
-        placeholder: used for the rows without a request.
+        requests: One for each row; None for a row whose result is discarded.
+        placeholder: Used for the rows without a request.
         draft: (B, K).
         logits: (B, K + 1, V), raw.
     """

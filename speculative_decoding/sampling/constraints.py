@@ -32,10 +32,10 @@ class TimestampRules:
       probabilities after all other constraints, at temperature 1.
 
     Args:
-        begin: the position of the first token that is generated. Earlier tokens, such as previous text, do not count.
-        text_end: ids below are text.
-        zero: the id of timestamp 0. This id and all higher ones are timestamps, in order.
-        max_initial: the highest id of the first timestamp; None allows all.
+        begin: The position of the first token that is generated. Earlier tokens, such as previous text, do not count.
+        text_end: Ids below are text.
+        zero: The id of timestamp 0. This id and all higher ones are timestamps, in order.
+        max_initial: The highest id of the first timestamp; None allows all.
     """
 
     begin: int
@@ -49,12 +49,12 @@ class Constraints:
     """The constraints on one output.
 
     Args:
-        no_repeat_ngram_size: no n-gram of this size occurs twice; 0 allows repeats.
-        banned: sequences of one or more ids that never occur.
-        not_before: pairs (id, position): the id does not occur before this position.
-        forced: pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If
+        no_repeat_ngram_size: No n-gram of this size occurs twice; 0 allows repeats.
+        banned: Sequences of one or more ids that never occur.
+        not_before: Pairs (id, position): the id does not occur before this position.
+        forced: Pairs (position, ids): one of the ids occurs at this position, regardless of all other constraints. If
             a position is listed twice, the last pair counts.
-        timestamps: the rules for timestamps. In a batch, all rows with rules have the same ids.
+        timestamps: The rules for timestamps. In a batch, all rows with rules have the same ids.
     """
 
     no_repeat_ngram_size: int = 0
@@ -85,10 +85,10 @@ class History(NamedTuple):
     """The tokens before each position, for penalties and constraints.
 
     Args:
-        tokens: the committed ids of each row.
+        tokens: The committed ids of each row.
         drafted: (B, N) draft ids after them, lazy, or None. The last position sees all of them, the position before it
             one fewer, and so on.
-        constraints: the constraints of each row, or () if no row has any.
+        constraints: The constraints of each row, or () if no row has any.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -189,7 +189,7 @@ class TokenWindows:
         """Compare the last ids before each position with a sequence.
 
         Args:
-            sequence: consecutive ids, each an array (B, M) or (M,) of M alternatives.
+            sequence: Consecutive ids, each an array (B, M) or (M,) of M alternatives.
 
         Returns:
             (B, L, M) bools, or True for an empty sequence.

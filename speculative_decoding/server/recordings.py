@@ -42,8 +42,8 @@ class ServedRecording(Served):
     """A recording.
 
     Args:
-        recording: its frames.
-        options: of the transcription and of decoding; see `Scheduler.task`.
+        recording: Its frames.
+        options: Of the transcription and of decoding; see `Scheduler.task`.
     """
 
     recording: MelSpectrogram

@@ -29,9 +29,9 @@ class MelSpectrogram:
     """The log-mel frames of one recording, followed by 30 s of silence.
 
     Args:
-        source: the samples; read once here, and once more for the frames.
+        source: The samples; read once here, and once more for the frames.
         num_mel_bins: 80, or 128 for large-v3.
-        max_seconds: a longer recording raises `InputError`.
+        max_seconds: A longer recording raises `InputError`.
     """
 
     def __init__(self, source: AudioSource, num_mel_bins: int, max_seconds: float | None = None) -> None:
@@ -101,7 +101,7 @@ def log_mel_blocks(blocks: Iterable[NDArray[np.float32]], filters: Frames) -> It
     The frames end when the signal no longer reaches them.
 
     Args:
-        blocks: samples; at least 201 in each but the last.
+        blocks: Samples; at least 201 in each but the last.
         filters: (201, bands).
     """
     half = FFT_SAMPLES // 2

@@ -86,13 +86,13 @@ class Scheduler:
     """Decodes the windows of several recordings side by side.
 
     Args:
-        model: a speech model.
-        tokenizer: the model's.
-        options: how to transcribe recordings without a `Task`.
-        decoding: how to decode them: drafts, sampling, beams.
-        slots: how many recordings are transcribed together.
-        new_engine: makes an engine for requests with these options.
-        draft_length: chooses the draft lengths of a request with these options.
+        model: A speech model.
+        tokenizer: The model's.
+        options: How to transcribe recordings without a `Task`.
+        decoding: How to decode them: drafts, sampling, beams.
+        slots: How many recordings are transcribed together.
+        new_engine: Makes an engine for requests with these options.
+        draft_length: Chooses the draft lengths of a request with these options.
     """
 
     model: EncoderDecoder

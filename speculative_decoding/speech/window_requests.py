@@ -29,11 +29,11 @@ class WindowRequests:
     """The requests for windows of one language.
 
     Args:
-        model: a speech model.
-        text: its tokens.
-        language: of the speech.
-        options: how to transcribe.
-        decoding: how to decode: drafts, sampling, beams.
+        model: A speech model.
+        text: Its tokens.
+        language: Of the speech.
+        options: How to transcribe.
+        decoding: How to decode: drafts, sampling, beams.
     """
 
     model: EncoderDecoder

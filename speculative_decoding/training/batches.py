@@ -58,7 +58,7 @@ class HeadBatch(NamedTuple):
         tokens: (DRAFT_STEPS, B, A) input tokens of each draft step.
         encoder_output: (B, S, d).
         mask: (B, S) whether a source position is real.
-        labels: for the DRAFT_STEPS * B * A positions of `tokens`, flattened.
+        labels: For the DRAFT_STEPS * B * A positions of `tokens`, flattened.
     """
 
     hidden: mx.array
@@ -92,7 +92,7 @@ class SequenceBatch(NamedTuple):
         source: (B, S) source tokens.
         mask: (B, S) whether a source position is real.
         tokens: (B, L) decoder input.
-        labels: for the B * L positions of `tokens`, flattened.
+        labels: For the B * L positions of `tokens`, flattened.
     """
 
     source: mx.array
@@ -158,9 +158,9 @@ def make_labels(
         probs: (N, 16) their probabilities.
         written: (N,) ids in the target's outputs.
         weights: (N,) 0 for padding.
-        frequent: ids that are candidates in every step.
-        vocab_size: the number of ids.
-        rng: chooses the random ids.
+        frequent: Ids that are candidates in every step.
+        vocab_size: The number of ids.
+        rng: Chooses the random ids.
     """
     candidate_index = np.full(vocab_size, -1, np.int32)
     candidate_index[frequent] = np.arange(len(frequent), dtype=np.int32)

@@ -37,10 +37,10 @@ def training_loss(
     Args:
         states: (N, d).
         output_matrix: (d, C), for `labels.candidates`.
-        labels: the target's distributions.
-        total_variation: use TV instead of KL.
-        soft_cap: of the logits (Gemma).
-        trains_output_matrix: whether the gradient with respect to `output_matrix` is needed.
+        labels: The target's distributions.
+        total_variation: Use TV instead of KL.
+        soft_cap: Of the logits (Gemma).
+        trains_output_matrix: Whether the gradient with respect to `output_matrix` is needed.
     """
     if on_gpu():
         return distance(capped(states @ output_matrix, soft_cap), labels, total_variation=total_variation)
@@ -63,8 +63,8 @@ def distance(logits: mx.array, labels: Labels, *, total_variation: bool) -> mx.a
 
     Args:
         logits: (N, C) over `labels.candidates`.
-        labels: the target's distributions.
-        total_variation: use TV instead of KL.
+        labels: The target's distributions.
+        total_variation: Use TV instead of KL.
     """
     indices = mx.concatenate([labels.ids, labels.written[:, None]], axis=-1)
     logprobs = mx.take_along_axis(logits, indices, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -28,9 +28,9 @@ class Student(ABC):
     """A network in training.
 
     Args:
-        target: the model that it learns from.
-        module: the network.
-        frequent: ids that are candidates in every step.
+        target: The model that it learns from.
+        module: The network.
+        frequent: Ids that are candidates in every step.
     """
 
     target: EncoderDecoder
@@ -72,7 +72,7 @@ class HeadStudent(Student):
     """A draft head, which shares the target's embedding and output matrix.
 
     Args:
-        vocabulary: the ids that the finished head drafts from.
+        vocabulary: The ids that the finished head drafts from.
     """
 
     module: DraftHead

@@ -49,7 +49,7 @@ class TargetStore:
         """Compute the targets that the folder lacks; afterwards `get` reads from the folder.
 
         Raises:
-            InputError: the disk is too small, or the folder is damaged or belongs to other examples.
+            InputError: The disk is too small, or the folder is damaged or belongs to other examples.
         """
         folder.mkdir(parents=True, exist_ok=True)
         state_file = folder / "done.json"

@@ -41,8 +41,8 @@ class Teacher:
     """The target as a teacher.
 
     Args:
-        target: the model.
-        layers: decoder layers whose states the student reads; empty for a draft model.
+        target: The model.
+        layers: Decoder layers whose states the student reads; empty for a draft model.
     """
 
     def __init__(self, target: EncoderDecoder, layers: Sequence[int]) -> None:

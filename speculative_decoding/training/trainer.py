@@ -61,13 +61,13 @@ class Report:
     """The state of a training run.
 
     Args:
-        step: number of steps taken.
-        progress: from 0 to 1.
-        seconds: spent in steps.
-        positions: output tokens trained on.
-        loss: of the last step.
-        agreement: share of positions where the draft's most likely token is the target's.
-        tokens_per_call: tokens per target call on held-out prompts, if this report measured it.
+        step: Number of steps taken.
+        progress: From 0 to 1.
+        seconds: Spent in steps.
+        positions: Output tokens trained on.
+        loss: Of the last step.
+        agreement: Share of positions where the draft's most likely token is the target's.
+        tokens_per_call: Tokens per target call on held-out prompts, if this report measured it.
     """
 
     step: int
@@ -84,14 +84,14 @@ class Trainer:
     """Trains a student.
 
     Args:
-        student: the network.
-        store: its examples and their targets.
-        sampler: chooses the examples of each step.
-        schedule: learning rate and length.
-        session: decodes the held-out prompts.
-        held_out: prompts or recordings to measure on during the run.
-        checkpoint: the file to save to and resume from.
-        processes: the ranks of this run.
+        student: The network.
+        store: Its examples and their targets.
+        sampler: Chooses the examples of each step.
+        schedule: Learning rate and length.
+        session: Decodes the held-out prompts.
+        held_out: Prompts or recordings to measure on during the run.
+        checkpoint: The file to save to and resume from.
+        processes: The ranks of this run.
     """
 
     student: Student

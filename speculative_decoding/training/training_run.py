@@ -59,18 +59,18 @@ class TrainingRun:
     """Trains a draft. Call `begin`, `write_outputs`, `keep_targets`, `train` and `finish` in this order.
 
     Args:
-        session: the target.
-        prompts: by the name of their file: texts, or transcribed recordings for a speech model.
-        work: the folder for unfinished work.
-        schedule: learning rate and length.
-        options: see `TrainingOptions`.
-        draft: the head or small model to continue from; None creates a head.
-        processes: the ranks of this run.
+        session: The target.
+        prompts: By the name of their file: texts, or transcribed recordings for a speech model.
+        work: The folder for unfinished work.
+        schedule: Learning rate and length.
+        options: See `TrainingOptions`.
+        draft: The head or small model to continue from; None creates a head.
+        processes: The ranks of this run.
 
     Attributes:
-        training_prompts: the prompts to train on.
-        held_out: the prompts to measure on, by the name of their file.
-        examples: the decoded outputs, shortest first.
+        training_prompts: The prompts to train on.
+        held_out: The prompts to measure on, by the name of their file.
+        examples: The decoded outputs, shortest first.
     """
 
     session: Session
@@ -230,9 +230,9 @@ class TrainingRun:
         """Write the output folder, completely or not at all.
 
         Args:
-            output: the folder.
-            draw: adds files to it.
-            facts: entries of its manifest.
+            output: The folder.
+            draw: Adds files to it.
+            facts: Entries of its manifest.
         """
         student = self.student
         dtype = DTYPES[self.options.dtype]
@@ -269,11 +269,11 @@ def write_model(
     """Write a trained model as a converted folder.
 
     Args:
-        output: the folder.
-        opened: the model, with the folder and checkpoint that it was loaded from.
-        dtype: of the stored weights.
-        also: adds files to the folder.
-        facts: entries of its manifest.
+        output: The folder.
+        opened: The model, with the folder and checkpoint that it was loaded from.
+        dtype: Of the stored weights.
+        also: Adds files to the folder.
+        facts: Entries of its manifest.
     """
     model = opened.model
     parameters: Any = dict(tree_flatten(model.parameters()))
