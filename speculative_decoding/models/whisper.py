@@ -25,7 +25,7 @@ from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
 from .layers import Layer
-from .linear import DerivedWeight
+from .linear import DerivedWeight, matrix
 from .tensors import Sources, named
 
 KERNEL = 3  # frames that a convolution reads
@@ -238,13 +238,13 @@ class Whisper(EncoderDecoder):
         """
         layer = self.decoder.layers[-1]
         attention = layer.cross_attention
-        wi = layer.ff.wi.weight * layer.ff_norm.weight
-        wo = layer.ff.wo.weight
+        wi = matrix(layer.ff.wi) * layer.ff_norm.weight
+        wo = matrix(layer.ff.wo)
         strongest = mx.argsort(-mx.linalg.norm(wi, axis=1) * mx.linalg.norm(wo, axis=0))[:d_ff]
         size = 0.65
         return {
-            "q.weight": attention.q.weight * layer.cross_norm.weight * self.config.decoder.scale,
-            "o.weight": attention.o.weight / size,
+            "q.weight": matrix(attention.q) * layer.cross_norm.weight * self.config.decoder.scale,
+            "o.weight": matrix(attention.o) / size,
             "wi.weight": wi[strongest],
             "wo.weight": wo[:, strongest] / size,
         }
