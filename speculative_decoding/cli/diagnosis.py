@@ -305,8 +305,7 @@ def self_test(session: Session, prompts: Sequence[Prompt]) -> dict[str, Any]:
         return found | {"skipped": "no exact pass has room for a draft"}
     settings: dict[str, Any] = {"strict": True, "max_tokens": 40}
     if (audio := session.model.audio) is not None:
-        language = [audio.languages["en"], audio.transcribe] if audio.is_multilingual else []
-        settings["decoder_prefix"] = [*language, audio.no_timestamps]
+        settings["decoder_prefix"] = [*audio.start_tokens("en")[1:], audio.no_timestamps]
     for number, prompt in enumerate(prompts, start=1):
         try:
             baseline = session.generate(prompt, drafter="none", **settings)

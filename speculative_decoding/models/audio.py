@@ -95,6 +95,12 @@ class AudioConfig:
             **known,
         )
 
+    def start_tokens(self, language: str, task: str = "transcribe") -> list[int]:
+        """Return the ids that start every output: startoftranscript, and for multilingual models language and task."""
+        if not self.is_multilingual:
+            return [self.start]
+        return [self.start, self.languages[language], self.translate if task == "translate" else self.transcribe]
+
     def resolved(
         self, pieces: Mapping[int, str], generation_config: Mapping[str, Any], decoder: tuple[int, int], file: str
     ) -> AudioConfig:

@@ -69,12 +69,9 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-@dataclass(frozen=True)
-class BartConfig:
-    """The fields of config.json that the model reads, with their Hugging Face names and valid values.
-
-    has_logits_bias: whether the checkpoint has a `final_logits_bias` with non-zero values.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The fields of config.json that BART's families and Whisper share; see `BartConfig`."""
 
     model_type: Annotated[str, Text()]
     vocab_size: Annotated[int, Int(2, 1 << 24)]
@@ -88,50 +85,21 @@ class BartConfig:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
-    max_position_embeddings: Annotated[int, Int(1, 1 << 24)] = 1024
     activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
-    scale_embedding: Annotated[bool, Bool()] = False
-    tie_word_embeddings: Annotated[bool, Bool()] = True
-    share_encoder_decoder_embeddings: Annotated[bool, Bool()] = True
-    has_logits_bias: bool = False
 
-    @classmethod
-    def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
-        """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
-        raw = with_defaults(raw, FAMILIES[raw["model_type"]].defaults)
-        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
-        config._check()
-        return config if checkpoint is None else config.resolved(checkpoint)
+    @property
+    def norm_first(self) -> bool:
+        """Whether norms precede blocks."""
+        return True
 
-    def _check(self) -> None:
-        """Raise `CheckpointError` for an unsupported combination of fields."""
+    def check_heads(self) -> None:
+        """Raise `CheckpointError` if a number of heads does not divide the width."""
         for name, heads in (
             ("encoder_attention_heads", self.encoder_attention_heads),
             ("decoder_attention_heads", self.decoder_attention_heads),
         ):
             if self.d_model % heads:
                 raise CheckpointError(f"config.json: {name!r} must divide 'd_model', {self.d_model}; {heads} does not")
-        if self.d_model % 2:
-            raise CheckpointError(f"config.json: 'd_model' must be even, not {self.d_model}")
-        if not self.share_encoder_decoder_embeddings:
-            raise CheckpointError(
-                "config.json: 'share_encoder_decoder_embeddings' must be true, not false: separate source and target "
-                "vocabularies are not supported; use a model with a shared vocabulary"
-            )
-
-    def resolved(self, checkpoint: Checkpoint) -> BartConfig:
-        """Return the config with fields set from the checkpoint's tensors.
-
-        A head that differs from the embedding is not tied, even if the flag is true. A logits bias of zeros is ignored.
-        """
-        names = checkpoint.keys()
-        is_tied = self.tie_word_embeddings
-        if is_tied and HEAD in checkpoint:
-            is_tied = is_same_table(checkpoint, embedding_table(names, prefix_of(names)), HEAD)
-        has_bias = LOGITS_BIAS in checkpoint
-        if has_bias and checkpoint.info(LOGITS_BIAS).shape == (1, self.vocab_size):
-            has_bias = bool(mx.any(checkpoint[LOGITS_BIAS]).item())
-        return replace(self, tie_word_embeddings=is_tied, has_logits_bias=has_bias)
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
@@ -160,12 +128,63 @@ class BartConfig:
             activation=self.activation_function,
             scale=(self.d_model // heads) ** -0.5,
             has_bias=True,
-            norm_first=self.family.norm_first,
+            norm_first=self.norm_first,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BartConfig(TransformerConfig):
+    """The fields of config.json that the model reads, with their Hugging Face names and valid values.
+
+    has_logits_bias: whether the checkpoint has a `final_logits_bias` with non-zero values.
+    """
+
+    max_position_embeddings: Annotated[int, Int(1, 1 << 24)] = 1024
+    scale_embedding: Annotated[bool, Bool()] = False
+    tie_word_embeddings: Annotated[bool, Bool()] = True
+    share_encoder_decoder_embeddings: Annotated[bool, Bool()] = True
+    has_logits_bias: bool = False
+
+    @classmethod
+    def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> BartConfig:
+        """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
+        raw = with_defaults(raw, FAMILIES[raw["model_type"]].defaults)
+        config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
+        config._check()
+        return config if checkpoint is None else config.resolved(checkpoint)
+
+    def _check(self) -> None:
+        """Raise `CheckpointError` for an unsupported combination of fields."""
+        self.check_heads()
+        if self.d_model % 2:
+            raise CheckpointError(f"config.json: 'd_model' must be even, not {self.d_model}")
+        if not self.share_encoder_decoder_embeddings:
+            raise CheckpointError(
+                "config.json: 'share_encoder_decoder_embeddings' must be true, not false: separate source and target "
+                "vocabularies are not supported; use a model with a shared vocabulary"
+            )
+
+    def resolved(self, checkpoint: Checkpoint) -> BartConfig:
+        """Return the config with fields set from the checkpoint's tensors.
+
+        A head that differs from the embedding is not tied, even if the flag is true. A logits bias of zeros is ignored.
+        """
+        names = checkpoint.keys()
+        is_tied = self.tie_word_embeddings
+        if is_tied and HEAD in checkpoint:
+            is_tied = is_same_table(checkpoint, embedding_table(names, prefix_of(names)), HEAD)
+        has_bias = LOGITS_BIAS in checkpoint
+        if has_bias and checkpoint.info(LOGITS_BIAS).shape == (1, self.vocab_size):
+            has_bias = bool(mx.any(checkpoint[LOGITS_BIAS]).item())
+        return replace(self, tie_word_embeddings=is_tied, has_logits_bias=has_bias)
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.model_type]
+
+    @property
+    def norm_first(self) -> bool:
+        return self.family.norm_first
 
     @property
     def embedding_scale(self) -> float:

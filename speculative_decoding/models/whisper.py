@@ -16,14 +16,14 @@ import mlx.nn as nn
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..errors import CheckpointError
-from ..sampling.values import Int, Text
+from ..sampling.values import Int
 from .absolute_positions import LearnedPositions, causal_mask, sinusoids
 from .attention import split_heads
 from .audio import MULTILINGUAL_SIZE, AudioConfig, AudioFrames, Source, upper_half
-from .bart import DECODER_LAYER, ENCODER_LAYER, Stack
+from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
-from .config import ACTIVATIONS, LayerConfig, RawConfig, checked_fields, checked_ids, require, with_defaults
+from .config import RawConfig, checked_fields, checked_ids, require, with_defaults
 from .layers import Layer
 from .linear import DerivedWeight, matrix
 from .tensors import Sources, named
@@ -32,72 +32,26 @@ KERNEL = 3  # frames that a convolution reads
 DEFAULTS = {"pad_token_id": 50256, "eos_token_id": 50256, "decoder_start_token_id": 50257}
 
 
-@dataclass(frozen=True)
-class WhisperConfig:
+@dataclass(frozen=True, kw_only=True)
+class WhisperConfig(TransformerConfig):
     """The fields of config.json that the model reads, with their Hugging Face names and valid values."""
 
-    model_type: Annotated[str, Text()]
-    vocab_size: Annotated[int, Int(2, 1 << 24)]
     num_mel_bins: Annotated[int, Int(1, 1 << 12)]
-    d_model: Annotated[int, Int(4, 1 << 18)]
-    encoder_layers: Annotated[int, Int(1, 512)]
-    decoder_layers: Annotated[int, Int(1, 512)]
-    encoder_attention_heads: Annotated[int, Int(1, 1 << 12)]
-    decoder_attention_heads: Annotated[int, Int(1, 1 << 12)]
-    encoder_ffn_dim: Annotated[int, Int(1, 1 << 22)]
-    decoder_ffn_dim: Annotated[int, Int(1, 1 << 22)]
-    pad_token_id: int
-    eos_token_ids: tuple[int, ...]
-    decoder_start_token_id: int
     max_source_positions: Annotated[int, Int(1, 1 << 20)] = 1500
     max_target_positions: Annotated[int, Int(1, 1 << 20)] = 448
-    activation_function: Annotated[str, Text([*ACTIVATIONS])] = "gelu"
 
     @classmethod
     def from_dict(cls, raw: RawConfig, checkpoint: Checkpoint | None = None) -> WhisperConfig:
         """Read a parsed config.json. Raises `CheckpointError` for a missing or invalid field; ignores unknown ones."""
         raw = with_defaults(raw, DEFAULTS)
         config = cls(**checked_fields(cls, raw), **checked_ids(raw, raw["vocab_size"]))
-        for name in ("encoder_attention_heads", "decoder_attention_heads"):
-            if config.d_model % (heads := getattr(config, name)):
-                raise CheckpointError(
-                    f"config.json: {name!r} must divide 'd_model', {config.d_model}; {heads} does not"
-                )
+        config.check_heads()
         if config.vocab_size <= config.decoder_start_token_id + config.max_source_positions + 7:
             raise CheckpointError(
                 f"config.json: 'vocab_size' has no room for timestamps (got {config.vocab_size}, expected more than "
                 f"{config.decoder_start_token_id + config.max_source_positions + 7})"
             )
         return config
-
-    @property
-    def encoder(self) -> LayerConfig:
-        return self._layer_config(self.encoder_attention_heads, self.encoder_ffn_dim)
-
-    @property
-    def decoder(self) -> LayerConfig:
-        return self._layer_config(self.decoder_attention_heads, self.decoder_ffn_dim)
-
-    def _layer_config(self, heads: int, d_ff: int) -> LayerConfig:
-        return LayerConfig(
-            d_model=self.d_model,
-            d_ff=d_ff,
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=self.d_model // heads,
-            activation=self.activation_function,
-            scale=(self.d_model // heads) ** -0.5,
-            has_bias=True,
-        )
-
-    @property
-    def sharded_sizes(self) -> dict[str, int]:
-        return {
-            "encoder_attention_heads": self.encoder_attention_heads,
-            "encoder_ffn_dim": self.encoder_ffn_dim,
-            "decoder_attention_heads": self.decoder_attention_heads,
-            "decoder_ffn_dim": self.decoder_ffn_dim,
-        }
 
     @property
     def max_source_tokens(self) -> int | None:

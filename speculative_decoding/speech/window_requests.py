@@ -48,12 +48,7 @@ class WindowRequests:
 
     @property
     def start(self) -> list[int]:
-        """The tokens that start every output: startoftranscript, and for multilingual models language and task."""
-        audio = self.audio
-        if not audio.is_multilingual:
-            return [audio.start]
-        task = audio.translate if self.options.task == "translate" else audio.transcribe
-        return [audio.start, audio.languages[self.language], task]
+        return self.audio.start_tokens(self.language, self.options.task)
 
     @property
     def max_positions(self) -> int:

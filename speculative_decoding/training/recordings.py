@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import InputError
-from ..models.audio import AudioConfig
 from ..models.base import EncoderDecoder
 from ..session import Session
 from ..speech.mel import open_audio
 from ..speech.segments import FRAMES_PER_POSITION, FRAMES_PER_SECOND
 from ..speech.speech_text import SpeechText
+from ..speech.window_requests import MAX_POSITIONS
 from .outputs import Example, SpeechWindow, checked_ids, complete_lines
 
 TIMED = 0.85  # share of outputs with timestamps
@@ -105,11 +105,13 @@ class WindowMaker:
 
     def _prefix(self, language: str, is_timed: bool, previous: Sequence[int], rng: np.random.Generator) -> list[int]:
         audio = self.text.audio
-        prefix = spoken_prefix(audio, language)
+        if audio.is_multilingual and language not in audio.languages:
+            raise InputError(f"--audio-manifest: {language!r} is no language of this model; use a code such as en")
+        prefix = audio.start_tokens(language)
         if not is_timed:
             prefix.append(audio.no_timestamps)
         if previous and rng.random() < PROMPTED:
-            half = (self.model.max_positions or 448) // 2
+            half = (self.model.max_positions or MAX_POSITIONS) // 2
             prefix = [audio.previous, *previous[-int(rng.integers(1, half)) :], *prefix]
         return prefix
 
@@ -127,15 +129,6 @@ class WindowMaker:
 
 def frame(seconds: float) -> int:
     return round(FRAMES_PER_SECOND * seconds)
-
-
-def spoken_prefix(audio: AudioConfig, language: str) -> list[int]:
-    """Return the ids that begin a transcript with timestamps. Raises `InputError` for an unknown language."""
-    if not audio.is_multilingual:
-        return [audio.start]
-    if language not in audio.languages:
-        raise InputError(f"--audio-manifest: {language!r} is no language of this model; use a code such as en")
-    return [audio.start, audio.languages[language], audio.transcribe]
 
 
 def write_windows(
