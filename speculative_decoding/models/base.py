@@ -284,7 +284,7 @@ class EncoderDecoder(nn.Module):
             slots: The number of requests in a new cache.
             encoder_output: (1, S, M).
             beams: Rows per request.
-            prefill: Decodes the first tokens of this request with a cache for it alone.
+            prefill: Feeds the request's forced prefix to a cache that holds only this request.
         """
         fresh = self.make_cache(encoder_output, beams=beams)
         prefill(fresh)

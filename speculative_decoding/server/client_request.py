@@ -19,7 +19,7 @@ Call = Callable[[], None]  # runs on the event loop
 
 
 class Update(Protocol):
-    """What was added to the output of an item."""
+    """An extension of an item's output."""
 
     @property
     def finish_reason(self) -> str | None:

@@ -34,7 +34,7 @@ MAX_FAILED_ROUNDS = 3  # in a row, without a finished request in between
 
 
 class Work(Protocol):
-    """What is decoded together.
+    """Items that are decoded together: prompts, or recordings.
 
     Attributes:
         decoding: How many items have a slot.

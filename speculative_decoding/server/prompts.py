@@ -24,7 +24,7 @@ LOG = logging.getLogger("speculative_decoding.server")
 
 
 class PromptUpdate(NamedTuple):
-    """What one round added to the output of a prompt."""
+    """An extension of a prompt's output by one round."""
 
     round: Round
     texts: list[str]  # of each token of the round

@@ -65,7 +65,7 @@ def transcribe_chunks(
             yield event._replace(number=0, segments=new, position=position, seconds=recording.seconds, result=result)
 
     language = None
-    for event in merged(new_scheduler(None).run([next(chunks)]), 0):  # alone, because it determines the language
+    for event in merged(new_scheduler(None).run([next(chunks)]), 0):  # first, to find the language
         yield event
         language = event.language
     yield from merged(new_scheduler(language).run(chunks), 1)
