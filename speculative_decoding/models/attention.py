@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from .device import on_gpu
+from .exponentials import softmax
 
 
 def split_heads(x: mx.array, batch: int, heads: int) -> mx.array:
@@ -29,7 +31,8 @@ def split_parts(x: mx.array, batch: int, parts: int, heads: int) -> mx.array:
     return x.reshape(batch, length, parts, heads, -1).transpose(2, 0, 3, 1, 4)
 
 
-QUERY_CHUNK = 256  # queries of a long source; the scores of 8 heads and 1,500 keys are then 12 MB, not 72 MB
+LONG_SOURCE = 256  # queries from which a CPU calls `attend_on_host`
+QUERY_CHUNK = 384  # the scores of 1,500 keys are then 1.5 MB
 
 
 class Keys(NamedTuple):
@@ -59,17 +62,30 @@ def attend(
     mask = None if mask is None else mask.astype(queries.dtype)
     if soft_cap is None and has_fused_kernel(queries, keys):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
-    if mask is None and queries.shape[2] > QUERY_CHUNK:
-        return attend_in_chunks(queries, Keys(mx.contiguous(keys), mx.contiguous(values), mask), scale)
+    is_long = queries.shape[2] > LONG_SOURCE and queries.shape[1] == keys.shape[1]
+    if is_long and mask is None and soft_cap is None and not on_gpu():
+        return attend_on_host(queries, keys, values, scale)
     return attend_together(queries, [Keys(keys, values, mask)], scale=scale, soft_cap=soft_cap)
 
 
-def attend_in_chunks(queries: mx.array, part: Keys, scale: float) -> mx.array:
-    """`attend` for some queries at a time, so that their scores fit into a cache: 1.5 times as fast on a CPU."""
+def attend_on_host(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    """`attend` by NumPy in float32, whose vectorized `exp` makes it five times as fast as MLX on x86-64 CPUs.
+
+    Computes some queries of a head at a time, so that their scores fit into a cache. Not differentiable.
+    """
     batch, heads, length, width = queries.shape
-    chunks = mx.split(queries, [*range(QUERY_CHUNK, length, QUERY_CHUNK)], axis=2)
-    rows = [attend_together(chunk, [part], scale=scale).reshape(batch, -1, heads * width) for chunk in chunks]
-    return mx.concatenate(rows, axis=1).reshape(batch * length, heads * width)
+    host_queries, host_keys, host_values = (
+        np.array(x.astype(mx.float32)) for x in (queries * scale, keys.swapaxes(-1, -2), values)
+    )
+    attended = np.empty((batch, length, heads, width), np.float32)
+    for row, head, start in product(range(batch), range(heads), range(0, length, QUERY_CHUNK)):
+        chunk = slice(start, start + QUERY_CHUNK)
+        weights = host_queries[row, head, chunk] @ host_keys[row, head]
+        weights -= weights.max(axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        products = weights @ host_values[row, head]
+        attended[row, chunk, head] = products / weights.sum(axis=-1, keepdims=True)
+    return mx.array(attended.reshape(batch * length, heads * width)).astype(values.dtype)
 
 
 def has_fused_kernel(queries: mx.array, keys: mx.array) -> bool:
@@ -108,7 +124,7 @@ def attend_together(
     if scale != 1.0 and soft_cap is None:
         queries = queries * scale
     scores = [masked_scores(queries, part, soft_cap, scale, shared) for part in parts]
-    weights = mx.softmax(scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+    weights = softmax(scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1))
 
     ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
     part_weights = mx.split(weights, ends, axis=-1) if ends else [weights]

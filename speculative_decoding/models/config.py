@@ -13,13 +13,14 @@ from ..checkpoints import ID_FIELDS
 from ..errors import CheckpointError
 from ..sampling.options import short_repr
 from ..sampling.values import Int, Value
+from .exponentials import gelu
 
 RawConfig = Mapping[str, Any]  # a parsed config.json
 
 MAX_EOS_TOKENS = 64
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
-    "gelu": nn.gelu,
+    "gelu": gelu,
     "gelu_new": nn.gelu_approx,
     "gelu_pytorch_tanh": nn.gelu_approx,
     "silu": nn.silu,

@@ -24,6 +24,7 @@ from .bart import DECODER_LAYER, ENCODER_LAYER, Stack, TransformerConfig
 from .base import EncoderDecoder
 from .cache import CrossAttentionCache
 from .config import RawConfig, checked_fields, checked_ids, require, with_defaults
+from .exponentials import gelu
 from .layers import Layer
 from .linear import DerivedWeight, matrix
 from .tensors import Sources, named
@@ -124,7 +125,7 @@ class Whisper(EncoderDecoder):
         """
         x = frames.astype(self.convolutions[0].bias.dtype)
         for convolution in self.convolutions:
-            x = nn.gelu(convolution(x))
+            x = gelu(convolution(x))
         return self.encoder.encode(x, mask)
 
     def encode_rows(self, sources: Sequence[Source]) -> list[mx.array]:

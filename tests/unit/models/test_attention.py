@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from speculative_decoding.models import EncoderDecoder, attention
-from speculative_decoding.models.attention import attend
+from speculative_decoding.models.attention import LONG_SOURCE, QUERY_CHUNK, attend
 from tests.support.tiny import tiny_model
 
 FUSED_UP_TO_8 = {64, 96, 128, 256}
@@ -93,3 +93,23 @@ def decode_after_a_rewind(model: EncoderDecoder, rows: int, length: int) -> mx.a
     model.decode(mx.array([[0, 4, 7, 5, 3]] * rows), cache)
     cache.trim_to([5, 2, 3][:rows])
     return model.decode(mx.array([[11 + i for i in range(length)]] * rows), cache)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_attention_over_a_long_source_without_a_mask_equals_attention_with_an_empty_one(dtype: mx.Dtype) -> None:
+    length = max(LONG_SOURCE, QUERY_CHUNK) + 3
+    queries, keys, values = (mx.random.normal((2, 3, length, 8), key=mx.random.key(i)).astype(dtype) for i in range(3))
+    found = attend(queries, keys, values, None, scale=0.25)
+    exact = (x.astype(mx.float32) for x in (queries, keys, values))
+    expected = attend(*exact, mx.zeros((1, 1, 1, length)), scale=0.25)
+    assert found.dtype == dtype
+    assert mx.allclose(found, expected, rtol=0, atol=1e-5 if dtype == mx.float32 else 1e-2).item()
+
+
+def test_query_heads_that_share_a_key_head_and_capped_scores_ignore_the_length_of_the_source() -> None:
+    queries = mx.random.normal((1, 4, LONG_SOURCE + 1, 8), key=mx.random.key(0))
+    keys, values = (mx.random.normal((1, 2, LONG_SOURCE + 1, 8), key=mx.random.key(i)) for i in (1, 2))
+    mask = mx.zeros((1, 1, 1, LONG_SOURCE + 1))
+    for soft_cap in (None, 5.0):
+        found = attend(queries, keys, values, None, soft_cap=soft_cap)
+        assert mx.allclose(found, attend(queries, keys, values, mask, soft_cap=soft_cap), atol=1e-5).item()
