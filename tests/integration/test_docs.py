@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.machine
+from speculative_decoding.cli import train
 from speculative_decoding.loading.load import BUNDLED
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
 
@@ -148,6 +149,7 @@ def run_in_process(arguments: list[str], entered: str, folder: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(benchmarks.machine, "measure_bandwidth", lambda: 1e10)  # allocates a gigabyte
+        patch.setattr(train, "plot_curves", lambda *_: None)  # takes a second
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(entered.encode())))
         patch.setattr(sys, "argv", arguments[arguments[0] == "-m" :])
         with pytest.raises(SystemExit) as ended:

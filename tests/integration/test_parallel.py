@@ -1,6 +1,6 @@
 """Several processes on one machine: sharded models and data-parallel jobs give the output of one process.
 
-Each process runs tests/support/parallel_process.py.
+Each process runs `main` of tests/support/parallel_process.py.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from speculative_decoding.distributed import Channel, decode_on_all_ranks, shard
 from speculative_decoding.distributed.channel import accept, connect
 from speculative_decoding.jobs.messages import parse_batch_result
 from speculative_decoding.loading.load import Storage, build_model
+from tests.support import parallel_process
 from tests.support.parallel_process import GOLDENS, PROMPT
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, save_hugging_face, tiny_model
@@ -44,11 +45,13 @@ WIDE = {"d_model": 32, "d_kv": 32, "d_ff": 64}
 PROMPTS = [" ".join("abcdefgh"[: i % 7 + 1]) for i in range(24)]
 
 
-def run_to_end(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int, str, str]]:
+def run_to_end(processes: int, folder: Path, names: Sequence[str]) -> list[tuple[int | None, str, str]]:
     """Return the exit status, stdout and stderr of each process."""
-    started = start(processes, folder, ["-m", "tests.support.parallel_process", str(folder), *names])
+    started = start(processes, folder, parallel_process.main, folder, *names)
     try:
-        statuses = [process.wait(LIMIT) for process in started]
+        for process in started:
+            process.join(LIMIT)
+        statuses = [process.exitcode for process in started]
     finally:
         for process in started:
             process.kill()

@@ -48,6 +48,7 @@ from speculative_decoding.training.teacher import Teacher
 from speculative_decoding.training.trainer import Schedule, Trainer
 from speculative_decoding.training.training_run import TrainingRun
 from tests.parity.test_t5 import TEXT_GOLDENS, load_golden
+from tests.support import training_process
 from tests.support.finite_differences import directional_derivatives
 from tests.support.processes import start
 from tests.support.tiny import CONFIG, EOS, VOCAB, noisy_copy, save_hugging_face, tiny_model
@@ -473,14 +474,14 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     folder = tmp_path_factory.mktemp("processes")
     small_target(folder)
     (folder / "prompts.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}{'ab' * (i % 3)}\n" for i in range(27)))
-    started = start(2, folder, ["-m", "tests.support.training_process", str(folder)])
+    started = start(2, folder, training_process.main, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_module, "LIKELY_CANDIDATES", 4)
         patch.setattr(batches_module, "RANDOM_CANDIDATES", 4)
         patch.setattr(train_command, "plot_curves", lambda *_: None)
         status = train_command.main(arguments(folder, "one"))
     for process in started:
-        process.wait()
+        process.join()
     assert status == 0
     texts = ([(folder / f"{name}-{rank}").read_text() for name in ("out", "said")] for rank in range(2))
     return folder, [(json.loads(out.splitlines()[-1]), said) for out, said in texts]

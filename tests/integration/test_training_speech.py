@@ -138,8 +138,9 @@ def test_targets_start_at_the_output(manifest: Path, tmp_path: Path, monkeypatch
 
 @pytest.fixture
 def command(
-    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., tuple[int, str]]]:
+    monkeypatch.setattr(train_command, "plot_curves", lambda *_: None)  # takes a second
     save_whisper(tiny_whisper(), tmp_path / "speech", WHISPER)
     save_hugging_face(tiny_model(), tmp_path / "text", CONFIG)
     (tmp_path / "prompts.txt").write_text("a\n" * 40)

@@ -54,6 +54,11 @@ DECODED: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "acceptance": "c
 
 
 @cache
+def draft_of(name: str) -> EncoderDecoder:
+    return noisy_copy(target_of(name), 0.03)
+
+
+@cache
 def baselines_of(name: str) -> list[list[int]]:
     """The baseline output for each of `DECODED`."""
     return [tokens_of(run(target_of(name), SOURCE, max_tokens=14, **options)) for options in DECODED]
@@ -63,8 +68,7 @@ def baselines_of(name: str) -> list[list[int]]:
 @every_family
 def test_output_equals_the_baseline(name: str, drafter: str) -> None:
     """Greedy and coupled outputs are compared."""
-    target = target_of(name)
-    draft = noisy_copy(target, 0.03)
+    target, draft = target_of(name), draft_of(name)
     for options, baseline in zip(DECODED, baselines_of(name), strict=True):
         made = DRAFTERS[drafter](target, draft, baseline)
         rounds = run(target, SOURCE, made, max_tokens=14, **options)

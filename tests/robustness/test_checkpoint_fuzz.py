@@ -41,7 +41,7 @@ TOKENIZERS, FOLDERS = ("tokenizer", "spiece"), ("config", "head")
 FILES = tuple(name for name in FORMATS if name not in (*TOKENIZERS, *FOLDERS))
 
 
-@pytest.mark.parametrize(("names", "count"), [(FILES, 300), (TOKENIZERS, 300), (FOLDERS, 50)])
+@pytest.mark.parametrize(("names", "count"), [((*FILES, *TOKENIZERS), 300), (FOLDERS, 50)])
 @pytest.mark.slow
 def test_damaged_files_are_read_or_refused(names: tuple[str, ...], count: int) -> None:
     """Each process tests several formats, because most of its time are imports."""

@@ -11,35 +11,18 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.integration.test_training import small_target
+from tests.support import pausing
 from tests.support.paths import ROOT
-from tests.support.processes import start
+from tests.support.processes import launch, start
 
 pytestmark = pytest.mark.slow
 
-PAUSING = """
-import signal, sys, time
-from speculative_decoding.cli import common
-
-state, signals, *arguments = sys.argv[1:]
-
-def say_and_wait(text, say=common.say):
-    say(text)
-    while state in text:
-        time.sleep(0.01)  # until Ctrl-C
-    if signals == "2" and "interrupted" in text:
-        signal.raise_signal(signal.SIGINT)
-
-common.say = say_and_wait
-from speculative_decoding.cli import progress, programs
-progress.LINE_SECONDS = 0
-sys.exit(programs.main(arguments))
-"""
 TRAIN = "train --model target --prompts prompts.txt --output made --max-tokens 6 --steps 30 --held-out 8 --frequent 8"
 TO_RESUME = "; run the same command with --resume to continue"
 CASES = [  # command, part of the progress line at which it is interrupted, end of its last line
@@ -63,15 +46,25 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupted(folder: Path, command: str, state: str, signals: int) -> tuple[int, str]:
     """Return the exit status of a command that gets one or two signals, and the text that it prints after the first."""
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    program = [sys.executable, "-c", PAUSING, state, str(signals), *command.split()]
-    with subprocess.Popen(program, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as process:
-        said = ""
-        while state not in said:
-            said = process.stderr.readline() or pytest.fail("ended before the signal")
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
-        return process.wait(), said
+    said = folder.with_name(f"{folder.name}-said")
+    process = launch(pausing.main, state, signals, command.split(), out=Path(os.devnull), said=said, folder=folder)
+    before = interrupt(state, said, process)
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode, said.read_text().removeprefix(before)
+
+
+def interrupt(state: str, said: Path, *processes: BaseProcess) -> str:
+    """Send SIGINT to these processes as soon as the first one has printed `state`. Return the text before it."""
+    before = ""
+    while not (state in before and before.endswith("\n")):
+        assert processes[0].exitcode is None, before
+        time.sleep(0.01)
+        before = said.read_text() if said.exists() else ""
+    for process in processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+    return before
 
 
 @pytest.mark.parametrize(("command", "state", "last"), CASES, ids=[state for _, state, _ in CASES])
@@ -115,12 +108,10 @@ def test_ctrl_c_during_the_imports_prints_one_line(program: str) -> None:
 @pytest.mark.parametrize("to_all", [False, True])
 def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path: Path) -> None:
     job = f"generate --model {inputs / 'target'} --input {inputs / 'prompts.txt'} --output {tmp_path / 'made'}"
-    started = start(2, tmp_path, ["-c", PAUSING, "lines,", "1", *job.split()])
-    while "lines," not in (tmp_path / "said-0").read_text():
-        assert started[0].poll() is None
-        time.sleep(0.01)
-    for process in started if to_all else started[:1]:
-        process.send_signal(signal.SIGINT)
-    assert [process.wait() for process in started] == [130, 130]
+    started = start(2, tmp_path, pausing.main, "lines,", 1, job.split())
+    interrupt("lines,", tmp_path / "said-0", *(started if to_all else started[:1]))
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [130, 130]
     assert (tmp_path / "said-0").read_text().count("interrupted") == 1
     assert not (tmp_path / "said-1").read_text() and "Traceback" not in (tmp_path / "said-0").read_text()

@@ -1,7 +1,7 @@
 """One of several processes, as `mlx.launch` would start it.
 
-test_parallel.py runs this as a program, with MLX_RANK and MLX_HOSTFILE in the environment. Rank 0 prints its results as
-JSON. At the end, one process kills itself.
+test_parallel.py calls `main` in each process, with MLX_RANK and MLX_HOSTFILE in the environment. Rank 0 prints its
+results as JSON. At the end, one process kills itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,10 +18,7 @@ from threading import Thread
 from typing import Any
 from urllib.request import Request, urlopen
 
-import speculative_decoding  # before mlx
-from tests.support.paths import GOLDENS
-
-import mlx.core as mx  # isort: skip
+import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -37,6 +33,7 @@ from speculative_decoding.distributed.sharded_model import AllReduce
 from speculative_decoding.drafters import BatchHeadDrafter
 from speculative_decoding.models.base import EncoderDecoder
 from tests.support.device import use
+from tests.support.paths import GOLDENS
 from tests.support.tiny import noisy_copy, tiny_head
 from tests.support.together import drafter_of_rows, options_of, together
 
@@ -255,8 +252,3 @@ def kill_at(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, **options)
 
     return counted
-
-
-if __name__ == "__main__":
-    assert speculative_decoding
-    main(Path(sys.argv[1]), *sys.argv[2:])

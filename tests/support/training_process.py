@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,3 @@ def main(folder: Path) -> None:
     trainer_module.SAVE_SECONDS = 0.0
     statuses.append(train_command.main(arguments(folder, "full")))
     print(json.dumps(statuses))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,16 @@ def sources(folder: Path) -> dict[str, str]:
     }
 
 
+@cache
+def nodes(text: str) -> list[ast.AST]:
+    """Return all nodes of a module; the first one is the module. Parsing takes most of the time of these tests."""
+    return [*ast.walk(ast.parse(text))]
+
+
 def imports_of(modules: Mapping[str, str]) -> Iterator[Import]:
     """Yield all imports within the package, including those in functions and under TYPE_CHECKING."""
     for importer, text in modules.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.ImportFrom):
                 if node.level:
                     above = importer.split(".")[: -node.level]
@@ -127,7 +134,7 @@ def test_two_modules_import_linux_cpu() -> None:
 
 def test_the_package_imports_neither_tests_nor_benchmarks_nor_itself_by_name() -> None:
     for name, text in MODULES.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             assert not {each.split(".")[0] for each in names} & {"benchmarks", "tests", PACKAGE.name}, name
@@ -168,7 +175,7 @@ def depends_on_family(modules: Mapping[str, str]) -> set[str]:
     others = {name: text for name, text in modules.items() if not name.startswith("models.")}
     found = {each.importer for each in imports_of(others) if re.match(r"models\.(t5|bart|gemma)", each.imported)}
     for name, text in others.items():
-        words = (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Constant | ast.Attribute))
+        words = (each for each in nodes(text) if isinstance(each, ast.Constant | ast.Attribute))
         if any("model_type" in (getattr(each, "value", None), getattr(each, "attr", None)) for each in words):
             found.add(name)
     return found
@@ -208,7 +215,7 @@ def imports_beyond_the_method(modules: Mapping[str, str]) -> set[str]:
     method = {name: text for name, text in modules.items() if name.startswith("decoding.")}
     names = {each.top_level[1] for each in imports_of(method)}
     for text in method.values():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}
     return names & NOT_THE_METHOD
@@ -243,7 +250,7 @@ def too_many_parameters(modules: Mapping[str, str]) -> set[str]:
     """
     found = set()
     for module, text in modules.items():
-        for name, node in functions(ast.parse(text)):
+        for name, node in functions(nodes(text)[0]):
             own = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             own = own[1:] if own and own[0].arg in ("self", "cls") else own
             if len(own) > PARAMETERS:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -93,11 +95,15 @@ def random_cases(count: int) -> list[tuple[mx.array, History]]:
 CASES = random_cases(300)
 
 
+@cache
+def scored() -> list[Any]:
+    return [scores(logits, [GenerationOptions()] * logits.shape[0], history).tolist() for logits, history in CASES]
+
+
 def mismatches(without: Collection[str] = ()) -> int:
     """The positions whose scores differ from the naive ones."""
     found = 0
-    for logits, history in CASES:
-        scored = scores(logits, [GenerationOptions()] * logits.shape[0], history).tolist()
+    for (logits, history), values in zip(CASES, scored(), strict=True):
         assert history.drafted is not None
         drafted: list[list[int]] = history.drafted.tolist()  # type: ignore[assignment]
         first = history.drafted.shape[1] + 1 - logits.shape[1]
@@ -108,7 +114,7 @@ def mismatches(without: Collection[str] = ()) -> int:
                 expected = [-math.inf if (token,) in own.banned else value for token, value in enumerate(expected)]
                 if own.timestamps is not None:
                     expected = naive_rules(expected, before, own.timestamps, without)
-                found += scored[row][i] != expected  # type: ignore[index]
+                found += values[row][i] != expected
     return found
 
 
@@ -130,18 +136,21 @@ CONSTRAINTS = Constraints(
 )
 
 
-def outputs(name: str, source: Sequence[int], baseline: Sequence[int], **options: object) -> list[int]:
-    made = DRAFTERS[name](TARGET, DRAFT, baseline)
-    return tokens_of(run(TARGET, source, made, constraints=CONSTRAINTS, **options))
+DECODED: dict[str, dict[str, Any]] = {"greedy": {}, "coupled": {"temperature": 1.0, "acceptance": "coupled"}}
+
+
+@cache
+def baselines(decoded: str) -> list[list[int]]:
+    return [tokens_of(run(TARGET, source, constraints=CONSTRAINTS, **DECODED[decoded])) for source in SOURCES]
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "acceptance": "coupled"}], ids=["greedy", "coupled"])
-def test_output_with_drafts_equals_output_without(drafter: str, options: dict[str, object]) -> None:
+@pytest.mark.parametrize("decoded", DECODED)
+def test_output_with_drafts_equals_output_without(drafter: str, decoded: str) -> None:
     timestamps = 0
-    for source in SOURCES:
-        baseline = outputs("none", source, [], **options)
-        assert outputs(drafter, source, baseline, **options) == baseline
+    for source, baseline in zip(SOURCES, baselines(decoded), strict=True):
+        made = DRAFTERS[drafter](TARGET, DRAFT, baseline)
+        assert tokens_of(run(TARGET, source, made, constraints=CONSTRAINTS, **DECODED[decoded])) == baseline
         assert ZERO <= baseline[0] <= ZERO + 3 and ZERO - 1 not in baseline
         own = [token for token in baseline if token >= ZERO]
         assert own == sorted(own)
