@@ -47,6 +47,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def interrupted(folder: Path, command: str, state: str, signals: int) -> tuple[int, str]:
     """Return the exit status of a command that gets one or two signals, and the text that it prints after the first."""
     said = folder.with_name(f"{folder.name}-said")
+    said.unlink(missing_ok=True)  # of the previous command in this folder
     process = launch(pausing.main, state, signals, command.split(), out=Path(os.devnull), said=said, folder=folder)
     before = interrupt(state, said, process)
     process.join()
