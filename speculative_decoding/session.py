@@ -486,7 +486,7 @@ class Session:
 def raise_error(event: TranscriptionEvent) -> TranscriptionEvent:
     """Raise `InputError` for a recording that cannot be transcribed."""
     if event.error is not None:
-        raise InputError(event.error)
+        raise InputError(str(event.error))
     return event
 
 

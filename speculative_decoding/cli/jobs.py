@@ -120,7 +120,7 @@ def transcribe_rows(session: Session, files: Files, rows: Iterator[Mapping[str, 
     found = ({**row, "audio": folder / row["audio"]} if "audio" in row else row for row in rows)
     for event in session.transcribe_batch(found, slots=files.slots):
         if event.is_last:
-            yield RecordingResult(event.number, event.result, event.error)
+            yield RecordingResult(event.number, event.result, None if event.error is None else str(event.error))
 
 
 def row_decoder_of_all_ranks(decode_rows: DecodeRows, slots: int, processes: ProcessGroup) -> DecodeRows:

@@ -115,7 +115,7 @@ class Output:
                 own = self._noted(own)
                 if self.format == "json":
                     *_, last = own
-                    content = {"error": last.error} if last.result is None else last.result.as_dict()
+                    content = {"error": str(last.error)} if last.result is None else last.result.as_dict()
                     write(self._separator(index, "[", ", ") + json.dumps(content) + "\n")
                 else:
                     write(self._separator(index, "", "\n", f"==> {self.names[index]} <==\n"))
@@ -149,7 +149,7 @@ class Output:
             language = event.language
             if event.error is not None:
                 if len(self.names) == 1:
-                    raise InputError(event.error)
+                    raise InputError(str(event.error))
                 say(f"error: {event.error}")
                 self.has_errors = True
             if event.result is not None:

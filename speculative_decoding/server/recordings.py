@@ -114,9 +114,7 @@ class RecordingWork:
             if event.is_last:
                 del self._running[event.number]
             if event.error is not None:
-                is_of_file = event.error.startswith("file")
-                failure = of_recording(event.error) if is_of_file else ServerError(500, event.error, code="not_finite")
-                calls.append(partial(item.client.fail, failure))
+                calls.append(partial(item.client.fail, of_recording(event.error)))
             elif event.segments or event.result is not None:
                 self.finished += event.result is not None
                 update = RecordingUpdate(event.segments, event.result)
@@ -124,6 +122,8 @@ class RecordingWork:
         return calls
 
 
-def of_recording(error: InputError | str) -> ServerError:
+def of_recording(error: Exception) -> ServerError:
     """Convert the error of a recording, naming the fields of the API."""
+    if isinstance(error, ArithmeticError):
+        return ServerError(500, str(error), code="not_finite")
     return ServerError.of(InputError(str(error).replace("initial_prompt", "prompt")))

@@ -35,7 +35,8 @@ class TranscriptionEvent(NamedTuple):
         seconds: The duration of the recording.
         language: Of the speech; None if the recording could not be opened.
         result: Set in the last event, unless there is an error.
-        error: One line, if the recording cannot be transcribed.
+        error: Why the recording cannot be transcribed: an `InputError` about the file, or an `ArithmeticError` about
+            logits that are not finite.
     """
 
     number: int
@@ -44,7 +45,7 @@ class TranscriptionEvent(NamedTuple):
     seconds: float
     language: str | None
     result: Transcription | None = None
-    error: str | None = None
+    error: Exception | None = None
 
     @property
     def is_last(self) -> bool:
@@ -136,7 +137,7 @@ class Scheduler:
                     task = opened if isinstance(opened, Task) else Task(opened, self.options, self.decoding)
                     yield from self.start(number, task)
                 except InputError as error:
-                    yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=str(error))
+                    yield TranscriptionEvent(number, [], 0.0, 0.0, None, error=error)
             yield from self.step()
 
     def start(self, number: int, task: Task) -> Iterator[TranscriptionEvent]:
@@ -161,7 +162,7 @@ class Scheduler:
                     one = self._running.pop(request)
                     one.transcriber.stats.add(request.stats)
                     if request.error:
-                        yield one.event()._replace(error=request.error)
+                        yield one.event()._replace(error=ArithmeticError(request.error))
                     else:
                         yield from self._advance(one, one.requests.decoded(request))
 
@@ -187,7 +188,7 @@ class Scheduler:
             yield one.event(is_last=True)
             return
         except InputError as error:  # the file is damaged further on
-            yield one.event()._replace(error=str(error))
+            yield one.event()._replace(error=error)
             return
         start = one.requests.decoder_prompt(attempt)
         length = self.draft_length(start.options, self.slots)

@@ -328,7 +328,7 @@ def test_recordings_have_their_own_options_and_can_be_cancelled() -> None:
     for number in (0, 1, 4):
         options = {name: value for name, value in rows[number].items() if name not in ("audio", "num_draft_tokens")}
         check_equal(found[number], transcribe(rows[number]["audio"], **options))
-    errors = {event.number: event.error for event in events if event.error}
+    errors = {event.number: str(event.error) for event in events if event.error}
     assert "no option 'clip_timestamp'; did you mean clip_timestamps?" in errors[2] and "num_beams" in errors[3]
 
     scheduler = own.scheduler(TranscriptionOptions(**GREEDY), {"drafter": "none"}, 2)
