@@ -1,7 +1,8 @@
 """Makes speech for training and testing a draft head of a speech model: text-to-speech, then a room, noise and gain.
 
 Needs packages that are not dependencies of this one: scipy, hibari-tts (one voice in the package), piper-tts with a
-folder of voices, and the program espeak-ng. Writes 16 kHz WAV files, and manifest.jsonl with one recording per line:
+folder of voices, and the programs espeak-ng and flite. Writes 16 kHz WAV files, and manifest.jsonl with one recording
+per line:
 
     {"audio": "000000.wav", "language": "en", "segments": [{"start": 0.4, "end": 3.16, "text": "..."}]}
 
@@ -27,8 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 16000
-ESPEAK_ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-us-nyc", "en-029")
-ESPEAK_VARIANTS = ("m1", "m3", "m7", "f2", "f4", "Andy", "Annie", "Michael", "Linda", "Alex", "Adam", "steph")
+ESPEAK_ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-us-nyc", "en-029", "en-gb-x-gbclan")
+ESPEAK_VARIANTS = (
+    *("m1", "m2", "m3", "m4", "m6", "m7", "m8", "f1", "f2", "f4", "Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis"),
+    *("Diogo", "Gene", "Gene2", "Henrique", "Hugo", "Marco", "Mario", "Michael", "Mr", "adam", "antonio", "aunty"),
+    *("belinda", "benjamin", "boris", "caleb", "david", "ed", "edward", "edward2", "grandma", "grandpa", "gustave"),
+    *("iven", "iven2", "iven3", "jacky", "john", "klatt", "klatt2", "klatt3", "lee", "linda", "marcelo", "max"),
+    *("michel", "miguel", "mike", "norbert", "pablo", "paul", "pedro", "quincy", "rob", "robert", "sandro", "shelby"),
+    *("steph", "steph2", "steph3", "travis", "victor", "zac"),
+)
+FLITE_VOICES = ("awb", "kal16", "rms", "slt")
 
 Audio = NDArray[np.float32]
 Voice = Callable[[str, float], tuple[Audio, int]]  # text and speed to samples and their rate
@@ -69,11 +78,27 @@ def espeak(name: str) -> Voice:
     def speak(text: str, speed: float) -> tuple[Audio, int]:
         command = ["espeak-ng", "-v", name, "-s", str(round(165 * speed)), "--stdin", "--stdout"]
         output = subprocess.run(command, input=text.encode(), capture_output=True, check=True).stdout
-        with wave.open(io.BytesIO(output)) as file:
-            rate = file.getframerate()
-        return np.frombuffer(output[44:], "<i2").astype(np.float32) / 32768, rate
+        return read_wav(output)
 
     return speak
+
+
+def flite(name: str) -> Voice:
+    """Return a voice of flite."""
+
+    def speak(text: str, speed: float) -> tuple[Audio, int]:
+        stretch = f"duration_stretch={1 / speed:.3f}"
+        command = ["flite", "-voice", name, "--setf", stretch, "-t", text, "-o", "/dev/stdout"]
+        return read_wav(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    return speak
+
+
+def read_wav(content: bytes) -> tuple[Audio, int]:
+    """Read 16-bit samples. The length in the header may be wrong, because the program wrote to a pipe."""
+    with wave.open(io.BytesIO(content)) as file:
+        rate = file.getframerate()
+    return np.frombuffer(content[44 : 44 + (len(content) - 44) // 2 * 2], "<i2").astype(np.float32) / 32768, rate
 
 
 @dataclass(frozen=True)
@@ -128,7 +153,7 @@ def trimmed(samples: Audio) -> Audio:
 
 
 def in_a_room(samples: Audio, rng: np.random.Generator) -> Audio:
-    """Add reverberation to a third of the recordings, noise to two thirds, and a gain to all."""
+    """Filter half of the recordings; add reverberation to a third, noise to two thirds, and a gain to all."""
     from scipy.signal import fftconvolve
 
     if rng.random() < 1 / 3:
@@ -144,7 +169,23 @@ def in_a_room(samples: Audio, rng: np.random.Generator) -> Audio:
         noise = np.fft.irfft(spectrum, len(samples))
         decibels = rng.uniform(12, 45)
         samples = samples + noise * 10 ** (-decibels / 20) * samples.std() / max(noise.std(), 1e-9)
+    if rng.random() < 1 / 2:
+        samples = filtered(samples, rng)
     return np.clip(samples * rng.uniform(0.15, 1.6), -1, 1).astype(np.float32)
+
+
+def filtered(samples: Audio, rng: np.random.Generator) -> Audio:
+    """Apply the frequency response of a random microphone, or of a telephone (a fifth of the calls)."""
+    spectrum = np.fft.rfft(samples)
+    frequencies = np.linspace(0, RATE / 2, len(spectrum))
+    decibels = np.interp(frequencies, [0, 100, 250, 500, 1000, 2000, 3500, 5500, 8000], rng.normal(0, 4, 9))
+    if rng.random() < 1 / 5:
+        low, high = rng.uniform(150, 350), rng.uniform(3000, 4000)
+        decibels -= 60 * np.maximum(0, np.log2(low / np.maximum(frequencies, 1)))
+        decibels -= 60 * np.maximum(0, np.log2(np.maximum(frequencies, 1) / high))
+    loudness = np.abs(samples).max()
+    samples = np.fft.irfft(spectrum * 10 ** (np.maximum(decibels, -80) / 20), len(samples))
+    return (samples * loudness / max(np.abs(samples).max(), 1e-9)).astype(np.float32)
 
 
 def recordings(texts: Sequence[str], voices: Mapping[str, float], count: int, seed: int) -> Iterator[Recording]:
@@ -158,16 +199,19 @@ def recordings(texts: Sequence[str], voices: Mapping[str, float], count: int, se
         sentences = [texts[order[(position + i) % len(order)]] for i in range(14)]
         position += 1 + index % 5
         name = str(rng.choice(names, p=shares))
+        voice: Voice
         if name == "espeak":
             name = f"{rng.choice(ESPEAK_ACCENTS)}+{rng.choice(ESPEAK_VARIANTS)}"
-        if name == "hibari":
-            voice: Voice = hibari
+        if name == "flite":
+            voice = flite(str(rng.choice(FLITE_VOICES)))
+        elif name == "hibari":
+            voice = hibari
         elif name.endswith(".onnx"):
             voice = piper(Path(name))
         else:
             voice = espeak(name)
         yield Recording(
-            sentences, voice, rng.uniform(0.9, 1.5), rng.choice([1.0, rng.uniform(0.82, 1.2)]), seed + index
+            sentences, voice, rng.uniform(0.9, 1.5), rng.choice([1.0, rng.uniform(0.78, 1.25)]), seed + index
         )
 
 
