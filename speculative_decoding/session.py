@@ -537,8 +537,8 @@ def load(
             smaller model.
         drafter: For all requests, see `GenerationOptions`.
         num_draft_tokens: For all requests, see `GenerationOptions`.
-        dtype: Float32, bfloat16 or float16 to compute in (default: as stored on a GPU, but float16 instead of bfloat16
-            on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
+        dtype: The type to compute in: float32, bfloat16 or float16 (default: as stored on a GPU, but float16 instead of
+            bfloat16 on M1 and M2; float32 on a CPU, where MLX has no fast 16-bit matmul).
         quantize: 4 or 8 bits for the layers that `convert.py --quantize` quantizes.
         group_size: Columns per group of quantized weights (default: 64).
         gguf_file: A path, or a name in the folder, of a GGUF file with the target's weights. The tokenizer is the

@@ -62,8 +62,8 @@ def attend(
     mask = None if mask is None else mask.astype(queries.dtype)
     if soft_cap is None and has_fused_kernel(queries, keys):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
-    is_long = queries.shape[2] > LONG_SOURCE and queries.shape[1] == keys.shape[1]
-    if is_long and mask is None and soft_cap is None and not on_gpu():
+    is_plain = mask is None and soft_cap is None and queries.shape[1] == keys.shape[1]
+    if is_plain and queries.shape[2] > LONG_SOURCE and not on_gpu():
         return attend_on_host(queries, keys, values, scale)
     return attend_together(queries, [Keys(keys, values, mask)], scale=scale, soft_cap=soft_cap)
 

@@ -87,9 +87,9 @@ def test_batch_rows_match_hugging_face_with_every_drafter(name: str) -> None:
     model, golden = load_golden(FOLDERS[name])
     sources = sources_of(golden)
     prompts = [source if isinstance(source, AudioFrames) else text_of(source) for source in sources]
-    lengths = [min(length, 16) for length in golden["greedy_lengths"].tolist()]
+    lengths = [min(length, 24) for length in golden["greedy_lengths"].tolist()]
     greedy = [ids[:length].tolist() for ids, length in zip(golden["greedy_ids"], lengths, strict=True)]
-    noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "max_tokens": 8}
+    noisy: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "max_tokens": 12}
     complete: dict[str, Any] = {"max_tokens": max(lengths)}
     shared: dict[str, Any] = {"allow_long_prompt": True}
     sampled = [generate(model, Numbers(), prompt, drafter="none", **noisy, **shared).tokens for prompt in prompts]

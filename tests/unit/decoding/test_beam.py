@@ -68,17 +68,13 @@ def test_exhaustive_beams_find_the_best_of_all_outputs(penalty: float) -> None:
 
 @pytest.mark.parametrize("beams", [2, 4, 8])
 def test_bundled_outputs_and_scores_equal_hugging_face(beams: int) -> None:
-    """Compare with transformers 4.46 (make_beam_goldens.py): a third of the settings, each with another prompt.
-
-    Together, the numbers of beams cover all length penalties and kinds of early stopping.
+    """Compare with transformers 4.46 (make_beam_goldens.py): half of the settings, each with another prompt.
 
     `python -m tools.check_beams` checks all prompts with all settings.
     """
     first = [2, 4, 8].index(beams)
     known = [*records()][first::6]
-    chosen = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")][
-        (3, 1, 2).index(first + 1) :: 3
-    ]
+    chosen = [setting for setting in known[0][1]["found"] if setting.startswith(f"{beams} ")][first % 2 :: 2]
     known = known[: len(chosen)]
     rows = [
         {

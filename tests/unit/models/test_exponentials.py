@@ -1,6 +1,9 @@
 """Laws of the softmax and the GELU for x86-64 CPUs. The oracles are float64 computations by NumPy and `math.erf`."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,12 +14,12 @@ from speculative_decoding.models import exponentials
 from speculative_decoding.models.exponentials import LONG_ROW, PIECE, exp_of_negative, gelu, softmax
 
 
-def exact_softmax(x):
+def exact_softmax(x: np.ndarray) -> np.ndarray:
     weights = np.exp(x - x.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def test_exponentials_are_as_exact_as_float32_allows_and_masks_become_zero():
+def test_exponentials_are_as_exact_as_float32_allows_and_masks_become_zero() -> None:
     x = np.concatenate([-np.geomspace(1e-8, 87, 5000), [0.0]]).astype(np.float32)
     exact = np.exp(x.astype(np.float64))
     relative_errors = np.abs(np.array(exp_of_negative(mx.array(x))) / exact - 1)
@@ -27,7 +30,7 @@ def test_exponentials_are_as_exact_as_float32_allows_and_masks_become_zero():
 
 @pytest.mark.parametrize("length", [LONG_ROW - 1, LONG_ROW, 1500])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_softmax_equals_its_definition_in_every_precision_and_length(length, dtype):
+def test_softmax_equals_its_definition_in_every_precision_and_length(length: int, dtype: mx.Dtype) -> None:
     x = mx.random.normal((2, 3, length), key=mx.random.key(0)) * 8
     x[0, 0, 5:] = -math.inf
     x[1] = -6e4
@@ -43,14 +46,14 @@ def test_softmax_equals_its_definition_in_every_precision_and_length(length, dty
     )
 
 
-def test_a_row_with_a_value_that_is_not_finite_has_no_finite_softmax():
+def test_a_row_with_a_value_that_is_not_finite_has_no_finite_softmax() -> None:
     x = mx.zeros((2, LONG_ROW))
     x[0, 3] = math.nan
     assert mx.isnan(softmax(x)[0]).all().item() and mx.isfinite(softmax(x)[1]).all().item()
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, PIECE // 2 + 5), (3, PIECE)])
-def test_gelu_equals_its_definition(shape):
+def test_gelu_equals_its_definition(shape: tuple[int, ...]) -> None:
     x = mx.random.normal(shape, key=mx.random.key(1)) * 4
     values = np.array(x, np.float64).reshape(-1)
     exact = [v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in values]
@@ -58,7 +61,7 @@ def test_gelu_equals_its_definition(shape):
     assert gelu(x.astype(mx.bfloat16)).dtype == mx.bfloat16
 
 
-def test_bits_do_not_depend_on_how_many_rows_are_computed_together():
+def test_bits_do_not_depend_on_how_many_rows_are_computed_together() -> None:
     x = mx.random.normal((7, 1503), key=mx.random.key(2)) * 5
     assert mx.array_equal(softmax(x)[:1], softmax(x[:1])).item()
     assert mx.array_equal(gelu(x)[3:5], gelu(x[3:5])).item()
@@ -67,7 +70,9 @@ def test_bits_do_not_depend_on_how_many_rows_are_computed_together():
 @pytest.mark.parametrize(
     ("function", "expected"), [(softmax, lambda x: mx.softmax(x, axis=-1)), (gelu, nn.gelu)], ids=["softmax", "gelu"]
 )
-def test_gradients_equal_those_of_mlx_also_within_a_compiled_function(function, expected):
+def test_gradients_equal_those_of_mlx_also_within_a_compiled_function(
+    function: Callable[[mx.array], mx.array], expected: Callable[[mx.array], mx.array]
+) -> None:
     x = mx.random.normal((2, LONG_ROW), key=mx.random.key(3)) * 3
     weights = mx.random.normal(x.shape, key=mx.random.key(4))
     reference = mx.grad(lambda x: (expected(x) * weights).sum())(x)
@@ -77,7 +82,7 @@ def test_gradients_equal_those_of_mlx_also_within_a_compiled_function(function, 
     assert mx.allclose(mx.compile(function)(x), expected(x), atol=1e-6).item()
 
 
-def test_a_gpu_computes_mlx_own_kernels(monkeypatch):
+def test_a_gpu_computes_mlx_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exponentials, "on_gpu", lambda: True)
     x = mx.random.normal((2, LONG_ROW), key=mx.random.key(5))
     assert mx.array_equal(softmax(x), mx.softmax(x, axis=-1, precise=True)).item()
