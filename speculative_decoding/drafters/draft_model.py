@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import InputError
 from ..loading.tokenizer import Tokenizer
@@ -101,7 +103,7 @@ class DraftModel:
         """
         if self.vocabulary is None:
             return OutputHead(self.model.logits, None, vocab_size)
-        frequent = self._known(self.vocabulary.ids)
+        frequent = self._frequent
         own = [set(self._known(self.vocabulary.ids_for(source))).difference(frequent) for source in sources]
         others = sorted(set().union(*own))
         ids = mx.array(frequent + others, mx.uint32)
@@ -109,6 +111,12 @@ class DraftModel:
         if any(each != own[0] for each in own):
             mask = mx.array([[True] * len(frequent) + [token in each for token in others] for each in own])
         return OutputHead(self.model.head_of(ids), ids, vocab_size, mask)
+
+    @cached_property
+    def _frequent(self) -> list[int]:
+        """The ids of `vocabulary` that the model knows, ascending."""
+        assert self.vocabulary is not None
+        return sorted(self._known(self.vocabulary.ids))
 
     def _known(self, ids: Iterable[int]) -> list[int]:
         size = self.model.config.vocab_size
@@ -121,7 +129,7 @@ class OutputHead:
 
     Args:
         head: The matmul.
-        ids: (N,), or None for all ids.
+        ids: (N,), or None for all ids. Ascending, except for those that text sources add, which come last.
         vocab_size: V of the target; padding may make it larger or smaller than the draft's.
         allowed: (B, N), if the rows have different ids; the others get -inf, so that rows do not depend on each other.
     """
@@ -134,6 +142,11 @@ class OutputHead:
     def __call__(self, x: mx.array) -> mx.array:
         logits = self.head(x)
         return logits if self.allowed is None else mx.where(self.allowed, logits, -mx.inf)
+
+    def first_at_least(self, token: int) -> int:
+        """Return the index of the first id >= `token`. Needs ascending ids."""
+        assert self.ids is not None
+        return int(np.searchsorted(np.asarray(self.ids), token))
 
     def spread(self, logits: mx.array) -> mx.array:
         """(B, N) -> (B, V), with -inf for all other ids."""
@@ -150,3 +163,23 @@ class OutputHead:
         if self.ids is None:
             return mx.argmax(logits[:, : self.vocab_size], axis=-1, keepdims=True)
         return self.ids[mx.argmax(logits, axis=-1, keepdims=True)]
+
+
+class OutputHeads:
+    """The output head of a batch. It is made again only if the sources change what it consists of.
+
+    Audio adds no ids, so the windows of a recording share one head.
+    """
+
+    def __init__(self, draft_model: DraftModel, vocab_size: int) -> None:
+        self._draft_model = draft_model
+        self._vocab_size = vocab_size
+        self._sources: Sequence[Sequence[int]] = ()
+        self._head: OutputHead | None = None
+
+    def head(self, sources: Sequence[Sequence[int]]) -> OutputHead:
+        """Return the head for these sources, one for each row."""
+        if self._head is None or sources != self._sources:
+            self._head = self._draft_model.head(sources, self._vocab_size)
+            self._sources = sources
+        return self._head

@@ -10,7 +10,7 @@ from ..models.base import EncoderDecoder
 from ..models.cache import DecoderCache
 from ..models.draft_head import DraftHead
 from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView
-from .draft_model import DraftModel, DraftVocabulary, OutputHead
+from .draft_model import DraftModel, DraftVocabulary, OutputHeads
 from .model import DraftSampler
 
 
@@ -22,8 +22,8 @@ class BatchHeadDrafter(BatchDrafter):
         self._target = target
         frequent = tuple(head.config.frequent)
         by_source = head.config.by_source
-        self._outputs = DraftModel(target, DraftVocabulary(frequent, by_source) if frequent else None)
-        self._output_head: OutputHead | None = None
+        outputs = DraftModel(target, DraftVocabulary(frequent, by_source) if frequent else None)
+        self._output_heads = OutputHeads(outputs, target.config.vocab_size)
         self._cache: DecoderCache | None = None
         self._hidden: Sequence[mx.array] = ()  # of the target's last pass
         # By slot:
@@ -37,7 +37,6 @@ class BatchHeadDrafter(BatchDrafter):
     def begin(self, request: RequestView, encoder_output: mx.array | None = None) -> None:
         self._sources[request.slot] = request.source_tokens
         self._last_verified.pop(request.slot, None)
-        self._output_head = None
 
     def kind(self, request: RequestView) -> str:
         return MODEL
@@ -53,17 +52,14 @@ class BatchHeadDrafter(BatchDrafter):
             i: self._last_verified[slot] for i, slot in enumerate(slots) if slot in self._last_verified
         }
         self._hidden = [mx.take(each, mx.array(list(slots)), axis=0) for each in self._hidden]
-        self._output_head = None
 
     def propose(self, draft_requests: Sequence[DraftRequest], slots: int) -> Draft:
         cache = self._cache
         target = self._target
         assert cache is not None
-        if self._output_head is None:
-            sources = [self._sources.get(slot, []) for slot in range(slots)]
-            self._output_head = self._outputs.head(sources, target.config.vocab_size)
 
-        sampler = DraftSampler(draft_requests, slots, self._output_head)
+        output_head = self._output_heads.head([self._sources.get(slot, []) for slot in range(slots)])
+        sampler = DraftSampler(draft_requests, slots, output_head)
         last = {each.request.slot: each.request.decoder_tokens[-1] for each in draft_requests}
         new = mx.array([[last.get(slot, target.config.pad_token_id)] for slot in range(slots)])  # (B, 1)
         state = self._features(slots)

@@ -13,7 +13,7 @@ from ..sampling.constraints import TimestampRules
 from ..sampling.options import MAX_DRAFT_TOKENS
 from ..sampling.random import gumbel, random_keys, split
 from .base import MODEL, BatchDrafter, Draft, DraftRequest, RequestView, history_of, token_rows
-from .draft_model import DraftModel, OutputHead
+from .draft_model import DraftModel, OutputHead, OutputHeads
 
 
 class BatchModelDrafter(BatchDrafter):
@@ -26,12 +26,10 @@ class BatchModelDrafter(BatchDrafter):
     """
 
     def __init__(self, draft_model: DraftModel, vocab_size: int, *, shares_encoder: bool = False) -> None:
-        self._draft_model = draft_model
         self._model = draft_model.model
-        self._vocab_size = vocab_size
+        self._output_heads = OutputHeads(draft_model, vocab_size)
         self._shares_encoder = shares_encoder
         self._cache: DecoderCache | None = None
-        self._head: OutputHead | None = None
         # By slot:
         self._sources: dict[int, Source] = {}
         self._encoder_outputs: dict[int, mx.array] = {}  # the target's, until the cache is filled from them
@@ -46,7 +44,6 @@ class BatchModelDrafter(BatchDrafter):
         if self._shares_encoder and encoder_output is not None:
             self._encoder_outputs[slot] = encoder_output
         self._held.pop(slot, None)
-        self._head = None
 
     def kind(self, request: RequestView) -> str:
         return MODEL
@@ -58,7 +55,6 @@ class BatchModelDrafter(BatchDrafter):
             i: self._encoder_outputs[slot] for i, slot in enumerate(slots) if slot in self._encoder_outputs
         }
         self._held = {i: self._held[slot] for i, slot in enumerate(slots) if slot in self._held}
-        self._head = None
         if self._cache is not None:
             self._cache.select(slots)
 
@@ -70,11 +66,8 @@ class BatchModelDrafter(BatchDrafter):
         requests = {each.request.slot: each.request for each in draft_requests}
         before = cache.offsets
         states = self._catch_up(cache, requests)
-        if self._head is None:
-            sources = [token_ids(self._sources.get(slot, [])) for slot in range(slots)]
-            self._head = self._draft_model.head(sources, self._vocab_size)
-
-        sampler = DraftSampler(draft_requests, slots, self._head)
+        output_head = self._output_heads.head([token_ids(self._sources.get(slot, [])) for slot in range(slots)])
+        sampler = DraftSampler(draft_requests, slots, output_head)
         while True:
             new = sampler.choose(states[:, 0])
             if sampler.is_done:
@@ -166,8 +159,12 @@ class DraftSampler:
         whole_draft = history_of(self._requests, mx.zeros((slots, self._longest - 1)))  # only its length is read
         rules = [each.timestamps for each in whole_draft.constraints]
         self._rules: TimestampRules | None = None
-        if head.ids is not None and is_greedy and rules and all(rules):  # all rules would take longer than a step
-            self._rules = rules[0]
+        own_rules = rules[0] if is_greedy and rules and all(rules) else None
+        if own_rules is not None and head.ids is not None:
+            self._first_timestamp = head.first_at_least(own_rules.zero)
+            if 0 < self._first_timestamp < head.ids.size:
+                self._rules = own_rules  # two of the rules; all would take longer than a step
+        if self._rules is not None:
             whole_draft = whole_draft._replace(constraints=[Constraints() for _ in rules])
             last = [[0, *request.decoder_tokens][-2:] for request in self._requests]  # English-only models: one token
             self._last = mx.array(last, mx.uint32)  # (B, 2)
@@ -203,11 +200,10 @@ class DraftSampler:
         """
         head = self._head
         assert head.ids is not None
-        is_timestamp = head.ids >= rules.zero
-        timestamps = mx.where(is_timestamp, logits, -mx.inf)
-        others = mx.where(is_timestamp, -mx.inf, logits).max(axis=-1, keepdims=True)
-        is_likelier = mx.logsumexp(timestamps, axis=-1, keepdims=True) > others
-        new = head.likeliest(mx.where(is_likelier, timestamps, logits)).astype(mx.uint32)
+        others, timestamps = mx.split(logits, [self._first_timestamp], axis=-1)
+        is_likelier = mx.logsumexp(timestamps, axis=-1, keepdims=True) > others.max(axis=-1, keepdims=True)
+        best_timestamp = mx.argmax(timestamps, axis=-1, keepdims=True) + others.shape[-1]
+        new = head.ids[mx.where(is_likelier, best_timestamp, mx.argmax(others, axis=-1, keepdims=True))]
         before, last = self._last[:, :1], self._last[:, 1:]
         ends_segment = (last >= rules.zero) & (before < rules.text_end) & (new != rules.text_end)
         new = mx.where(ends_segment, last, new)

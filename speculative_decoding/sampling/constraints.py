@@ -143,8 +143,9 @@ def constrain(logits: mx.array, history: History) -> mx.array:
     if any(never):
         allowed = mx.where(never_mask(tuple(never), vocab_size), -mx.inf, allowed)
     if any(own.timestamps for own in history.constraints):
-        allowed = keep_timestamp_rules(allowed, history)
-    if allowed is not logits:
+        allowed, largest = keep_timestamp_rules(allowed, history)
+        logits = mx.where(largest[..., None] > -mx.inf, allowed, logits)
+    elif allowed is not logits:
         logits = mx.where(allowed.max(axis=-1, keepdims=True) > -mx.inf, allowed, logits)
     return force(logits, history)
 
@@ -244,8 +245,12 @@ def early_ids(history: History, length: int, vocab_size: int) -> Iterator[mx.arr
         yield mx.where(current < earliest, ids, vocab_size)
 
 
-def keep_timestamp_rules(logits: mx.array, history: History) -> mx.array:
-    """(B, L, V) logits with all other constraints: set those of ids that `TimestampRules` forbid to -inf."""
+def keep_timestamp_rules(logits: mx.array, history: History) -> tuple[mx.array, mx.array]:
+    """(B, L, V) logits with all other constraints: set those of ids that `TimestampRules` forbid to -inf.
+
+    Returns:
+        The logits, and the largest one of each position (B, L), without another pass over the vocabulary.
+    """
     rules = [own.timestamps for own in history.constraints]
     zero, text_end = next((own.zero, own.text_end) for own in rules if own is not None)
     length = logits.shape[1]
@@ -284,9 +289,9 @@ def keep_timestamp_rules(logits: mx.array, history: History) -> mx.array:
 
     text, special = logits[..., :text_end], logits[..., text_end:zero]
     no_text = is_first | ends_segment
-    likeliest = mx.maximum(
-        mx.where(no_text, -mx.inf, text.max(axis=-1)), mx.where(is_first, -mx.inf, special.max(axis=-1))
-    )
+    best_text = mx.where(no_text, -mx.inf, text.max(axis=-1))
+    best_special = mx.where(is_first, -mx.inf, special.max(axis=-1))
+    likeliest = mx.maximum(best_text, best_special)
     is_likelier = mx.logsumexp(timestamps.astype(mx.float32), axis=-1) > likeliest.astype(mx.float32)
     has_rules = mx.array([[own is not None] for own in rules])
     only_timestamps = has_rules & (is_first | is_likelier)
@@ -295,7 +300,8 @@ def keep_timestamp_rules(logits: mx.array, history: History) -> mx.array:
         mx.where(only_timestamps[..., None], -mx.inf, special),
         timestamps,
     ]
-    return mx.concatenate(parts, axis=-1)
+    largest = mx.maximum(timestamps.max(axis=-1), mx.where(only_timestamps, -mx.inf, likeliest))
+    return mx.concatenate(parts, axis=-1), largest
 
 
 def recent(rules: TimestampRules | None, tokens: Sequence[int]) -> list[int]:

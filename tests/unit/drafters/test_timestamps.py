@@ -36,3 +36,11 @@ def test_drafts_repeat_and_prefer_timestamps(
     head = OutputHead(lambda states: mx.array([logits]), mx.array(IDS, mx.uint32), ZERO + 5)
     sampler = DraftSampler([DraftRequest(request, 2)], 1, head)
     assert [sampler.choose(mx.zeros((1, 4))).item() for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("ids", [[3, 5, END], [ZERO, ZERO + 1]], ids=["no timestamps", "only timestamps"])
+def test_ids_of_one_kind_are_drafted_under_all_rules(ids: Sequence[int]) -> None:
+    constraints = Constraints(timestamps=TimestampRules(1, END, ZERO))
+    request = RequestView(GenerationOptions(), [], [15, ZERO, 3], constraints=constraints)
+    head = OutputHead(lambda states: mx.array([[0.0, 1.0, 0.5][: len(ids)]]), mx.array(ids, mx.uint32), ZERO + 5)
+    assert DraftSampler([DraftRequest(request, 1)], 1, head).choose(mx.zeros((1, 4))).item() == ids[1]
