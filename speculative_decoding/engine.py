@@ -170,7 +170,7 @@ class Engine:
         if options.num_beams != self._num_beams:
             raise InputError(f"num_beams is {self._num_beams} for all requests of this engine, not {options.num_beams}")
         request = make_request(self._model, self._tokenizer, prompt, options, draft_length, start)
-        if self._widths.fixed_capacity:
+        if self._widths.reserved is not None:
             require_reservable(self._model, self._slots, options.max_tokens, self._num_beams)
         self._queue.append(request)
         return request
@@ -298,18 +298,17 @@ class Engine:
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache
-        capacity = request.prefix_length + request.options.max_tokens + self._widths.max_width(slots)
+        reserved = self._widths.reserved
+        capacity = 0 if reserved is None else request.prefix_length + request.options.max_tokens + reserved
 
         def prefill(fresh: DecoderCache) -> None:
-            if self._widths.fixed_capacity:
-                fresh.reserve(capacity)
+            fresh.reserve(capacity)
             prefill_prefix(self._model, fresh, request, self._widths)
 
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
             self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
-        if self._widths.fixed_capacity:
-            cache.reserve(capacity)
+        cache.reserve(capacity)
         self._drafter.begin(request, encoder_output)
 
     def _resize(self, wanted: int) -> None:

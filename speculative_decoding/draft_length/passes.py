@@ -45,14 +45,15 @@ class PassWidths:
     Args:
         costs: The costs of a round, by number of rows. Passes are padded to the widths of these costs.
         exact: All passes must have one of these widths, because only they give each position the same bits.
-        fixed_capacity: Bits also depend on the KV cache's capacity, so it is reserved before the first pass.
+        reserved: If bits also depend on the KV cache's capacity, it is reserved before the first pass: the longest
+            output and this number of positions, which is the same with and without drafts. Otherwise None.
         measure_again: Measures some widths again for a number of rows, and updates `costs`.
         monitor: Detects that the costs no longer hold.
     """
 
     costs: Callable[[int], RoundCosts]
     exact: bool = False
-    fixed_capacity: bool = False
+    reserved: int | None = None
     measure_again: Callable[[int, Sequence[int]], None] | None = None
     monitor: SpeedMonitor = field(default_factory=SpeedMonitor)
 

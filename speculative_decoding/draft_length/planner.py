@@ -163,4 +163,7 @@ class PassPlanner:
             planned[rows] = measured, found
             return found
 
-        return PassWidths(costs, exact, exact and calibration.fixed_capacity, calibration.measure_again)
+        reserved = None
+        if exact and calibration.fixed_capacity:
+            reserved = max(*calibration.exact_widths, *extra_widths)
+        return PassWidths(costs, exact, reserved, calibration.measure_again)

@@ -19,7 +19,7 @@ from ..checkpoints.npz import write_npz
 from ..errors import CheckpointError, InputError
 from ..models.base import EncoderDecoder
 from ..models.config import ACTIVATIONS
-from ..models.draft_head import EPSILON, DraftHead, DraftHeadConfig
+from ..models.draft_head import DraftHead, DraftHeadConfig
 from . import manifest
 from .atomic_io import atomic_directory
 from .load import WEIGHTS, ModelHandle, find_folder, open_model
@@ -53,7 +53,7 @@ class DraftHeadHandle:
         if not all(mx.isfinite(array).all() for _, array in weights):
             raise CheckpointError(f"{self.checkpoint}: holds weights that are no numbers; train the head again")
         self.model.load_weights(weights)
-        self.model.hidden_epsilon = EPSILON * self.target.residual_scale**2
+        self.model.imitate(self.target)
         self.model.finalize()
 
 

@@ -51,6 +51,7 @@ def attend(
     *,
     scale: float = 1.0,
     soft_cap: float | None = None,
+    source_is_fixed: bool = False,
 ) -> mx.array:
     """Queries (B, H, L, D), keys and values (B, H or fewer, T, D), perhaps an additive mask -> (B * L, H * D).
 
@@ -58,14 +59,18 @@ def attend(
 
     Args:
         soft_cap: Scaled scores s become soft_cap * tanh(s / soft_cap) before the mask is added.
+        source_is_fixed: Whether the keys belong to a source whose length is the same for all requests. A CPU then uses
+            exponentials that are faster for long sources. For sources of any length, bits would depend on the length,
+            so a row would depend on the padding of its batch.
     """
     mask = None if mask is None else mask.astype(queries.dtype)
     if soft_cap is None and has_fused_kernel(queries, keys):
         return joined_heads(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
     is_plain = mask is None and soft_cap is None and queries.shape[1] == keys.shape[1]
-    if is_plain and queries.shape[2] > LONG_SOURCE and not on_gpu():
+    if source_is_fixed and is_plain and queries.shape[2] > LONG_SOURCE and not on_gpu():
         return attend_on_host(queries, keys, values, scale)
-    return attend_together(queries, [Keys(keys, values, mask)], scale=scale, soft_cap=soft_cap)
+    parts = [Keys(keys, values, mask)]
+    return attend_together(queries, parts, scale=scale, soft_cap=soft_cap, source_is_fixed=source_is_fixed)
 
 
 def attend_on_host(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
@@ -110,7 +115,12 @@ def repeat_for_heads(mask: mx.array, heads: int) -> mx.array:
 
 
 def attend_together(
-    queries: mx.array, parts: Sequence[Keys], *, scale: float = 1.0, soft_cap: float | None = None
+    queries: mx.array,
+    parts: Sequence[Keys],
+    *,
+    scale: float = 1.0,
+    soft_cap: float | None = None,
+    source_is_fixed: bool = False,
 ) -> mx.array:
     """`attend` with one softmax over the keys of all parts.
 
@@ -124,7 +134,8 @@ def attend_together(
     if scale != 1.0 and soft_cap is None:
         queries = queries * scale
     scores = [masked_scores(queries, part, soft_cap, scale, shared) for part in parts]
-    weights = softmax(scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1))
+    joined = scores[0] if len(parts) == 1 else mx.concatenate(scores, axis=-1)
+    weights = softmax(joined) if source_is_fixed else mx.softmax(joined, axis=-1, precise=True)
 
     ends = list(accumulate(part.keys.shape[2] for part in parts))[:-1]
     part_weights = mx.split(weights, ends, axis=-1) if ends else [weights]

@@ -92,6 +92,11 @@ class TransformerConfig:
         """Whether norms precede blocks."""
         return True
 
+    @property
+    def source_is_fixed(self) -> bool:
+        """See `LayerConfig`."""
+        return False
+
     def check_heads(self) -> None:
         """Raise `CheckpointError` if a number of heads does not divide the width."""
         for name, heads in (
@@ -129,6 +134,7 @@ class TransformerConfig:
             scale=(self.d_model // heads) ** -0.5,
             has_bias=True,
             norm_first=self.norm_first,
+            source_is_fixed=self.source_is_fixed,
         )
 
 

@@ -37,6 +37,7 @@ class LayerConfig:
     is_gated: whether the activations of the first half of the feed-forward units gate the second half (Shazeer 2020,
         2002.05202).
     norm_first: whether a norm precedes each block; otherwise it follows the residual sum.
+    source_is_fixed: whether all sources have the same length, as windows of audio do; see `attend`.
     """
 
     d_model: int
@@ -50,6 +51,7 @@ class LayerConfig:
     is_gated: bool = False
     has_bias: bool = False
     norm_first: bool = True
+    source_is_fixed: bool = False
 
     @property
     def sharded_sizes(self) -> dict[str, int]:

@@ -73,6 +73,7 @@ class DraftHead(nn.Module):
         self.wo = Linear(config.d_ff, width)
         self._activation = ACTIVATIONS[config.activation]
         self.hidden_epsilon = EPSILON  # times the square of the target's `residual_scale`
+        self.source_is_fixed = False  # the target's; see `attend`
         self._compiled: tuple[Compiled, Compiled] | None = None
 
     @classmethod
@@ -98,9 +99,14 @@ class DraftHead(nn.Module):
         weights = head.initial_weights(root_mean_square(target.embed(ids[None])), root_mean_square(products), seed)
         weights |= target.head_weights(head.config.d_ff)
         head.load_weights([*weights.items()])
-        head.hidden_epsilon = EPSILON * target.residual_scale**2
+        head.imitate(target)
         mx.eval(head.parameters())
         return head
+
+    def imitate(self, target: EncoderDecoder) -> None:
+        """Compute as this target does. Call this for a head that is loaded for it."""
+        self.hidden_epsilon = EPSILON * target.residual_scale**2
+        self.source_is_fixed = target.config.decoder.source_is_fixed
 
     def initial_weights(self, embedding_size: float, logit_size: float, seed: int) -> dict[str, mx.array]:
         """Return random weights that make a state approximately a weighted sum of its inputs.
@@ -158,7 +164,7 @@ class DraftHead(nn.Module):
         state = state.reshape(rows)
         x = mx.addmm(self.join_state(state), embedded, self.join_token.transposed)
         queries = split_heads(self.q(x), len(keys), self.config.heads)
-        attended = attend(queries, keys, values, source_mask)
+        attended = attend(queries, keys, values, source_mask, source_is_fixed=self.source_is_fixed)
         x = mx.addmm(x, attended, self.o.transposed)
         inner = self.wi(x)
         if self.config.is_gated:
@@ -184,7 +190,7 @@ class DraftHead(nn.Module):
 
     def _with(self, config: DraftHeadConfig) -> DraftHead:
         head = DraftHead(config)
-        head.hidden_epsilon = self.hidden_epsilon
+        head.hidden_epsilon, head.source_is_fixed = self.hidden_epsilon, self.source_is_fixed
         head.load_weights([*dict(tree_flatten(self.parameters())).items()])
         return head
 

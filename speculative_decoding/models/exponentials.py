@@ -13,7 +13,6 @@ import mlx.nn as nn
 from .compiled import Compiled
 from .device import on_gpu
 
-LONG_ROW = 512  # elements of a row from which a softmax in several operations is faster than MLX's single one
 PIECE = 1 << 15  # elements of an array that are computed together, so that they stay in a cache
 
 LOG2_E = 1.4426950408889634
@@ -31,8 +30,8 @@ ERFC_SCALE = 0.3275911
 
 
 def softmax(x: mx.array) -> mx.array:
-    """Softmax over the last axis, computed in float32."""
-    if on_gpu() or x.shape[-1] < LONG_ROW:
+    """Softmax over the last axis, computed in float32. Faster than MLX's from about 512 elements."""
+    if on_gpu():
         return mx.softmax(x, axis=-1, precise=True)
     scores = x.astype(mx.float32)
     weights = exp_of_negative(scores - scores.max(axis=-1, keepdims=True))

@@ -36,7 +36,8 @@ class SelfAttention(nn.Module):
     ) -> mx.array:
         queries, keys_values = mx.split(split_parts(self.qkv(x), batch, 3, self.config.num_heads), [1])
         keys, values = keys_values if cache is None else cache.append(keys_values)
-        attended = attend(queries.squeeze(0), keys, values, mask, scale=self.config.scale)
+        is_source = self.config.source_is_fixed and cache is None
+        attended = attend(queries.squeeze(0), keys, values, mask, scale=self.config.scale, source_is_fixed=is_source)
         return project(self.o, attended, residual)
 
 
@@ -59,8 +60,15 @@ class CrossAttention(nn.Module):
         self, x: mx.array, mask: mx.array, cache: CrossAttentionCache, residual: mx.array | None = None
     ) -> mx.array:
         queries = split_heads(self.q(x), cache.prompts, self.config.num_heads)
-        scale, soft_cap = self.config.scale, self.config.attention_cap
-        attended = attend(queries, cache.cross_keys, cache.cross_values, mask, scale=scale, soft_cap=soft_cap)
+        attended = attend(
+            queries,
+            cache.cross_keys,
+            cache.cross_values,
+            mask,
+            scale=self.config.scale,
+            soft_cap=self.config.attention_cap,
+            source_is_fixed=self.config.source_is_fixed,
+        )
         return project(self.o, attended, residual)
 
 

@@ -55,6 +55,11 @@ class WhisperConfig(TransformerConfig):
         return config
 
     @property
+    def source_is_fixed(self) -> bool:
+        """Transcription pads every window to 30 seconds, as OpenAI's does."""
+        return True
+
+    @property
     def max_source_tokens(self) -> int | None:
         return self.max_source_positions
 

@@ -76,3 +76,20 @@ def test_calibrating_again_measures_passes_with_and_without_a_draft(folder: Path
     session.calibrate(again=True)
     after = [session.planner.calibration(options).costs(1).baseline for options in both]
     assert after == pytest.approx([2 * seconds for seconds in before])
+
+
+def test_the_reserved_capacity_does_not_depend_on_drafts(
+    folder: Path, probes: list[FakeProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where bits depend on the capacity of the KV cache, baseline and drafts would differ otherwise."""
+    monkeypatch.setattr(FakeProbe, "capacity_matters", lambda self, width: True)
+    target = tiny_model()
+    session = Session(target, Numbers(), noisy_copy(target))
+
+    def reserved(**options: Any) -> int | None:
+        return session.planner.widths(session.options_with(options | {"strict": True})).reserved
+
+    baseline = reserved(drafter="none")
+    assert baseline is not None
+    for options in ({"num_draft_tokens": "auto"}, {"num_draft_tokens": 5}, {"drafter": "ngram"}):
+        assert reserved(**options) == baseline

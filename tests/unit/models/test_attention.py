@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import mlx.core as mx
 import pytest
 
@@ -99,7 +101,7 @@ def decode_after_a_rewind(model: EncoderDecoder, rows: int, length: int) -> mx.a
 def test_attention_over_a_long_source_without_a_mask_equals_attention_with_an_empty_one(dtype: mx.Dtype) -> None:
     length = max(LONG_SOURCE, QUERY_CHUNK) + 3
     queries, keys, values = (mx.random.normal((2, 3, length, 8), key=mx.random.key(i)).astype(dtype) for i in range(3))
-    found = attend(queries, keys, values, None, scale=0.25)
+    found = attend(queries, keys, values, None, scale=0.25, source_is_fixed=True)
     exact = (x.astype(mx.float32) for x in (queries, keys, values))
     expected = attend(*exact, mx.zeros((1, 1, 1, length)), scale=0.25)
     assert found.dtype == dtype
@@ -111,5 +113,26 @@ def test_query_heads_that_share_a_key_head_and_capped_scores_ignore_the_length_o
     keys, values = (mx.random.normal((1, 2, LONG_SOURCE + 1, 8), key=mx.random.key(i)) for i in (1, 2))
     mask = mx.zeros((1, 1, 1, LONG_SOURCE + 1))
     for soft_cap in (None, 5.0):
-        found = attend(queries, keys, values, None, soft_cap=soft_cap)
+        found = attend(queries, keys, values, None, soft_cap=soft_cap, source_is_fixed=True)
         assert mx.allclose(found, attend(queries, keys, values, mask, soft_cap=soft_cap), atol=1e-5).item()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate may sum in another order")
+@pytest.mark.parametrize("length", [1, 5])
+def test_masked_padding_of_any_length_changes_no_bit(length: int) -> None:
+    """Otherwise a row would depend on the longest source of its batch, or on the capacity of the KV cache."""
+    queries = mx.random.normal((1, 3, length, 8), key=mx.random.key(0)) * 3
+    keys, values = (mx.random.normal((1, 3, 1200, 8), key=mx.random.key(i)) for i in (1, 2))
+    mask = mx.where(mx.arange(1200) < 300, 0.0, -mx.inf)[None, None, None]
+    short = attend(queries, keys[:, :, :300], values[:, :, :300], mask[..., :300])
+    for capacity in (511, 512, 600, 1200):
+        padded = attend(queries, keys[:, :, :capacity], values[:, :, :capacity], mask[..., :capacity])
+        assert mx.array_equal(padded, short).item()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate may sum in another order")
+def test_a_long_source_of_text_has_the_same_bits_in_every_batch() -> None:
+    length = LONG_SOURCE + 9
+    queries, keys, values = (mx.random.normal((2, 3, length, 8), key=mx.random.key(i)) for i in range(3))
+    alone = attend(queries[:1], keys[:1], values[:1], None)
+    assert mx.array_equal(alone, attend(queries, keys, values, mx.zeros((2, 1, 1, length)))[:length]).item()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speculative_decoding.models import exponentials
-from speculative_decoding.models.exponentials import LONG_ROW, PIECE, exp_of_negative, gelu, softmax
+from speculative_decoding.models.exponentials import PIECE, exp_of_negative, gelu, softmax
 
 
 def exact_softmax(x: np.ndarray) -> np.ndarray:
@@ -28,7 +28,7 @@ def test_exponentials_are_as_exact_as_float32_allows_and_masks_become_zero() -> 
     assert exp_of_negative(masked).tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("length", [LONG_ROW - 1, LONG_ROW, 1500])
+@pytest.mark.parametrize("length", [1, 60, 1500])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_softmax_equals_its_definition_in_every_precision_and_length(length: int, dtype: mx.Dtype) -> None:
     x = mx.random.normal((2, 3, length), key=mx.random.key(0)) * 8
@@ -47,7 +47,7 @@ def test_softmax_equals_its_definition_in_every_precision_and_length(length: int
 
 
 def test_a_row_with_a_value_that_is_not_finite_has_no_finite_softmax() -> None:
-    x = mx.zeros((2, LONG_ROW))
+    x = mx.zeros((2, 600))
     x[0, 3] = math.nan
     assert mx.isnan(softmax(x)[0]).all().item() and mx.isfinite(softmax(x)[1]).all().item()
 
@@ -73,7 +73,7 @@ def test_bits_do_not_depend_on_how_many_rows_are_computed_together() -> None:
 def test_gradients_equal_those_of_mlx_also_within_a_compiled_function(
     function: Callable[[mx.array], mx.array], expected: Callable[[mx.array], mx.array]
 ) -> None:
-    x = mx.random.normal((2, LONG_ROW), key=mx.random.key(3)) * 3
+    x = mx.random.normal((2, 600), key=mx.random.key(3)) * 3
     weights = mx.random.normal(x.shape, key=mx.random.key(4))
     reference = mx.grad(lambda x: (expected(x) * weights).sum())(x)
     for wrap in (lambda f: f, mx.compile):
@@ -84,6 +84,6 @@ def test_gradients_equal_those_of_mlx_also_within_a_compiled_function(
 
 def test_a_gpu_computes_mlx_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exponentials, "on_gpu", lambda: True)
-    x = mx.random.normal((2, LONG_ROW), key=mx.random.key(5))
+    x = mx.random.normal((2, 600), key=mx.random.key(5))
     assert mx.array_equal(softmax(x), mx.softmax(x, axis=-1, precise=True)).item()
     assert mx.array_equal(gelu(x), nn.gelu(x)).item()
