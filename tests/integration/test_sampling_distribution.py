@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -116,6 +117,12 @@ def exact_distribution(options: dict[str, Any]) -> Distribution:
     return exact
 
 
+@cache
+def seeded(seed: int, **options: Any) -> GenerationOptions:
+    """Return the options of an output of `LENGTH` tokens. Cached: validation takes longer than decoding such a row."""
+    return GenerationOptions(seed=seed, max_tokens=LENGTH, **options)
+
+
 def check_distribution(options: dict[str, Any], samples: int = 450, draft: DraftModel = DRAFT, rows: int = 150) -> None:
     """Fail if the outputs of `samples` seeds do not follow the exact distribution. Checked after every 150 seeds.
 
@@ -125,7 +132,7 @@ def check_distribution(options: dict[str, Any], samples: int = 450, draft: Draft
     own = dict(options)
     constraints = own.pop("constraints", Constraints())
     for start in range(0, samples, rows):
-        batch = [GenerationOptions(seed=seed, **own) for seed in range(start, start + rows)]
+        batch = [seeded(seed, **own) for seed in range(start, start + rows)]
         counts.update(outcomes(BatchModelDrafter(draft, VOCAB), batch, [2] * rows, constraints))
         if (start + rows) % 150 == 0:
             check_counts(counts, exact, start + rows)
@@ -137,17 +144,16 @@ def outcomes(
     lengths: Sequence[int],
     constraints: Constraints = Constraints(),  # noqa: B008
 ) -> list[tuple[int, ...]]:
-    """Return the outputs of a batch whose rows have these draft lengths."""
-    cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
+    """Return the outputs of a batch whose rows have these draft lengths. options: made by `seeded`."""
+    decoder_cache = TARGET.make_cache(mx.repeat(TARGET.encode(mx.array([SOURCE])), len(options), axis=0))
     fixed = {length: FixedLength(length) for length in lengths}
     rows: list[Request | None] = []
     for slot, (own, length) in enumerate(zip(options, lengths, strict=True)):
-        chosen = replace(own, max_tokens=LENGTH)
         ends = NoText({EOS}.__contains__)
-        row = Request(chosen, SOURCE, [0], slot, constraints, draft_length=fixed[length], streamer=ends)
+        row = Request(own, SOURCE, [0], slot, constraints, draft_length=fixed[length], streamer=ends)
         rows.append(row)
         drafter.begin(row)
-    batch = Batch(TARGET, drafter, cache, rows)
+    batch = Batch(TARGET, drafter, decoder_cache, rows)
     found: list[tuple[int, ...]] = [()] * len(rows)
     while batch.active:
         for slot, event in loop.speculate(batch).items():
@@ -240,7 +246,7 @@ def in_batches(names: Sequence[str], drafter: str, samples: int = 450, rows: int
     counts: Counter[tuple[int, ...]] = Counter()
     for start in range(0, samples, rows):
         batch = [
-            GenerationOptions(seed=seed, acceptance=names[seed % len(names)], drafter=drafter, **OPTIONS[1])
+            seeded(seed, acceptance=names[seed % len(names)], drafter=drafter, **OPTIONS[1])
             for seed in range(start, start + rows)
         ]
         source = choose_drafter(batch[0], TARGET, DRAFT, NgramDrafter(min_chance=0.0))

@@ -26,7 +26,7 @@ from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import padding_mask
 from speculative_decoding.models.draft_head import DraftHead, default_layers
 from speculative_decoding.sampling import GenerationOptions
-from tests.integration.test_sampling_distribution import OPTIONS, check_counts, exact_distribution, outcomes
+from tests.integration.test_sampling_distribution import OPTIONS, check_counts, exact_distribution, outcomes, seeded
 from tests.integration.test_sampling_distribution import TARGET as SMALL
 from tests.parity.test_t5 import GOLDENS, load_golden
 from tests.support.tiny import (
@@ -126,7 +126,7 @@ def test_sampled_outputs_follow_the_target_distribution(rule: str, frequent: Seq
 
 def check_distribution_of_head(rule: str, head: DraftHead) -> None:
     options, samples = OPTIONS[1] | {"acceptance": rule}, 450
-    batch = [GenerationOptions(seed=seed, **options) for seed in range(samples)]
+    batch = [seeded(seed, **options) for seed in range(samples)]
     drafter = BatchHeadDrafter(head, SMALL)
     found = outcomes(drafter, batch, [1 + seed % 2 for seed in range(samples)])
     check_counts(Counter(found), exact_distribution(options), samples)
