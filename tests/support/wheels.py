@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,17 +64,21 @@ def unpacked_sdist(folder: Path) -> Path:
     return source
 
 
+def shared_sdist(factory: pytest.TempPathFactory) -> Path:
+    """Return the source that the sdist contains. All pytest processes of a run share it."""
+    with locked_folder(factory) as folder:
+        if not any(folder.glob("speculative_decoding-*/")):
+            unpacked_sdist(folder)
+    return next(folder.glob("speculative_decoding-*/"))
+
+
 def installed(factory: pytest.TempPathFactory) -> Path:
     """Install the wheel of the sdist with pip. All pytest processes of a run share it, because compiling is slow."""
-    root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
-    site = root / "wheel" / "site"
-    with (root / "wheel.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    source = shared_sdist(factory)
+    with locked_folder(factory) as folder:
+        site = folder / "site"
         if not site.exists():
-            site.parent.mkdir()
-            wheel = wheel_of(unpacked_sdist(site.parent), site.with_name("build"))
+            wheel = wheel_of(source, folder / "build")
             pip = [
                 sys.executable,
                 "-m",
@@ -85,3 +91,15 @@ def installed(factory: pytest.TempPathFactory) -> Path:
             ]
             subprocess.run([*pip, "--target", site, wheel], check=True, timeout=600)
     return site
+
+
+@contextmanager
+def locked_folder(factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a folder that all pytest processes of a run share, to one of them at a time."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    (folder := root / "wheel").mkdir(exist_ok=True)
+    with (root / "wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
