@@ -1,16 +1,14 @@
-"""A fake engine, and jobs that use it.
-
-test_jobs.py runs this file as a program to measure the memory of a job.
-"""
+"""A fake engine, jobs that use it, and functions that test_jobs.py calls in separate processes."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,8 +131,8 @@ class HalfWrites:
         return getattr(self._file, name)
 
 
-def memory(lines: int, window: int | None = None) -> dict[str, Any]:
-    """Return the peak number of Python's memory blocks, in the first tenth and after it, and the lines read ahead."""
+def print_memory(lines: int, window: int | None = None) -> None:
+    """Print the peak number of Python's memory blocks, in the first tenth and after it, and the lines read ahead."""
 
     class Source(io.RawIOBase):
         read_lines = 0
@@ -156,8 +154,21 @@ def memory(lines: int, window: int | None = None) -> dict[str, Any]:
         ahead = max(ahead, source.read_lines - totals.lines)
         behind = totals.rows > lines // 10
         peaks[behind] = max(peaks[behind], sys.getallocatedblocks())
-    return {"lines": totals.lines, "peaks": peaks, "ahead": ahead}
+    print(json.dumps({"lines": totals.lines, "peaks": peaks, "ahead": ahead}))
 
 
-if __name__ == "__main__":
-    print(json.dumps(memory(*map(int, sys.argv[1:]))))
+def interrupted_main(count: int, how: int, arguments: Sequence[str]) -> None:
+    """Run main.py's command in a process that sends itself a signal after `count` records."""
+    from speculative_decoding.cli.main import main
+
+    write, left = ResumableOutput.write, count
+
+    def counted(self: ResumableOutput, *record: Any) -> None:
+        nonlocal left
+        write(self, *record)
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), how)
+
+    ResumableOutput.write = counted  # type: ignore[method-assign]
+    sys.exit(main([*arguments]))

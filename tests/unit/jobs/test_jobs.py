@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,15 @@ from tests.support.job_engine import (
     at_random,
     engine,
     first,
+    interrupted_main,
     last,
+    print_memory,
     result_of,
     run_job,
     sample_input,
 )
 from tests.support.kill_states import KillStates
+from tests.support.processes import launch
 from tests.support.terminal import read_terminal
 
 ROOT = BUNDLED.parent
@@ -59,12 +62,19 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def memory(*arguments: int) -> dict[str, Any]:
+def in_a_process(folder: Path, target: Callable[..., None], *arguments: object) -> tuple[int | None, str, str]:
+    """Call a function in a new process. Return its exit status, standard output and standard error."""
+    out, said = (Path(tempfile.mkstemp(dir=folder)[1]) for _ in range(2))
+    process = launch(target, *arguments, out=out, said=said, folder=ROOT)
+    process.join()
+    return process.exitcode, out.read_text(), said.read_text()
+
+
+def memory(folder: Path, *arguments: int) -> dict[str, Any]:
     """Measure a job in a separate process, where only its memory counts."""
-    command = [sys.executable, "-m", "tests.support.job_engine", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    status, out, err = in_a_process(folder, print_memory, *arguments)
+    assert status == 0, err
+    return json.loads(out)  # type: ignore[no-any-return]
 
 
 # Parsing and records
@@ -253,13 +263,13 @@ def test_format_is_chosen_by_suffix_or_first_line() -> None:
 # Memory
 
 
-def test_memory_does_not_grow_with_the_number_of_lines() -> None:
+def test_memory_does_not_grow_with_the_number_of_lines(tmp_path: Path) -> None:
     """Uses the worst order, which finishes the oldest row last. An object kept per line would add 18,000 objects."""
-    seen = memory(20_000)
+    seen = memory(tmp_path, 20_000)
     assert seen["lines"] == 20_000 and seen["ahead"] == 512
     early, later = seen["peaks"]
     assert later < early + 1000
-    without_window = memory(15_000, 10**9)  # without the window, memory must grow
+    without_window = memory(tmp_path, 15_000, 10**9)  # without the window, memory must grow
     early, later = without_window["peaks"]
     assert without_window["ahead"] == 15_000 and later > early + 50_000
 
@@ -673,22 +683,6 @@ def test_standard_input_and_output_and_exit_status_1_for_errors(
         assert main(capfd, "--input", "-", "--regular-decode")[:2] == (status, out)
 
 
-def interrupted_main(count: int, how: signal.Signals, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run main.py in a process that sends itself a signal after `count` records."""
-    program = (
-        "import os, sys\n"
-        "from speculative_decoding.cli.main import main\n"
-        "from speculative_decoding.jobs import ResumableOutput\n"
-        "write, left = ResumableOutput.write, [int(sys.argv[1])]\n"
-        "def counted(*arguments):\n"
-        "    write(*arguments); left[0] -= 1\n"
-        "    if not left[0]: os.kill(os.getpid(), int(sys.argv[2]))\n"
-        "ResumableOutput.write = counted; sys.exit(main(sys.argv[3:]))"
-    )
-    command = [sys.executable, "-c", program, str(count), str(int(how)), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-
-
 def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.txt").write_text("\n".join(PROMPTS))
     options = [
@@ -708,11 +702,12 @@ def test_main_resumes_an_interrupted_job(tmp_path: Path, capfd: pytest.CaptureFi
     arguments = ["--input", tmp_path / "in.txt", *options]
     assert main(capfd, *arguments, "--output", tmp_path / "whole")[0] == 0
     arguments += ["--output", tmp_path / "out"]
-    done = interrupted_main(3, signal.SIGINT, *arguments, "--resume")
-    assert done.returncode == 130 and "Traceback" not in done.stderr
-    assert "run the same command with --resume to continue" in done.stderr
+    resumed = [*map(str, arguments), "--resume"]
+    status, _, err = in_a_process(tmp_path, interrupted_main, 3, signal.SIGINT, resumed)
+    assert status == 130 and "Traceback" not in err
+    assert "run the same command with --resume to continue" in err
     assert (tmp_path / "out").read_bytes().count(b"\n") == 3
-    assert interrupted_main(4, signal.SIGKILL, *arguments, "--resume").returncode == -signal.SIGKILL
+    assert in_a_process(tmp_path, interrupted_main, 4, signal.SIGKILL, resumed)[0] == -signal.SIGKILL
     assert (tmp_path / "out").read_bytes().count(b"\n") == 7
     status, _, err = main(capfd, *arguments, "--resume")
     assert status == 0 and "resuming" in err
