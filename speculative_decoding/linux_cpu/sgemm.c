@@ -50,13 +50,15 @@ struct product {
   float alpha, beta;
   const float *x, *w;
   float *y;
-  int columns; /* columns of y in one piece of the work */
+  int columns;  /* columns of y in one piece of the work */
+  int is_large; /* whether w exceeds the L2 cache; then it is prefetched into that cache, otherwise into L1 */
 };
 
 enum { AHEAD = 4 };           /* rows of w to prefetch: one tile */
 enum { LINE = 16 };           /* floats in a cache line */
 enum { PIECE = 16 * 1024 };   /* minimum floats of w in a piece */
 enum { SHARES = 8 };          /* maximum pieces per thread: the prefetch at the end of a piece is wasted */
+enum { LARGE = 512 * 1024 };  /* floats of w: an L2 cache */
 enum { CHUNK = 128 * 1024 };  /* floats of x that stay in the L2 cache while a piece of w streams through */
 
 /* ---- arithmetic, once per instruction set: ROWS by four sums stay in registers */
@@ -189,6 +191,7 @@ static void multiply(struct product g) {
   pthread_once(&started, start_helpers);
   int least = PIECE / g.k, share = g.n / (SHARES * (helpers + 1));
   g.columns = ((least > share ? least : share) + 4) / 4 * 4;
+  g.is_large = (size_t)g.n * g.k > LARGE;
   int pieces = (g.n + g.columns - 1) / g.columns;
   if (pieces <= 1 || pthread_mutex_trylock(&one_at_a_time)) { /* little work, or another matmul is using the threads */
     for (int i = 0; i < pieces; i++)
@@ -214,7 +217,7 @@ enum { MOST_WORK = 64 * 1024 * 1024 }; /* multiplications; enough for attention 
 
 static int computed_here(int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                          float beta, float *c, int ldc) {
-  struct product g = {m, n, k, lda, ldb, ldc, alpha, beta, a, b, c, 0};
+  struct product g = {m, n, k, lda, ldb, ldc, alpha, beta, a, b, c, 0, 0};
   if (!can_compute() || k <= 0)
     return 0;
   if (trans_b == TRANS)

@@ -26,7 +26,10 @@ INLINED void NAME(tile)(const struct product *g, int rows, int columns, const fl
   int p = 0;
   for (; p + WIDTH <= g->k; p += WIDTH, next += step) {
     for (int line = 0; line < step; line += LINE)
-      _mm_prefetch((const char *)(next + line), _MM_HINT_T0);
+      if (g->is_large)
+        _mm_prefetch((const char *)(next + line), _MM_HINT_T1);
+      else
+        _mm_prefetch((const char *)(next + line), _MM_HINT_T0);
     NAME(terms)(g, rows, columns, x + p, w + p, 1, NAME(first)(WIDTH), sum);
   }
   if (p < g->k)
