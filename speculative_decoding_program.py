@@ -8,13 +8,17 @@ from typing import NoReturn
 
 
 def start(module: str = "programs") -> NoReturn:
-    """Run a module of `speculative_decoding.cli` and exit with its status. Ctrl-C during its import prints one line."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, for example by nohup
-        signal.signal(signal.SIGINT, exit_at_once)
+    """Run a module of `speculative_decoding.cli` and exit with its status."""
+    handle_ctrl_c(os.path.basename(sys.argv[0]))
     sys.exit(import_module(f"speculative_decoding.cli.{module}").main())
 
 
-def exit_at_once(*_: object) -> NoReturn:
-    """Handle Ctrl-C without an exception, which some libraries turn into other errors while they are imported."""
-    os.write(2, f"\n{os.path.basename(sys.argv[0])}: interrupted\n".encode())
-    os._exit(130)
+def handle_ctrl_c(program: str) -> None:
+    """Print one line for Ctrl-C during the imports. Some libraries turn an exception into other errors there."""
+
+    def exit_at_once(*_: object) -> NoReturn:
+        os.write(2, f"\n{program}: interrupted\n".encode())
+        os._exit(130)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, for example by nohup
+        signal.signal(signal.SIGINT, exit_at_once)

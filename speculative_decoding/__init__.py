@@ -3,6 +3,11 @@
 import os
 import sys
 
+if sys.argv[:1] == ["-m"]:  # `python -m speculative_decoding.train` imports this package before the module
+    from speculative_decoding_program import handle_ctrl_c
+
+    handle_ctrl_c("speculative_decoding")
+
 # On M5 with macOS 26.2 or later, MLX computes float32 matmuls of several rows in TF32, but not those of one row. A
 # draft would then change results by 1e-3. Set the variable to 1 for the faster matmuls.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")

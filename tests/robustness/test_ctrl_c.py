@@ -106,6 +106,15 @@ def test_ctrl_c_during_the_imports_prints_one_line(program: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"\n{program}: interrupted\n")
 
 
+def test_ctrl_c_during_the_imports_of_a_module_prints_one_line(tmp_path: Path) -> None:
+    before, _, _ = INTERRUPTED_IMPORT.partition("sys.argv")
+    (tmp_path / "sitecustomize.py").write_text(before)
+    command = [sys.executable, "-m", "speculative_decoding.verify", "--help"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nspeculative_decoding: interrupted\n")
+
+
 @pytest.mark.parametrize("to_all", [False, True])
 def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path: Path) -> None:
     job = f"generate --model {inputs / 'target'} --input {inputs / 'prompts.txt'} --output {tmp_path / 'made'}"
