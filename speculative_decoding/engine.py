@@ -298,17 +298,18 @@ class Engine:
         request.slot = slot
         self._requests[slot] = request
         cache = None if batch is None else batch.cache
-        reserved = self._widths.reserved
-        capacity = 0 if reserved is None else request.prefix_length + request.options.max_tokens + reserved
+        longest = request.prefix_length + request.options.max_tokens
 
         def prefill(fresh: DecoderCache) -> None:
-            fresh.reserve(capacity)
+            if self._widths.reserved is not None:
+                fresh.reserve(longest + self._widths.reserved)
             prefill_prefix(self._model, fresh, request, self._widths)
 
         cache = self._model.assign_slot(cache, slot, slots, encoder_output, self._num_beams, prefill)
         if batch is None:
             self._batch = Batch(self._model, self._drafter, cache, self._requests, self._widths)
-        cache.reserve(capacity)
+        if self._widths.reserved is not None:
+            cache.reserve(longest + self._widths.reserved)
         self._drafter.begin(request, encoder_output)
 
     def _resize(self, wanted: int) -> None:

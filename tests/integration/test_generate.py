@@ -18,6 +18,7 @@ from speculative_decoding.decoding.acceptance import Greedy
 from speculative_decoding.decoding.request import Request
 from speculative_decoding.decoding.stats import Round
 from speculative_decoding.drafters import BatchModelDrafter, Draft, Drafter, DraftRequest, NoDrafter, RequestView
+from speculative_decoding.drafters.draft_model import DraftModel
 from speculative_decoding.models.base import EncoderDecoder
 from speculative_decoding.models.cache import DecoderCache
 from tests.support.tiny import (
@@ -226,7 +227,7 @@ class Independent(BatchModelDrafter):
 def test_a_coupled_draft_is_accepted_more_often_than_an_independent_one() -> None:
     def accepted(kind: type[BatchModelDrafter]) -> int:
         requests = [(SOURCES[0], options_of(temperature=1.0, seed=seed, acceptance="coupled")) for seed in range(6)]
-        made = kind(model_drafter(TARGET, DRAFT)._draft_model, VOCAB)
+        made = kind(DraftModel(DRAFT), VOCAB)
         return sum(event.accepted for told in together(TARGET, requests, made) for event in told.rounds)
 
     assert accepted(BatchModelDrafter) > 2 * accepted(Independent) > 0
