@@ -79,13 +79,11 @@ def attend_on_host(queries: mx.array, keys: mx.array, values: mx.array, scale: f
     Computes some queries of a head at a time, so that their scores fit into a cache. Not differentiable.
     """
     batch, heads, length, width = queries.shape
-    host_queries, host_keys, host_values = (
-        np.array(x.astype(mx.float32)) for x in (queries * scale, keys.swapaxes(-1, -2), values)
-    )
+    host_queries, host_keys, host_values = (np.asarray(x.astype(mx.float32)) for x in (queries, keys, values))
     attended = np.empty((batch, length, heads, width), np.float32)
     for row, head, start in product(range(batch), range(heads), range(0, length, QUERY_CHUNK)):
         chunk = slice(start, start + QUERY_CHUNK)
-        weights = host_queries[row, head, chunk] @ host_keys[row, head]
+        weights = (host_queries[row, head, chunk] * np.float32(scale)) @ host_keys[row, head].T
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)
         products = weights @ host_values[row, head]

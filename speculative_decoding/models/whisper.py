@@ -26,7 +26,7 @@ from .cache import CrossAttentionCache
 from .config import RawConfig, checked_fields, checked_ids, require, with_defaults
 from .exponentials import gelu
 from .layers import Layer
-from .linear import DerivedWeight, matrix
+from .linear import DerivedWeight, Linear, matrix
 from .tensors import Sources, named
 
 KERNEL = 3  # frames that a convolution reads
@@ -98,6 +98,9 @@ class Whisper(EncoderDecoder):
         width = config.d_model
         norm = partial(nn.LayerNorm, width)
         encoder = [Layer(config.encoder.shard(ranks), norm) for _ in range(config.encoder_layers)]
+        for module in (each for layer in encoder for each in layer.modules()):
+            if isinstance(module, Linear):
+                module.reads_many_rows = True
         decoder = [
             Layer(config.decoder.shard(ranks), norm, has_cross_attention=True) for _ in range(config.decoder_layers)
         ]
