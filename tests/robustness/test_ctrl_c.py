@@ -115,6 +115,15 @@ def test_ctrl_c_during_the_imports_of_a_module_prints_one_line(tmp_path: Path) -
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nspeculative_decoding: interrupted\n")
 
 
+def test_importing_the_package_leaves_ctrl_c_to_other_programs(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__init__.py").write_text("import speculative_decoding")
+    (tmp_path / "app/__main__.py").write_text("import signal; print(signal.getsignal(2) is signal.default_int_handler)")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-m", "app"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 @pytest.mark.parametrize("to_all", [False, True])
 def test_ctrl_c_ends_all_processes_of_a_job(to_all: bool, inputs: Path, tmp_path: Path) -> None:
     job = f"generate --model {inputs / 'target'} --input {inputs / 'prompts.txt'} --output {tmp_path / 'made'}"
