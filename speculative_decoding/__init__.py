@@ -6,7 +6,7 @@ import sys
 # `python -m speculative_decoding.train` imports this package before the module, while sys.argv[0] is "-m". Programs of
 # other packages that import this one handle Ctrl-C themselves.
 if sys.argv[:1] == ["-m"] and any(
-    option == "-m" and module.startswith("speculative_decoding.")
+    option == "-m" and module.partition(".")[0] == __name__
     for option, module in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
 ):
     from speculative_decoding_program import handle_ctrl_c

@@ -129,7 +129,7 @@ class OutputHead:
 
     Args:
         head: The matmul.
-        ids: (N,), or None for all ids. Ascending, except for those that text sources add, which come last.
+        ids: (N,), or None for all ids. Ascending; the ids added by text sources follow.
         vocab_size: V of the target; padding may make it larger or smaller than the draft's.
         allowed: (B, N), if the rows have different ids; the others get -inf, so that rows do not depend on each other.
     """
@@ -166,10 +166,7 @@ class OutputHead:
 
 
 class OutputHeads:
-    """The output head of a batch. It is made again only if the sources change what it consists of.
-
-    Audio adds no ids, so the windows of a recording share one head.
-    """
+    """Keeps the output head of a batch until the sources change. Windows of audio share one head."""
 
     def __init__(self, draft_model: DraftModel, vocab_size: int) -> None:
         self._draft_model = draft_model

@@ -53,7 +53,7 @@ class DraftHeadHandle:
         if not all(mx.isfinite(array).all() for _, array in weights):
             raise CheckpointError(f"{self.checkpoint}: holds weights that are no numbers; train the head again")
         self.model.load_weights(weights)
-        self.model.imitate(self.target)
+        self.model.adapt_to(self.target)
         self.model.finalize()
 
 

@@ -99,12 +99,12 @@ class DraftHead(nn.Module):
         weights = head.initial_weights(root_mean_square(target.embed(ids[None])), root_mean_square(products), seed)
         weights |= target.head_weights(head.config.d_ff)
         head.load_weights([*weights.items()])
-        head.imitate(target)
+        head.adapt_to(target)
         mx.eval(head.parameters())
         return head
 
-    def imitate(self, target: EncoderDecoder) -> None:
-        """Compute as this target does. Call this for a head that is loaded for it."""
+    def adapt_to(self, target: EncoderDecoder) -> None:
+        """Set the attributes that depend on the target and are not stored with the head."""
         self.hidden_epsilon = EPSILON * target.residual_scale**2
         self.source_is_fixed = target.config.decoder.source_is_fixed
 

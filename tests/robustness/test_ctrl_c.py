@@ -106,10 +106,11 @@ def test_ctrl_c_during_the_imports_prints_one_line(program: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"\n{program}: interrupted\n")
 
 
-def test_ctrl_c_during_the_imports_of_a_module_prints_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["speculative_decoding", "speculative_decoding.verify"])
+def test_ctrl_c_during_the_imports_of_a_module_prints_one_line(module: str, tmp_path: Path) -> None:
     before, _, _ = INTERRUPTED_IMPORT.partition("sys.argv")
     (tmp_path / "sitecustomize.py").write_text(before)
-    command = [sys.executable, "-m", "speculative_decoding.verify", "--help"]
+    command = [sys.executable, "-m", module, "--help"]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nspeculative_decoding: interrupted\n")
